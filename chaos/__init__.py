@@ -1,0 +1,1 @@
+"""Faults as values, and clusters in simulated time."""

@@ -1,0 +1,1 @@
+"""Real processes under faults, their histories, and what checks those histories."""

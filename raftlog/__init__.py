@@ -1,0 +1,1 @@
+"""A replicated log: Raft consensus over segment files. Knows nothing of messages."""

@@ -1,0 +1,1 @@
+"""Reading topics in bulk from Apache Spark."""
