@@ -1,0 +1,58 @@
+# Everything a developer or a first-time user runs. Each target sets up .venv first when it is missing or out of date.
+
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+SEEDS := 0-199
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench fmt sim lock clean
+
+help:
+	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
+	@echo 'make test    all tests'
+	@echo 'make check   lint, format, types, import direction, own rules'
+	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
+	@echo 'make fmt     format the code'
+	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, or SEED=42 to repeat one'
+	@echo 'make lock    resolve requirements.lock again from pyproject.toml'
+	@echo 'make clean   remove .venv and what tools left behind'
+
+$(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh
+	@deploy/setup-venv.sh
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(PY) -m mq.cli demo $(ARGS)
+
+test: $(INSTALLED)
+	$(PY) -m pytest $(ARGS)
+
+check: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m flake8_async --enable=ASYNC --disable=ASYNC109,ASYNC119 raftlog mq chaos jepsen spark benchmarks
+	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()'
+	$(PY) -m pytest -q tests/test_tidy.py
+
+bench: $(INSTALLED)
+	$(PY) -m benchmarks.produce $(ARGS)
+
+fmt: $(INSTALLED)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+sim: $(INSTALLED)
+	$(PY) -m chaos $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS)) $(ARGS)
+
+# In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
+# option of this machine's pip belongs into the file.
+lock:
+	python3.11 -m venv .venv/lock && .venv/lock/bin/pip install -q pip-tools
+	.venv/lock/bin/pip-compile -q --generate-hashes --extra dev --build-deps-for editable --strip-extras \
+	    --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
+	    --no-header --output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf .venv .raftmq build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Make the virtual environment in .venv and install what requirements.lock names, with the project itself in place.
+# Safe to run again: an environment that works is kept. Exit code 2 and one line when something is missing that
+# only the administrator of this machine can install.
+set -eu
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "raftmq: $*" >&2
+    exit 2
+}
+
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+# Debian's own interpreter comes first: it is an optimised build, 10 to 30 % faster in the code that matters here
+# than one compiled with the defaults, which is what a python3 earlier on PATH often is.
+find_python() {
+    for candidate in ${PYTHON:-} /usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3; do
+        if command -v "$candidate" >/dev/null 2>&1 && is_new_enough "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+}
+
+if ! { [ -x .venv/bin/python ] && is_new_enough .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null; }; then
+    python=$(find_python)
+    [ -n "$python" ] || fail "no Python 3.11 or later found: apt install python3.11 python3.11-venv"
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    "$python" -c 'import venv, ensurepip' 2>/dev/null \
+        || fail "$python has no venv module: apt install python$version-venv"
+    echo "raftmq: making .venv with $python ($version)"
+    "$python" -m venv --clear .venv || fail "could not make .venv in $PWD with $python (see above)"
+fi
+
+pip() {
+    .venv/bin/python -m pip --disable-pip-version-check --no-input "$@"
+}
+
+echo "raftmq: installing what requirements.lock names into .venv (once; about a minute)"
+pip install --quiet --require-hashes --requirement requirements.lock \
+    || fail "could not install the dependencies into $PWD/.venv (see above; is there a network, and room on the disk?)"
+pip install --quiet --no-deps --no-build-isolation --no-index --editable . \
+    || fail "could not install the project into $PWD/.venv (see above)"
