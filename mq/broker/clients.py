@@ -1,0 +1,312 @@
+"""Who is connected: producers and the members of consumer groups, by connection.
+
+A registry of what heartbeats said, kept on the replica that received them and never replicated: after a failover
+clients heartbeat the new leader within seconds. A client lives as long as its connection and its heartbeats.
+
+What matters to the members of a group is the set of client ids and the set of topics, for these decide who consumes
+which queue. Every method that may change them returns the groups whose members must be told (request code 40).
+Broadcast groups are never told: each of their members consumes everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.subscription import Subscription, SubscriptionError, parse_tags
+
+BROADCASTING = "BROADCASTING"
+TAG = "TAG"
+
+ConnectionT = TypeVar("ConnectionT", bound=Hashable)
+
+
+class HeartbeatRefused(Exception):
+    """A heartbeat breaks a limit or names what cannot be. Nothing of it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What one heartbeat may bring. Beyond any of these it is refused as a whole."""
+
+    client_id_length_max: int = 255
+    groups_max: int = 256
+    """Producer and consumer groups of one connection, each kind."""
+    subscriptions_max: int = 1024
+    """Topics of one consumer group."""
+    expression_length_max: int = 32_768
+    expiry_seconds: float = 120.0
+    """A member whose last heartbeat is older is gone."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One client in one group."""
+
+    client_id: str
+    language: str | None
+    version: int
+    last_heartbeat: float
+    """Monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubscription:
+    """What a group wants of a topic. ``parsed`` is None for expressions other than tags."""
+
+    topic: str
+    expression: str
+    expression_type: str
+    version: int
+    parsed: Subscription | None
+
+
+@dataclass(slots=True)
+class ConsumerGroup(Generic[ConnectionT]):
+    """The members of a consumer group and its subscriptions, as the latest heartbeat has them."""
+
+    name: str
+    consume_type: str = ""
+    message_model: str = ""
+    consume_from_where: str = ""
+    members: dict[ConnectionT, Member] = field(default_factory=dict)
+    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
+
+    def client_ids(self) -> list[str]:
+        """Ids of the members, sorted, each once: a client that reconnects may be here twice for a while."""
+        return sorted({member.client_id for member in self.members.values()})
+
+
+Notice = tuple[str, list[ConnectionT]]
+"""A consumer group and the connections of its members."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatOutcome(Generic[ConnectionT]):
+    """What follows from a heartbeat."""
+
+    consumer_groups: tuple[str, ...]
+    """All consumer groups in it; the broker creates those it does not have, and their retry topics."""
+    new_groups: tuple[str, ...]
+    """Those of them that had no member before."""
+    notify: list[Notice[ConnectionT]]
+    """Groups whose members or topics changed. The broker leaves out groups configured to stay quiet."""
+
+
+class _Listed:
+    """In which groups a connection is listed."""
+
+    __slots__ = ("consumer_groups", "producer_groups")
+
+    def __init__(self) -> None:
+        self.consumer_groups: set[str] = set()
+        self.producer_groups: set[str] = set()
+
+
+class ClientRegistry(Generic[ConnectionT]):
+    """Connected clients. A connection is whatever the caller identifies it by; it must be hashable."""
+
+    def __init__(self, limits: ClientLimits | None = None) -> None:
+        self._limits = limits or ClientLimits()
+        self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
+        self._producers: dict[str, dict[ConnectionT, Member]] = {}
+        self._listed: dict[ConnectionT, _Listed] = {}
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self, now: float, connection: ConnectionT, heartbeat: HeartbeatData, language: str | None, version: int
+    ) -> HeartbeatOutcome[ConnectionT]:
+        """Register a client, or note that it lives. ``now`` is monotonic seconds.
+
+        A group's subscriptions become those of the heartbeat, except that one with an older version stays as it is.
+        Raises HeartbeatRefused.
+        """
+        subscriptions = self._checked(connection, heartbeat)
+        listed = self._listed.get(connection)
+        if listed is None:
+            listed = self._listed[connection] = _Listed()
+        for producer in heartbeat.producers:
+            members = self._producers.setdefault(producer.group, {})
+            members[connection] = Member(heartbeat.client_id, language, version, now)
+            listed.producer_groups.add(producer.group)
+        new_groups: list[str] = []
+        notify: list[Notice[ConnectionT]] = []
+        for consumer, wanted in zip(heartbeat.consumers, subscriptions, strict=True):
+            group = self._consumers.get(consumer.group)
+            if group is None:
+                group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
+                new_groups.append(consumer.group)
+            before = group.client_ids(), set(group.subscriptions)
+            group.members[connection] = Member(heartbeat.client_id, language, version, now)
+            listed.consumer_groups.add(consumer.group)
+            group.consume_type = consumer.consume_type
+            group.message_model = consumer.message_model
+            group.consume_from_where = consumer.consume_from_where
+            group.subscriptions = _updated(group.subscriptions, wanted)
+            if before != (group.client_ids(), set(group.subscriptions)):
+                notify += _notices([group])
+        return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
+
+    def unregister(
+        self, connection: ConnectionT, client_id: str, producer_group: str | None, consumer_group: str | None
+    ) -> list[Notice[ConnectionT]]:
+        """A client leaves a producer group, a consumer group, or both. Unknown ones are ignored.
+
+        Only what ``connection`` itself registered under ``client_id`` can be taken out. Returns whom to notify.
+        """
+        if producer_group:
+            member = self._producers.get(producer_group, {}).get(connection)
+            if member is not None and member.client_id == client_id:
+                self._remove_producer(producer_group, connection)
+        if not consumer_group:
+            return []
+        group = self._consumers.get(consumer_group)
+        if group is None or connection not in group.members or group.members[connection].client_id != client_id:
+            return []
+        return self._remove_consumers([(group, connection)])
+
+    def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
+        """Forget everybody behind a connection. Returns whom to notify."""
+        listed = self._listed.get(connection)
+        if listed is None:
+            return []
+        for name in list(listed.producer_groups):
+            self._remove_producer(name, connection)
+        return self._remove_consumers([(self._consumers[name], connection) for name in sorted(listed.consumer_groups)])
+
+    def expire(self, now: float) -> list[Notice[ConnectionT]]:
+        """Forget members without a heartbeat for `ClientLimits.expiry_seconds`. Returns whom to notify."""
+        oldest = now - self._limits.expiry_seconds
+        for name, members in list(self._producers.items()):
+            for connection in [at for at, member in members.items() if member.last_heartbeat < oldest]:
+                self._remove_producer(name, connection)
+        return self._remove_consumers(
+            [
+                (group, connection)
+                for group in self._consumers.values()
+                for connection, member in group.members.items()
+                if member.last_heartbeat < oldest
+            ]
+        )
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """The client ids of a consumer group, sorted; empty if nobody is there."""
+        known = self._consumers.get(group)
+        return [] if known is None else known.client_ids()
+
+    def consumer_group(self, group: str) -> ConsumerGroup[ConnectionT] | None:
+        """A consumer group that has members, for display. Not to be changed."""
+        return self._consumers.get(group)
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What a connected group wants of a topic; None if it does not subscribe it, or not by tags."""
+        known = self._consumers.get(group)
+        subscription = None if known is None else known.subscriptions.get(topic)
+        return None if subscription is None else subscription.parsed
+
+    def producers(self, group: str) -> list[ConnectionT]:
+        """Connections of a producer group, in order of their first heartbeat."""
+        return list(self._producers.get(group, ()))
+
+    # -- the inside ----------------------------------------------------------------------------------------------------
+
+    def _checked(self, connection: ConnectionT, heartbeat: HeartbeatData) -> list[dict[str, GroupSubscription]]:
+        limits = self._limits
+        if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
+            raise HeartbeatRefused(
+                f"client id of {len(heartbeat.client_id)} characters, allowed are 1 to {limits.client_id_length_max}"
+            )
+        listed = self._listed.get(connection) or _Listed()
+        for kind, groups, known in (
+            ("producer", [data.group for data in heartbeat.producers], listed.producer_groups),
+            ("consumer", [data.group for data in heartbeat.consumers], listed.consumer_groups),
+        ):
+            count = len(known.union(groups))
+            if count > limits.groups_max:
+                raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
+            for group in groups:
+                _check_name(check_group, group)
+        return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
+
+    def _checked_subscriptions(self, consumer: ConsumerData) -> dict[str, GroupSubscription]:
+        limits = self._limits
+        count = len(consumer.subscriptions)
+        if count > limits.subscriptions_max:
+            raise HeartbeatRefused(
+                f"group {consumer.group} subscribes {count} topics, allowed are {limits.subscriptions_max}"
+            )
+        wanted: dict[str, GroupSubscription] = {}
+        for data in consumer.subscriptions:
+            if len(data.expression) > limits.expression_length_max:
+                raise HeartbeatRefused(
+                    f"expression of {len(data.expression)} characters for topic {data.topic}, "
+                    f"allowed are {limits.expression_length_max}"
+                )
+            _check_name(check_topic, data.topic)
+            wanted[data.topic] = _parsed(data)
+        return wanted
+
+    def _remove_producer(self, name: str, connection: ConnectionT) -> None:
+        members = self._producers[name]
+        del members[connection]
+        if not members:
+            del self._producers[name]
+        listed = self._listed[connection]
+        listed.producer_groups.discard(name)
+        self._forget_if_unlisted(connection, listed)
+
+    def _remove_consumers(
+        self, gone: Iterable[tuple[ConsumerGroup[ConnectionT], ConnectionT]]
+    ) -> list[Notice[ConnectionT]]:
+        before: dict[str, tuple[ConsumerGroup[ConnectionT], list[str]]] = {}
+        for group, connection in gone:
+            before.setdefault(group.name, (group, group.client_ids()))
+            del group.members[connection]
+            if not group.members:
+                del self._consumers[group.name]
+            listed = self._listed[connection]
+            listed.consumer_groups.discard(group.name)
+            self._forget_if_unlisted(connection, listed)
+        return _notices(group for group, client_ids in before.values() if group.client_ids() != client_ids)
+
+    def _forget_if_unlisted(self, connection: ConnectionT, listed: _Listed) -> None:
+        if not listed.consumer_groups and not listed.producer_groups:
+            del self._listed[connection]
+
+
+def _updated(known: dict[str, GroupSubscription], wanted: dict[str, GroupSubscription]) -> dict[str, GroupSubscription]:
+    """The wanted topics; where a newer version is known it stays, for heartbeats of a group's members cross."""
+    return {
+        topic: known[topic] if topic in known and known[topic].version >= subscription.version else subscription
+        for topic, subscription in wanted.items()
+    }
+
+
+def _notices(groups: Iterable[ConsumerGroup[ConnectionT]]) -> list[Notice[ConnectionT]]:
+    return [
+        (group.name, list(group.members)) for group in groups if group.members and group.message_model != BROADCASTING
+    ]
+
+
+def _parsed(data: SubscriptionData) -> GroupSubscription:
+    expression_type = data.expression_type or TAG
+    parsed: Subscription | None = None
+    if expression_type == TAG:
+        try:
+            parsed = parse_tags(data.topic, data.expression)
+        except SubscriptionError as error:
+            raise HeartbeatRefused(str(error)) from error
+    return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed)
+
+
+def _check_name(check: Callable[[str], None], name: str) -> None:
+    try:
+        check(name)
+    except NameRefused as error:
+        raise HeartbeatRefused(str(error)) from error

@@ -1,0 +1,152 @@
+"""Pulls that found nothing and wait for a message: entries of a table and a heap, not tasks.
+
+Ten thousand consumers that wait cost ten thousand small objects and nothing while nothing happens (measured: 0.15 us
+to hold a pull, against 11 us and 2 KiB for a task). Holding, waking and expiring are plain calls; whoever calls runs
+the pulls that are returned.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
+from mq.store.dispatch import QUEUE_ENTRY
+
+HELD_MAX = 100_000
+HELD_PER_CONNECTION_MAX = 10_000
+
+QueueKey = tuple[str, int]
+
+
+class WaitingPull(Protocol):
+    """A pull as far as waiting is concerned."""
+
+    def matches(self, code: int, /) -> bool:
+        """Whether a message with this tag code may be what the pull wants."""
+        ...
+
+
+PullT = TypeVar("PullT", bound=WaitingPull)
+
+
+class _Held(Generic[PullT]):
+    """A pull and where it is listed. Without a pull it is over and only awaits its turn in the heap."""
+
+    __slots__ = ("connection", "deadline", "key", "number", "pull", "wanted_offset")
+
+    def __init__(
+        self, key: QueueKey, wanted_offset: int, deadline: float, number: int, pull: PullT, connection: Hashable
+    ) -> None:
+        self.key = key
+        self.wanted_offset = wanted_offset
+        self.deadline = deadline
+        self.number = number
+        self.pull: PullT | None = pull
+        self.connection = connection
+
+    def __lt__(self, other: _Held[PullT]) -> bool:
+        return (self.deadline, self.number) < (other.deadline, other.number)
+
+
+class LongPolling(Generic[PullT]):
+    """Pulls waiting by queue. Each is returned at most once, by `grown` or `expired`, or forgotten with its connection.
+
+    Args:
+        held_max, held_per_connection_max: beyond these `hold` refuses, and the pull is answered at once.
+    """
+
+    def __init__(self, *, held_max: int = HELD_MAX, held_per_connection_max: int = HELD_PER_CONNECTION_MAX) -> None:
+        assert held_max >= 1, f"held_max is {held_max}"
+        assert held_per_connection_max >= 1, f"held_per_connection_max is {held_per_connection_max}"
+        self._held_max = held_max
+        self._held_per_connection_max = held_per_connection_max
+        self._by_queue: dict[QueueKey, dict[int, _Held[PullT]]] = {}
+        self._by_connection: dict[Hashable, dict[int, _Held[PullT]]] = {}
+        self._heap: list[_Held[PullT]] = []
+        self._count = 0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def hold(self, key: QueueKey, wanted_offset: int, deadline: float, pull: PullT, connection: Hashable) -> bool:
+        """Let ``pull`` wait for a matching message of queue ``key`` at ``wanted_offset`` or later.
+
+        ``deadline`` is monotonic seconds. Returns False, holding nothing, when too many wait already.
+        """
+        of_connection = self._by_connection.get(connection)
+        if self._count >= self._held_max or (
+            of_connection is not None and len(of_connection) >= self._held_per_connection_max
+        ):
+            return False
+        if of_connection is None:
+            of_connection = self._by_connection[connection] = {}
+        number = self._number = self._number + 1
+        held = _Held(key, wanted_offset, deadline, number, pull, connection)
+        of_connection[number] = held
+        self._by_queue.setdefault(key, {})[number] = held
+        heapq.heappush(self._heap, held)
+        self._count += 1
+        return True
+
+    def grown(self, key: QueueKey, entries: bytes | bytearray, first_offset: int | None = None) -> list[PullT]:
+        """Take out the pulls that new entries of a queue may answer, longest waiting first.
+
+        ``entries`` are consume queue entries, 20 bytes each. ``first_offset`` is the queue offset of the first of them;
+        without it all count as wanted, which is right for pulls that were held at the end of the queue.
+        """
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            return []
+        codes = [code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)]
+        distinct = set(codes)
+        woken: list[PullT] = []
+        for held in list(waiting.values()):
+            wanted = distinct
+            if first_offset is not None and held.wanted_offset > first_offset:
+                wanted = set(codes[held.wanted_offset - first_offset :])
+            if held.pull is not None and any(map(held.pull.matches, wanted)):
+                woken.append(held.pull)
+                self._release(held)
+        return woken
+
+    def expired(self, now: float) -> list[PullT]:
+        """Take out the pulls whose deadline is not after ``now``, earliest first."""
+        over: list[PullT] = []
+        while self.next_deadline() <= now:
+            held = heapq.heappop(self._heap)
+            assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
+            over.append(held.pull)
+            self._release(held)
+        return over
+
+    def next_deadline(self) -> float:
+        """When `expired` must be called at the latest; infinity if nothing waits."""
+        while self._heap and self._heap[0].pull is None:
+            heapq.heappop(self._heap)
+        return self._heap[0].deadline if self._heap else math.inf
+
+    def drop_connection(self, connection: Hashable) -> int:
+        """Forget the pulls of a connection that is gone; returns how many there were."""
+        dropped = list(self._by_connection.get(connection, {}).values())
+        for held in dropped:
+            self._release(held)
+        return len(dropped)
+
+    def _release(self, held: _Held[PullT]) -> None:
+        held.pull = None
+        in_queue = self._by_queue[held.key]
+        del in_queue[held.number]
+        if not in_queue:
+            del self._by_queue[held.key]
+        of_connection = self._by_connection[held.connection]
+        del of_connection[held.number]
+        if not of_connection:
+            del self._by_connection[held.connection]
+        self._count -= 1
+        # Pulls that were answered stay in the heap until their deadline; on a busy queue they would pile up there.
+        if len(self._heap) > 2 * self._count + 64:
+            self._heap = [waiting for waiting in self._heap if waiting.pull is not None]
+            heapq.heapify(self._heap)

@@ -1,0 +1,426 @@
+"""The replicated metadata of a broker group: topics, consumer groups, consumer offsets.
+
+A state machine. Its commands are records of the log, so every replica applies the same ones in the same order and
+comes to the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte for byte. Nothing in here
+looks at a clock or a setting: what a change needs to know is in its command.
+
+A command is checked when it is encoded and again when it is decoded. One that this version does not know stops the
+replica (`CommandUnknown`): to skip it would make this replica's state differ for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import cbor2
+import msgspec
+
+from mq.protocol import bodies
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.store.dispatch import META_TOPIC
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+
+DEFAULT_TOPIC = "TBW102"
+"""The template of topics that are created by the first message to them."""
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+
+QUEUES_MAX = 16_384
+"""Queues of one topic, read or write; far above use, far below what would hurt."""
+
+_OFFSET_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+_SNAPSHOT_FORMAT = 1
+
+
+class MetadataError(Exception):
+    """Base of the errors of replicated metadata."""
+
+
+class CommandRefused(MetadataError):
+    """A command may not enter the log: a name or a number in it is not allowed. Nothing has happened."""
+
+
+class CommandUnknown(MetadataError):
+    """A committed command is of a newer version or damaged. This replica cannot go on; a newer version can."""
+
+
+class SnapshotDamaged(MetadataError):
+    """A snapshot is of a newer version or damaged."""
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A topic. ``perm`` is a sum of PERM_READ, PERM_WRITE and PERM_INHERIT."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int = PERM_READ | PERM_WRITE
+    sys_flag: int = 0
+    order: bool = False
+    system: bool = False
+    """Made by the broker for itself; not to be changed or deleted by clients."""
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A consumer group."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_times_max: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+
+class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts changes of topics and groups; name servers and tools compare it."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+
+    def next(self, timestamp_ms: int) -> DataVersion:
+        """The version after a change at ``timestamp_ms``."""
+        return DataVersion(self.counter + 1, timestamp_ms)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class PutTopic(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_topic"
+):
+    """Create a topic, or replace its configuration."""
+
+    config: TopicConfig
+    timestamp_ms: int
+
+
+class DeleteTopic(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_topic"
+):
+    """Delete a topic and every group's offsets in it: one that is created later begins anew."""
+
+    name: str
+    timestamp_ms: int
+
+
+class PutGroup(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_group"
+):
+    """Create a consumer group, or replace its configuration."""
+
+    config: GroupConfig
+    timestamp_ms: int
+
+
+class DeleteGroup(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_group"
+):
+    """Delete a consumer group, with ``remove_offsets`` also its offsets."""
+
+    name: str
+    timestamp_ms: int
+    remove_offsets: bool = False
+
+
+class CommitOffsets(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="commit_offsets"
+):
+    """Advance consumer offsets: (group, topic, queue id, next offset to consume). An older offset changes nothing."""
+
+    offsets: list[tuple[str, str, int, int]]
+
+
+class ResetOffset(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="reset_offset"
+):
+    """Set one consumer offset, backwards too. The only way in which an offset goes back."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+Command: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffset
+
+
+def encode_command(command: Command) -> bytes:
+    """The body of a command record. Raises CommandRefused if something in the command is not allowed."""
+    _check_command(command)
+    encoded: bytes = cbor2.dumps(msgspec.to_builtins(command))
+    return encoded
+
+
+def decode_command(body: bytes) -> Command:
+    """Read a committed command record. Raises CommandUnknown."""
+    try:
+        command: Command = msgspec.convert(cbor2.loads(body), Command)  # type: ignore[arg-type]
+        _check_command(command)
+    except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
+        raise CommandUnknown(f"metadata command of {len(body)} bytes: {error}") from error
+    return command
+
+
+def _check_command(command: Command) -> None:
+    try:
+        match command:
+            case PutTopic(config=topic):
+                _check_topic_config(topic)
+            case DeleteTopic(name=name):
+                check_topic(name)
+            case PutGroup(config=group):
+                check_group(group.name)
+                _check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
+                _check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
+            case DeleteGroup(name=name):
+                check_group(name)
+            case CommitOffsets(offsets=offsets):
+                for row in offsets:
+                    _check_offset(*row)
+            case ResetOffset():
+                _check_offset(command.group, command.topic, command.queue_id, command.offset)
+    except NameRefused as error:
+        raise CommandRefused(str(error)) from error
+
+
+def _check_topic_config(topic: TopicConfig) -> None:
+    check_topic(topic.name)
+    if topic.name == META_TOPIC:
+        raise CommandRefused(f"topic {META_TOPIC} is how metadata is replicated; it has no queues")
+    _check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
+    _check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
+    _check_range("perm", topic.perm, 0, 15)
+    _check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
+
+
+def _check_offset(group: str, topic: str, queue_id: int, offset: int) -> None:
+    check_group(group)
+    check_topic(topic)
+    _check_range("queue_id", queue_id, 0, _INT32_MAX)
+    _check_range("offset", offset, 0, _OFFSET_MAX)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise CommandRefused(f"{name} is {value}, allowed are {low} to {high}")
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What a command changed, for those who keep something derived from it."""
+
+    topics: tuple[str, ...] = ()
+    """Topics that were created, changed or deleted."""
+    deleted_topics: tuple[str, ...] = ()
+    """Those of ``topics`` that are gone: their consume queues must be dropped."""
+    groups: tuple[str, ...] = ()
+    """Groups that were created, changed or deleted."""
+    offsets: int = 0
+    """How many consumer offsets were set."""
+
+
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    topics: list[TopicConfig]
+    groups: list[GroupConfig]
+    consumer_offsets: list[tuple[str, str, list[tuple[int, int]]]]
+    data_version: DataVersion
+
+
+class Metadata:
+    """Topics, groups and consumer offsets of one broker group. Read freely; changed by `apply` only."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicConfig] = {}
+        self.groups: dict[str, GroupConfig] = {}
+        self.consumer_offsets: dict[tuple[str, str], dict[int, int]] = {}
+        """By (group, topic): for each queue id the next offset to consume."""
+        self.data_version = DataVersion()
+
+    @property
+    def system_topics(self) -> frozenset[str]:
+        """Names of topics that the broker made for itself."""
+        return frozenset(name for name, config in self.topics.items() if config.system)
+
+    def apply(self, command: Command) -> Changes:
+        """Carry out one committed command; returns what changed."""
+        match command:
+            case PutTopic(config=topic, timestamp_ms=timestamp_ms):
+                if self.topics.get(topic.name) == topic:
+                    return Changes()
+                self.topics[topic.name] = topic
+                self.data_version = self.data_version.next(timestamp_ms)
+                return Changes(topics=(topic.name,))
+            case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
+                if self.topics.pop(name, None) is None:
+                    return Changes()
+                removed = self._remove_offsets(topic=name)
+                self.data_version = self.data_version.next(timestamp_ms)
+                return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
+            case PutGroup(config=group, timestamp_ms=timestamp_ms):
+                if self.groups.get(group.name) == group:
+                    return Changes()
+                self.groups[group.name] = group
+                self.data_version = self.data_version.next(timestamp_ms)
+                return Changes(groups=(group.name,))
+            case DeleteGroup(name=name, timestamp_ms=timestamp_ms):
+                removed = self._remove_offsets(group=name) if command.remove_offsets else 0
+                if self.groups.pop(name, None) is None:
+                    return Changes(offsets=removed)
+                self.data_version = self.data_version.next(timestamp_ms)
+                return Changes(groups=(name,), offsets=removed)
+            case CommitOffsets(offsets=offsets):
+                return Changes(offsets=sum(self._advance_offset(*row) for row in offsets))
+            case ResetOffset():
+                return Changes(offsets=int(self._set_offset(command)))
+
+    def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The next offset that ``group`` consumes from a queue, None if it never stored one."""
+        return self.consumer_offsets.get((group, topic), {}).get(queue_id)
+
+    def topic_table(self) -> dict[str, bodies.TopicConfig]:
+        """All topics in the form in which a broker registers them."""
+        return {
+            name: bodies.TopicConfig(
+                topic_name=name,
+                read_queue_nums=config.read_queues,
+                write_queue_nums=config.write_queues,
+                perm=config.perm,
+                topic_sys_flag=config.sys_flag,
+                order=config.order,
+            )
+            for name, config in self.topics.items()
+        }
+
+    def missing_system_topics(
+        self, cluster: str, broker: str, timestamp_ms: int, *, default_topic_queues: int = 8
+    ) -> list[bytes]:
+        """Encoded commands that create the topics a broker has from the start, as far as they are not there yet."""
+        return [
+            encode_command(PutTopic(config=config, timestamp_ms=timestamp_ms))
+            for config in _system_topics(cluster, broker, default_topic_queues)
+            if config.name not in self.topics
+        ]
+
+    def snapshot(self) -> bytes:
+        """The whole state as CBOR; equal states give equal bytes."""
+        state = _Snapshot(
+            format=_SNAPSHOT_FORMAT,
+            topics=[self.topics[name] for name in sorted(self.topics)],
+            groups=[self.groups[name] for name in sorted(self.groups)],
+            consumer_offsets=[
+                (group, topic, sorted(self.consumer_offsets[group, topic].items()))
+                for group, topic in sorted(self.consumer_offsets)
+            ],
+            data_version=self.data_version,
+        )
+        encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
+        return encoded
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the state by that of ``snapshot``; empty bytes stand for the state before the first command.
+
+        Raises SnapshotDamaged, and then the state is as it was.
+        """
+        if not snapshot:
+            state = _Snapshot(_SNAPSHOT_FORMAT, [], [], [], DataVersion())
+        else:
+            try:
+                state = msgspec.convert(cbor2.loads(snapshot), _Snapshot)
+            except (cbor2.CBORError, msgspec.ValidationError) as error:
+                raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
+            if state.format != _SNAPSHOT_FORMAT:
+                raise SnapshotDamaged(f"metadata snapshot has format {state.format}, known is {_SNAPSHOT_FORMAT}")
+        self.topics = {topic.name: topic for topic in state.topics}
+        self.groups = {group.name: group for group in state.groups}
+        self.consumer_offsets = {(group, topic): dict(rows) for group, topic, rows in state.consumer_offsets}
+        self.data_version = state.data_version
+
+    def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        # A commit may be on its way while its topic is deleted; a later topic of that name must not find it.
+        if topic not in self.topics:
+            return False
+        offsets = self.consumer_offsets.setdefault((group, topic), {})
+        if offset <= offsets.get(queue_id, -1):
+            return False
+        offsets[queue_id] = offset
+        return True
+
+    def _set_offset(self, command: ResetOffset) -> bool:
+        if command.topic not in self.topics:
+            return False
+        self.consumer_offsets.setdefault((command.group, command.topic), {})[command.queue_id] = command.offset
+        return True
+
+    def _remove_offsets(self, *, group: str | None = None, topic: str | None = None) -> int:
+        doomed = [key for key in self.consumer_offsets if key[0] == group or key[1] == topic]
+        return sum(len(self.consumer_offsets.pop(key)) for key in doomed)
+
+
+# -- rules about topics ------------------------------------------------------------------------------------------------
+
+
+def auto_create(
+    metadata: Metadata, topic: str, template: str, default_queue_nums: int, timestamp_ms: int
+) -> PutTopic | None:
+    """The command that creates ``topic`` for the first message to it, None if the rules do not allow it.
+
+    The template must exist and have PERM_INHERIT; it gives the permissions, and the queues are as many as the sender
+    asked for in ``default_queue_nums`` but not more than the template has. A topic that is there is left alone.
+    """
+    if topic in metadata.topics or topic == META_TOPIC:
+        return None
+    config = metadata.topics.get(template)
+    if config is None or not config.perm & PERM_INHERIT:
+        return None
+    queues = min(default_queue_nums, config.write_queues)
+    if queues < 1:
+        return None
+    try:
+        check_topic(topic)
+    except NameRefused:
+        return None
+    created = TopicConfig(
+        name=topic,
+        read_queues=queues,
+        write_queues=queues,
+        perm=config.perm & ~PERM_INHERIT,
+    )
+    return PutTopic(config=created, timestamp_ms=timestamp_ms)
+
+
+def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iterator[TopicConfig]:
+    usual = PERM_READ | PERM_WRITE
+    rules: list[tuple[str, int, int]] = [
+        (DEFAULT_TOPIC, default_topic_queues, usual | PERM_INHERIT),
+        (SELF_TEST_TOPIC, 1, usual),
+        (cluster, 16, usual | PERM_INHERIT),
+        (broker, 1, usual | PERM_INHERIT),
+    ]
+    seen: set[str] = set()
+    for name, queues, perm in rules:
+        if name not in seen and _is_topic_name(name):
+            seen.add(name)
+            yield TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm, system=True)
+
+
+def _is_topic_name(name: str) -> bool:
+    # Clusters and brokers may be called what a topic may not; then there is simply no topic of their name.
+    try:
+        check_topic(name)
+    except NameRefused:
+        return False
+    return True

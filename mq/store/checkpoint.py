@@ -1,0 +1,225 @@
+"""A durable note of what has been derived from the log, so that a restart derives only the rest.
+
+A checkpoint names an applied log entry and what was true right after it: how far each consume queue reached, and the
+replicated metadata. It is written only after the queue files it counts on are synced. Losing it loses nothing: without
+one, everything is derived from the log again.
+
+Taking one has two halves. `Checkpointer.prepare` runs on the event loop between two entries, hands all entries to the
+page cache and notes the state. `PendingCheckpoint.commit` runs in a worker thread and waits for the disk.
+
+The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (u64), payload (CBOR).
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from struct import Struct
+
+import cbor2
+import msgspec
+
+from mq.store.errors import CheckpointDamaged, CheckpointImpossible, QueueFileDamaged
+from mq.store.queue_files import Changes, sync
+from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
+
+_FILE_NAME = "checkpoint"
+_QUEUE_DIRECTORY = "consumequeue"
+_MAGIC = b"RAFTMQC1"
+_HEAD = Struct(">8sIQ")
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What had been derived from the log up to and including one entry. The default: nothing yet."""
+
+    applied_index: int = 0
+    """Index of the last applied entry."""
+    applied_term: int = 0
+    """Its term: a log that has another entry there is not the log this was derived from."""
+    applied_pos: int = 0
+    """Physical offset of its end; the next entry is there or behind a blank."""
+    queues: dict[str, list[tuple[int, int, int]]] = {}
+    """For each topic its consume queues as (queue_id, min_offset, max_offset)."""
+    dropped_count: int = 0
+    """How many topics with queues had been dropped."""
+    state: bytes = b""
+    """Snapshot of the replicated metadata; empty before the first."""
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The content of the checkpoint file."""
+    payload: bytes = cbor2.dumps(msgspec.structs.asdict(checkpoint))
+    return _HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)) + payload
+
+
+def load_checkpoint(directory: str) -> Checkpoint | None:
+    """The checkpoint of a data directory, None if there is none. Raises CheckpointDamaged, OSError."""
+    path = os.path.join(directory, _FILE_NAME)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    if len(data) < _HEAD.size:
+        raise CheckpointDamaged(path, f"{len(data)} bytes are less than a head")
+    magic, crc, size = _HEAD.unpack_from(data)
+    payload = data[_HEAD.size :]
+    if magic != _MAGIC:
+        raise CheckpointDamaged(path, f"begins with {magic!r} instead of {_MAGIC!r}")
+    if len(payload) != size:
+        raise CheckpointDamaged(path, f"payload of {len(payload)} bytes where {size} were written")
+    if zlib.crc32(payload) != crc:
+        raise CheckpointDamaged(path, f"checksum {zlib.crc32(payload):#010x} where {crc:#010x} was written")
+    try:
+        return msgspec.convert(cbor2.loads(payload), Checkpoint)
+    except (cbor2.CBORError, msgspec.ValidationError) as error:
+        raise CheckpointDamaged(path, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """What `open_store` found."""
+
+    checkpoint: Checkpoint
+    """Apply the log from the entry after ``checkpoint.applied_index`` on."""
+    queues: QueueStore
+    rebuild_reason: str | None
+    """Why everything has to be derived again although there was something, None in the normal case."""
+
+
+def open_store(directory: str, settings: QueueStoreSettings | None = None) -> OpenedStore:
+    """Open what is derived from the log in a data directory, making the directory if needed.
+
+    Damage to checkpoint or queue files is answered by beginning anew: an empty checkpoint, no queue files, and the
+    reason to log. Raises OSError for everything that is not damage (no access, full disk).
+    """
+    settings = settings or QueueStoreSettings()
+    reason: str | None = None
+    try:
+        checkpoint = load_checkpoint(directory)
+        if checkpoint is not None:
+            return OpenedStore(checkpoint, _open_queues(directory, settings, checkpoint), None)
+    except (CheckpointDamaged, QueueFileDamaged) as error:
+        reason = str(error)
+    return OpenedStore(Checkpoint(), reset_store(directory, settings), reason)
+
+
+def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> QueueStore:
+    """Remove everything derived from the log and begin anew. Raises OSError.
+
+    The caller needs it when the log does not contain the entry that the checkpoint names.
+    """
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, _FILE_NAME)
+    # First, and durably: a checkpoint must never outlive the files it counts on.
+    if os.path.exists(path):
+        os.unlink(path)
+        _sync_directory(directory)
+    return _open_queues(directory, settings or QueueStoreSettings(), Checkpoint())
+
+
+def _open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Checkpoint) -> QueueStore:
+    return QueueStore.open(
+        os.path.join(directory, _QUEUE_DIRECTORY),
+        settings,
+        queues=checkpoint.queues,
+        dropped_count=checkpoint.dropped_count,
+        log_end=checkpoint.applied_pos,
+    )
+
+
+class PendingCheckpoint:
+    """A checkpoint that is prepared but not yet on disk."""
+
+    def __init__(self, directory: str, queues: QueueStore, checkpoint: Checkpoint, changes: Changes) -> None:
+        self.checkpoint = checkpoint
+        self.changes = changes
+        self.committed = False
+        """Whether it is durable: from then on the log before ``checkpoint.applied_pos`` is not needed for restarts."""
+        self.sync_failure: OSError | None = None
+        self._directory = directory
+        self._queues = queues
+
+    def commit(self) -> bool:
+        """Sync the queue files, write the checkpoint, remove what is no longer needed. Blocks; for a worker thread.
+
+        Returns whether the checkpoint is durable. It is not if a topic was dropped meanwhile; the next one will be.
+        Raises OSError; if a sync of queue files failed no further checkpoint can be taken by this process.
+        """
+        assert not self.committed, f"checkpoint {self.checkpoint.applied_index} is committed twice"
+        try:
+            sync(self._queues.root, self.changes)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._queues.dropped_count != self.checkpoint.dropped_count:
+                return False
+            self.sync_failure = error
+            raise
+        _write_durably(self._directory, _FILE_NAME, encode_checkpoint(self.checkpoint))
+        self.committed = True
+        for path in self.changes.retired:
+            _unlink_if_there(os.path.join(self._queues.root, path))
+        remove_dropped(self._queues.root, self.checkpoint.dropped_count)
+        return True
+
+
+class Checkpointer:
+    """Takes checkpoints of one replica, one at a time."""
+
+    def __init__(self, directory: str, queues: QueueStore) -> None:
+        self._directory = directory
+        self._queues = queues
+        self._last: PendingCheckpoint | None = None
+
+    def prepare(self, *, applied_index: int, applied_term: int, applied_pos: int, state: bytes) -> PendingCheckpoint:
+        """Note the state right after the entry ``applied_index``; on the thread that owns the queue store.
+
+        Call it when all runs up to this entry and none after it are in the store, and not before ``commit`` of the
+        previous one has returned. ``applied_pos`` is the physical offset of the entry's end; the entry must be durable
+        in this replica's own log, or a crash would leave a checkpoint ahead of the log. Raises OSError (try again
+        later), CheckpointImpossible.
+        """
+        last = self._last
+        if last is not None and last.sync_failure is not None:
+            raise CheckpointImpossible(self._queues.root, str(last.sync_failure))
+        self._queues.flush_all()
+        changes = self._queues.take_changes()
+        if last is not None and not last.committed:
+            changes = last.changes.merge(changes)
+        checkpoint = Checkpoint(
+            applied_index=applied_index,
+            applied_term=applied_term,
+            applied_pos=applied_pos,
+            queues=self._queues.table(),
+            dropped_count=self._queues.dropped_count,
+            state=state,
+        )
+        self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, changes)
+        return self._last
+
+
+def _write_durably(directory: str, name: str, data: bytes) -> None:
+    """Replace a file so that after a crash it is the old or the new one, whole."""
+    path = os.path.join(directory, name)
+    temporary = path + ".tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,158 @@
+"""What one committed log entry adds to consume queues: computed once by the leader, shipped, or scanned anew.
+
+The body of a log entry is one or more message records back to back. Each record that consumers may see adds one entry
+of 20 bytes to its queue. Consecutive entries of one queue make a *run*. The leader has all fields at hand when it
+builds the entry, so it ships the ready-made runs as the entry's annotation and followers copy instead of parsing
+(measured: a follower spends 0.4 us a message instead of 2). After a restart there is no annotation and the records
+are scanned; both ways give the same runs, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+
+import msgspec
+
+from mq.protocol import records
+from mq.store.errors import AnnotationDamaged
+
+META_TOPIC = "rmq_sys_raftmq_meta"
+"""Hidden system topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
+
+QUEUE_ENTRY = Struct(">qiq")
+"""One consume queue entry: physical offset, size of the record in bytes, tag code."""
+
+QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
+
+_TRANSACTION_BITS = 0x0C
+_PREPARED = 0x04
+_ROLLBACK = 0x0C
+
+_ANNOTATION_FORMAT = 1
+_RUN_HEAD = Struct(">BiqI")
+"""Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
+
+_META_TOPIC_BYTES = META_TOPIC.encode()
+
+
+class QueueRun(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive entries of one consume queue.
+
+    ``first_offset`` is the queue offset of the first entry; ``entries`` are 20 bytes each (`QUEUE_ENTRY`).
+    """
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    entries: bytes
+
+    @property
+    def end_offset(self) -> int:
+        """Queue offset one past the last entry."""
+        return self.first_offset + len(self.entries) // QUEUE_ENTRY_BYTES
+
+
+class RunBuilder:
+    """Gathers the runs of one log entry, queue by queue in order of first appearance.
+
+    Used by the leader while it lays out an entry and by `scan_runs`, so that both give the same runs.
+    """
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, int], tuple[int, bytearray]] = {}
+
+    def add(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int, tag_code: int) -> None:
+        """Add one record's entry. Offsets of one queue must be consecutive within a log entry."""
+        key = (topic, queue_id)
+        entry = QUEUE_ENTRY.pack(physical_offset, size, tag_code)
+        run = self._runs.get(key)
+        if run is None:
+            self._runs[key] = (queue_offset, bytearray(entry))
+            return
+        first_offset, entries = run
+        expected = first_offset + len(entries) // QUEUE_ENTRY_BYTES
+        assert queue_offset == expected, f"{topic}/{queue_id}: offset {queue_offset} after {expected - 1}"
+        entries += entry
+
+    def runs(self) -> list[QueueRun]:
+        """The runs gathered so far."""
+        return [
+            QueueRun(topic, queue_id, first_offset, bytes(entries))
+            for (topic, queue_id), (first_offset, entries) in self._runs.items()
+        ]
+
+
+def enters_queue(sys_flag: int) -> bool:
+    """Whether a record with this sys_flag is visible to consumers: prepared and rolled-back ones are not."""
+    state = sys_flag & _TRANSACTION_BITS
+    return state not in (_PREPARED, _ROLLBACK)
+
+
+def encode_runs(runs: Iterable[QueueRun]) -> bytes:
+    """The annotation for a log entry that adds these runs. Never empty, also when there are no runs.
+
+    An annotation speaks of consume queues only. An entry with metadata commands among its records must go without
+    one (empty bytes), so that every replica scans it and finds them.
+    """
+    parts: list[bytes] = [bytes((_ANNOTATION_FORMAT,))]
+    for run in runs:
+        topic = run.topic.encode()
+        count = len(run.entries) // QUEUE_ENTRY_BYTES
+        assert count > 0, f"{run.topic}/{run.queue_id}: a run without entries"
+        assert len(run.entries) == count * QUEUE_ENTRY_BYTES, f"run of {len(run.entries)} bytes"
+        parts += (_RUN_HEAD.pack(len(topic), run.queue_id, run.first_offset, count), topic, run.entries)
+    return b"".join(parts)
+
+
+def decode_runs(annotation: bytes) -> list[QueueRun]:
+    """Read what `encode_runs` wrote.
+
+    Raises AnnotationDamaged for anything else, the empty annotation included: that one means "scan the records".
+    """
+    size = len(annotation)
+    if not size or annotation[0] != _ANNOTATION_FORMAT:
+        raise AnnotationDamaged(f"format is not {_ANNOTATION_FORMAT}", 0, size)
+    runs: list[QueueRun] = []
+    position = 1
+    while position < size:
+        topic_start = position + _RUN_HEAD.size
+        if topic_start > size:
+            raise AnnotationDamaged("cut in a run's head", position, size)
+        topic_bytes, queue_id, first_offset, count = _RUN_HEAD.unpack_from(annotation, position)
+        entries_start = topic_start + topic_bytes
+        end = entries_start + count * QUEUE_ENTRY_BYTES
+        if end > size or count == 0 or queue_id < 0 or first_offset < 0:
+            raise AnnotationDamaged(
+                f"run of {count} entries, queue id {queue_id}, offset {first_offset}", position, size
+            )
+        try:
+            topic = annotation[topic_start:entries_start].decode()
+        except UnicodeDecodeError as error:
+            raise AnnotationDamaged("topic is not UTF-8", topic_start, size) from error
+        runs.append(QueueRun(topic, queue_id, first_offset, annotation[entries_start:end]))
+        position = end
+    return runs
+
+
+def scan_runs(body: bytes | memoryview) -> tuple[list[QueueRun], list[bytes]]:
+    """Derive from the records of a log entry what it adds to queues, and the metadata commands among them.
+
+    Takes the body of one log entry, offsets patched in. Returns the runs, equal to what the leader shipped, and the
+    bodies of records of `META_TOPIC` in order. Raises records.RecordError if the body is not a chain of records.
+    """
+    view = memoryview(body)
+    builder = RunBuilder()
+    commands: list[bytes] = []
+    topics: dict[bytes, str] = {}
+    for position, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code in records.scan_fixed(view):
+        if topic == _META_TOPIC_BYTES:
+            commands.append(records.decode_record(view[position : position + size]).body)
+        elif enters_queue(sys_flag):
+            name = topics.get(topic)
+            if name is None:
+                name = topics[topic] = topic.decode()
+            builder.add(name, queue_id, queue_offset, physical_offset, size, tag_code)
+    return builder.runs(), commands

@@ -1,0 +1,50 @@
+"""What can go wrong with files derived from the log. None of it loses a message: the log can always rebuild them."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of the errors of this package."""
+
+
+class AnnotationDamaged(StoreError):
+    """The queue runs shipped with a log entry cannot be read; scanning the entry's records yields the same runs."""
+
+    def __init__(self, reason: str, position: int, size: int) -> None:
+        super().__init__(f"annotation of {size} bytes, at byte {position}: {reason}")
+        self.reason = reason
+        self.position = position
+        self.size = size
+
+
+class QueueFileDamaged(StoreError):
+    """A consume queue file is not what the checkpoint or the log says it is; rebuild the queues from the log."""
+
+    def __init__(self, path: str, reason: str, expected: int, actual: int) -> None:
+        super().__init__(f"{path}: {reason}: expected {expected}, found {actual}")
+        self.path = path
+        self.reason = reason
+        self.expected = expected
+        self.actual = actual
+
+
+class CheckpointDamaged(StoreError):
+    """The checkpoint file exists and cannot be used; everything it held can be derived from the log."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class CheckpointImpossible(StoreError):
+    """An earlier sync of queue files failed, so nothing written since the last checkpoint may be relied on.
+
+    The kernel drops dirty pages after a failed sync and reports success the next time. Only a restart, which falls
+    back to the last good checkpoint and derives the rest from the log, makes the files trustworthy again.
+    """
+
+    def __init__(self, path: str, cause: str) -> None:
+        super().__init__(f"{path}: no checkpoint after a failed sync ({cause})")
+        self.path = path
+        self.cause = cause

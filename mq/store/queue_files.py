@@ -1,0 +1,185 @@
+"""The files of all consume queues behind one small set of open descriptors.
+
+Ten thousand queues must not need ten thousand descriptors, so files are opened on demand and the least recently used
+ones are closed. Everything here is called from one thread, the event loop's, except `sync`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+OPEN_FILES_MAX = 512
+
+_FILE_NAME = re.compile(r"[0-9]{20}")
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What happened to the files since it was last asked.
+
+    ``files`` and ``directories`` must be synced before a checkpoint may rely on them; ``retired`` files may be
+    unlinked once a checkpoint that does not need them is durable. Paths are relative to the root.
+    """
+
+    files: set[str]
+    directories: set[str]
+    retired: set[str]
+
+    def merge(self, later: Changes) -> Changes:
+        """Both together."""
+        return Changes(self.files | later.files, self.directories | later.directories, self.retired | later.retired)
+
+
+class QueueFiles:
+    """Reads and writes files below one directory; paths are relative to it.
+
+    Remembers which files and directories have changed since they were last taken for syncing.
+    """
+
+    def __init__(self, root: str, open_files_max: int = OPEN_FILES_MAX) -> None:
+        assert open_files_max >= 1, f"open_files_max is {open_files_max}"
+        self.root = root
+        self._open_files_max = open_files_max
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
+        self._changed: set[str] = set()
+        self._changed_directories: set[str] = set()
+        self._retired: set[str] = set()
+
+    @property
+    def open_count(self) -> int:
+        """How many descriptors are open now."""
+        return len(self._descriptors)
+
+    def read(self, path: str, position: int, size: int) -> bytes:
+        """Up to ``size`` bytes from byte ``position``; fewer at the end of the file. Raises OSError."""
+        return os.pread(self._descriptor(path, create=False), size, position)
+
+    def write(self, path: str, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of ``data`` at byte ``position``, creating file and directories. Into the page cache only.
+
+        Raises OSError; then a prefix of the data may have been written, and writing again is safe.
+        """
+        descriptor = self._descriptor(path, create=True)
+        self._changed.add(path)
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            position += written
+            view = view[written:]
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cut the file to ``size`` bytes. Raises OSError."""
+        os.ftruncate(self._descriptor(path, create=False), size)
+        self._changed.add(path)
+
+    def size(self, path: str) -> int:
+        """Size in bytes, 0 if there is no such file. Raises OSError."""
+        try:
+            return os.stat(self._absolute(path)).st_size
+        except FileNotFoundError:
+            return 0
+
+    def list(self, directory: str) -> list[tuple[int, str]]:
+        """The queue files of a directory as (first byte, path), ascending; empty if there is no directory."""
+        try:
+            found = os.listdir(self._absolute(directory))
+        except FileNotFoundError:
+            return []
+        return [(int(name), os.path.join(directory, name)) for name in sorted(found) if _FILE_NAME.fullmatch(name)]
+
+    def remove(self, path: str) -> None:
+        """Unlink one file if it exists. Raises OSError."""
+        self._close(path)
+        self._changed.discard(path)
+        with suppress(FileNotFoundError):
+            os.unlink(self._absolute(path))
+
+    def retire(self, path: str) -> None:
+        """Give up a file that is no longer needed, but leave it in place: the last checkpoint may still name it."""
+        self._close(path)
+        self._changed.discard(path)
+        self._retired.add(path)
+
+    def forget(self, directory: str) -> None:
+        """Close everything below ``directory`` and no longer count it as changed or retired."""
+        prefix = directory + os.sep
+        for path in [path for path in self._descriptors if path.startswith(prefix)]:
+            self._close(path)
+        self._changed = {path for path in self._changed if not path.startswith(prefix)}
+        self._retired = {path for path in self._retired if not path.startswith(prefix)}
+        self._changed_directories = {
+            path for path in self._changed_directories if path != directory and not path.startswith(prefix)
+        }
+
+    def take_changes(self) -> Changes:
+        """What has changed since the last call."""
+        changes = Changes(self._changed, self._changed_directories, self._retired)
+        self._changed, self._changed_directories, self._retired = set(), set(), set()
+        return changes
+
+    def close(self) -> None:
+        """Close all descriptors; nothing is synced."""
+        for path in list(self._descriptors):
+            self._close(path)
+
+    def _absolute(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def _descriptor(self, path: str, *, create: bool) -> int:
+        descriptor = self._descriptors.get(path)
+        if descriptor is not None:
+            self._descriptors.move_to_end(path)
+            return descriptor
+        descriptor = self._open(path, create=create)
+        self._descriptors[path] = descriptor
+        if len(self._descriptors) > self._open_files_max:
+            _, oldest = self._descriptors.popitem(last=False)
+            os.close(oldest)
+        return descriptor
+
+    def _open(self, path: str, *, create: bool) -> int:
+        absolute = self._absolute(path)
+        try:
+            return os.open(absolute, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not create:
+                raise
+        os.makedirs(os.path.dirname(absolute), exist_ok=True)
+        descriptor = os.open(absolute, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A new file survives a power loss only if every directory on the way to it is synced too.
+        directory = os.path.dirname(path)
+        while directory:
+            self._changed_directories.add(directory)
+            directory = os.path.dirname(directory)
+        self._changed_directories.add("")
+        return descriptor
+
+    def _close(self, path: str) -> None:
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def sync(root: str, changes: Changes) -> None:
+    """Make changed files and then directories durable. Blocks; for a worker thread, with descriptors of its own.
+
+    Raises OSError at the first that fails; then none of them may be taken for durable.
+    """
+    for path in sorted(changes.files):
+        _sync_path(os.path.join(root, path), os.O_RDWR, os.fdatasync)
+    # Deepest first, so that a name is durable only after what it names.
+    for path in sorted(changes.directories, reverse=True):
+        _sync_path(os.path.join(root, path), os.O_RDONLY | os.O_DIRECTORY, os.fsync)
+
+
+def _sync_path(path: str, flags: int, sync_descriptor: Callable[[int], None]) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)

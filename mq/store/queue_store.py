@@ -1,0 +1,294 @@
+"""All consume queues of a replica: where committed entries arrive and where pulls look."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
+from mq.store.errors import QueueFileDamaged
+from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+QueueTable = Mapping[str, Sequence[tuple[int, int, int]]]
+"""For each topic its queues as (queue_id, min_offset, max_offset)."""
+
+_DROPPED = ".dropped"
+"""No topic may be called so: a dot is not allowed in names."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStoreSettings:
+    """How queue files are kept."""
+
+    entries_per_file: int = ENTRIES_PER_FILE
+    """Entries of 20 bytes in one file. Fixed for the life of a data directory."""
+    open_files_max: int = OPEN_FILES_MAX
+    """Descriptors kept open over all queues."""
+    flush_bytes: int = 4096
+    """A queue with so many bytes in memory is written at the next flush: one page, a full disk block."""
+
+    def __post_init__(self) -> None:
+        for name in ("entries_per_file", "open_files_max", "flush_bytes"):
+            assert getattr(self, name) >= 1, f"{name} is {getattr(self, name)}"
+
+
+class QueueStore:
+    """The consume queues by topic and queue id, on one thread.
+
+    Entries are in memory until `flush_some` or `flush_all` hands them to the page cache; a checkpoint makes them
+    durable. There is no task, thread, timer or descriptor per queue.
+    """
+
+    def __init__(self, root: str, settings: QueueStoreSettings, *, dropped_count: int = 0) -> None:
+        self.root = root
+        self.dropped_count = dropped_count
+        """How many topics with queues were dropped in the life of this data directory."""
+        self._settings = settings
+        self._files = QueueFiles(root, settings.open_files_max)
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
+        # Queues with entries in memory, with the flush round in which the first of them came: the oldest is first.
+        self._dirty: dict[QueueKey, int] = {}
+        self._full: dict[QueueKey, None] = {}
+        self._flush_round = 0
+        self._grown: dict[QueueKey, bytearray] = {}
+        self._to_expire: deque[QueueKey] = deque()
+        self._expire_before = 0
+
+    @classmethod
+    def open(
+        cls,
+        root: str,
+        settings: QueueStoreSettings,
+        *,
+        queues: QueueTable,
+        dropped_count: int,
+        log_end: int,
+    ) -> QueueStore:
+        """Bring the files to the state that a checkpoint describes; what is newer will be derived from the log again.
+
+        Args:
+            queues, dropped_count: as the checkpoint has them; empty and 0 to begin anew, which removes all files.
+            log_end: physical offset up to which the log was dispatched at the checkpoint.
+
+        Raises QueueFileDamaged if files lack something that the checkpoint counts on (nothing is lost: begin anew
+        and derive all from the log), OSError.
+        """
+        os.makedirs(root, exist_ok=True)
+        _settle_dropped(root, queues, dropped_count)
+        _remove_unknown(root, queues)
+        store = cls(root, settings, dropped_count=dropped_count)
+        try:
+            for topic, rows in queues.items():
+                for queue_id, min_offset, max_offset in rows:
+                    store._add(topic, queue_id, min_offset, max_offset).check_files(log_end)
+        except (QueueFileDamaged, OSError):
+            store.close()
+            raise
+        return store
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, or None if it never had an entry."""
+        return self._queues.get((topic, queue_id))
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the next committed message of this queue gets; 0 for a queue without entries."""
+        queue = self._queues.get((topic, queue_id))
+        return 0 if queue is None else queue.max_offset
+
+    def queues(self) -> Iterator[ConsumeQueue]:
+        """All queues that have or had entries, in order of creation."""
+        return iter(self._queues.values())
+
+    def append_run(self, run: QueueRun) -> int:
+        """Add the entries of one committed run to its queue; returns how many were new (0: a replay).
+
+        Runs come in the order of the log. Raises names.NameRefused for a topic that cannot be a directory.
+        """
+        key = (run.topic, run.queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._add(run.topic, run.queue_id, 0, 0)
+        count = queue.append(run.first_offset, run.entries)
+        if count:
+            new = run.entries[-count * QUEUE_ENTRY_BYTES :]
+            grown = self._grown.get(key)
+            if grown is None:
+                self._grown[key] = bytearray(new)
+            else:
+                grown += new
+            self._dirty.setdefault(key, self._flush_round)
+            if queue.pending_bytes >= self._settings.flush_bytes:
+                self._full[key] = None
+        return count
+
+    def take_grown(self) -> list[tuple[str, int, bytearray]]:
+        """Queues that got entries since the last call, as (topic, queue id, the new entries).
+
+        Who waits for messages needs to look only at these. Call it after each batch of runs; it holds 20 bytes for
+        every entry since the last call.
+        """
+        grown, self._grown = self._grown, {}
+        return [(topic, queue_id, entries) for (topic, queue_id), entries in grown.items()]
+
+    @property
+    def dirty_count(self) -> int:
+        """Queues with entries in memory only."""
+        return len(self._dirty)
+
+    def flush_some(self, limit: int = 500) -> int:
+        """Write to the page cache: queues with a page or more in memory, then those that had entries a call ago.
+
+        Called by a timer, so its period is what makes an entry old. Returns how many queues were written, at most
+        ``limit``; when it is ``limit`` there may be more. Raises OSError; entries not written stay in memory.
+        """
+        written = 0
+        while self._full and written < limit:
+            self._flush(next(iter(self._full)))
+            written += 1
+        while self._dirty and written < limit:
+            key, since = next(iter(self._dirty.items()))
+            if since == self._flush_round:
+                break
+            self._flush(key)
+            written += 1
+        self._flush_round += 1
+        return written
+
+    def flush_all(self) -> None:
+        """Write everything in memory to the page cache. Raises OSError; entries not written stay in memory."""
+        while self._dirty:
+            self._flush(next(iter(self._dirty)))
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget the queues of a topic; one that is created later under the same name begins at offset 0.
+
+        The files are moved aside, not removed: until the next checkpoint, a restart goes back to a state in which the
+        topic exists and finds them there. Raises OSError.
+        """
+        doomed = [key for key in self._queues if key[0] == topic]
+        if not doomed:
+            return
+        for key in doomed:
+            del self._queues[key]
+            for table in (self._dirty, self._full, self._grown):
+                table.pop(key, None)
+        directory = topic_directory(topic)
+        self._files.forget(directory)
+        source = os.path.join(self.root, directory)
+        if os.path.isdir(source):
+            aside = os.path.join(self.root, _DROPPED, f"{self.dropped_count:020d}")
+            os.makedirs(aside, exist_ok=True)
+            os.rename(source, os.path.join(aside, directory))
+        self.dropped_count += 1
+
+    def expire_some(self, log_start: int, limit: int = 100) -> int:
+        """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
+
+        Begins a new round when ``log_start`` has grown. Returns how many queues are left in this round; call again
+        until 0. Raises OSError, QueueFileDamaged.
+        """
+        if log_start > self._expire_before:
+            self._expire_before = log_start
+            self._to_expire = deque(self._queues)
+        for _ in range(min(limit, len(self._to_expire))):
+            queue = self._queues.get(self._to_expire.popleft())
+            if queue is not None:
+                queue.expire(self._expire_before)
+        return len(self._to_expire)
+
+    def table(self) -> dict[str, list[tuple[int, int, int]]]:
+        """All queues as (queue_id, min_offset, max_offset) by topic, for a checkpoint."""
+        table: dict[str, list[tuple[int, int, int]]] = {}
+        for (topic, queue_id), queue in self._queues.items():
+            rows = table.get(topic)
+            if rows is None:
+                rows = table[topic] = []
+            rows.append((queue_id, queue.min_offset, queue.max_offset))
+        return table
+
+    def take_changes(self) -> Changes:
+        """Files changed since the last call, for a checkpoint."""
+        return self._files.take_changes()
+
+    def close(self) -> None:
+        """Close all descriptors. Entries in memory are given up; the log has them."""
+        self._files.close()
+
+    def _add(self, topic: str, queue_id: int, min_offset: int, max_offset: int) -> ConsumeQueue:
+        queue = ConsumeQueue(
+            self._files,
+            topic,
+            queue_id,
+            entries_per_file=self._settings.entries_per_file,
+            min_offset=min_offset,
+            max_offset=max_offset,
+        )
+        self._queues[topic, queue_id] = queue
+        return queue
+
+    def _flush(self, key: QueueKey) -> None:
+        self._queues[key].flush()
+        del self._dirty[key]
+        self._full.pop(key, None)
+
+
+def remove_dropped(root: str, dropped_count: int) -> None:
+    """Remove the files of all topics dropped before the count was ``dropped_count``. Blocks. Raises OSError."""
+    for number, directory in _dropped(root):
+        if number < dropped_count:
+            shutil.rmtree(directory)
+
+
+def _dropped(root: str) -> list[tuple[int, str]]:
+    directory = os.path.join(root, _DROPPED)
+    if not os.path.isdir(directory):
+        return []
+    return [(int(name), os.path.join(directory, name)) for name in sorted(os.listdir(directory)) if name.isdigit()]
+
+
+def _settle_dropped(root: str, queues: QueueTable, dropped_count: int) -> None:
+    """Put back what was dropped after the checkpoint: the log's replay will drop it again, at its place."""
+    remove_dropped(root, dropped_count)
+    restored: set[str] = set()
+    for _, directory in _dropped(root):
+        for topic in os.listdir(directory):
+            if topic in queues and topic not in restored:
+                # Only the oldest is what the checkpoint means; the others were born after it.
+                restored.add(topic)
+                target = os.path.join(root, topic)
+                if os.path.isdir(target):
+                    shutil.rmtree(target)
+                os.rename(os.path.join(directory, topic), target)
+        shutil.rmtree(directory)
+
+
+def _remove_unknown(root: str, queues: QueueTable) -> None:
+    for name in os.listdir(root):
+        if name == _DROPPED:
+            continue
+        directory = os.path.join(root, name)
+        rows = queues.get(name)
+        if rows is None:
+            _remove(directory)
+            continue
+        known = {str(queue_id) for queue_id, _, _ in rows}
+        for child in os.listdir(directory):
+            if child not in known:
+                _remove(os.path.join(directory, child))
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
