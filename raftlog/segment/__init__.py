@@ -1,0 +1,56 @@
+"""A replicated log on one disk: entry framing, segment files, group commit, the vote file, and recovery."""
+
+from raftlog.segment.codec import (
+    CONFIG,
+    HEADER_BYTES,
+    NOOP,
+    NORMAL,
+    EntryRef,
+    TailEntry,
+    frame,
+    initial_chain,
+    scan_entries,
+)
+from raftlog.segment.disk import Disk, RealDisk
+from raftlog.segment.errors import (
+    DirectoryLocked,
+    DirectoryMismatch,
+    DirectoryUnusable,
+    FrameCorrupt,
+    MetaCorrupt,
+    SegmentError,
+    StorageCorrupt,
+    StorageFailed,
+)
+from raftlog.segment.files import Preallocation
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta import MetaState
+from raftlog.segment.writer import InlineWriter, LogWriter, Writer
+
+__all__ = [
+    "CONFIG",
+    "HEADER_BYTES",
+    "NOOP",
+    "NORMAL",
+    "DirectoryLocked",
+    "DirectoryMismatch",
+    "DirectoryUnusable",
+    "Disk",
+    "EntryRef",
+    "FrameCorrupt",
+    "InlineWriter",
+    "LogWriter",
+    "MetaCorrupt",
+    "MetaState",
+    "Preallocation",
+    "RealDisk",
+    "SegmentError",
+    "SegmentLog",
+    "StorageCorrupt",
+    "StorageFailed",
+    "TailEntry",
+    "Writer",
+    "frame",
+    "initial_chain",
+    "scan_entries",
+]

@@ -1,0 +1,183 @@
+"""Entry framing: the bytes that lie on disk and travel between replicas.
+
+An *entry* is a 48-byte header and a body; all header fields are unsigned big endian:
+
+======  ==========  =================================================================================================
+offset  field       meaning
+======  ==========  =================================================================================================
+0       type        1 normal, 2 no-op, 3 configuration; 0xFFFFFFFF begins a blank
+4       size        48 + body length
+8       index       Raft index, first is 1
+16      term        term of the leader that appended it
+24      pos         physical offset of this header, equal on all replicas
+32      flags       bits 0-7 format version (1), bits 8-11 checksum algorithm (0 = CRC-32), others 0
+36      chain       CRC-32 of header[0:36] and body_crc, seeded with the previous entry's chain
+40      body_crc    CRC-32 of the body
+44      body_len    length of the body
+======  ==========  =================================================================================================
+
+The chain proves order and tells an entry from older bytes at the same place; two replicas with equal chains have equal
+logs up to there. A *blank* fills the rest of a file into which the next entry does not fit. Only its first eight
+bytes are written (type, size to the end of the file). What lies behind them is zero, because everything behind the
+end of the log always is; recovery needs nothing but the eight bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.errors import FrameCorrupt
+
+HEADER_BYTES: Final = 48
+BLANK_BYTES_MIN: Final = 8
+SYNC_BYTES_MAX: Final = 1024 * 1024
+"""Most bytes of one file that are ever written but not synced, unless a single entry is larger.
+
+Recovery relies on it: a crash leaves at most this much of a log in doubt.
+"""
+
+NORMAL: Final = 1
+NOOP: Final = 2
+CONFIG: Final = 3
+BLANK: Final = 0xFFFFFFFF
+FLAGS: Final = 1
+
+HEADER: Final = struct.Struct(">IIQQQIIII")
+# The chained part with body_crc directly behind it, so that one checksum call covers both.
+_CHAINED = struct.Struct(">IIQQQII")
+_REST = struct.Struct(">III")
+_BLANK = struct.Struct(">II")
+_crc32 = zlib.crc32
+
+
+class EntryRef(msgspec.Struct, frozen=True, gc=False):
+    """Where an entry lies and what it is; ``size`` includes the header, ``chain`` is the one after this entry."""
+
+    index: int
+    term: int
+    kind: int
+    pos: int
+    size: int
+    chain: int
+
+
+class TailEntry(msgspec.Struct, frozen=True, gc=False):
+    """An entry in memory, ready to be written and sent.
+
+    ``size`` is header and body; ``annotation`` is an opaque hint of the appending side that never reaches the disk.
+    """
+
+    index: int
+    term: int
+    kind: int
+    pos: int
+    size: int
+    chain: int
+    header: bytes
+    body: bytes
+    annotation: bytes = b""
+
+
+def initial_chain(cluster_id: str) -> int:
+    """The chain before the first entry: logs of two clusters never link."""
+    return _crc32(cluster_id.encode())
+
+
+def place(end_pos: int, size: int, segment_bytes: int) -> int:
+    """Where the next entry begins when the log ends at ``end_pos``.
+
+    An entry of ``size`` bytes (header included) needs ``size + 8`` free bytes in its file, so that a blank always fits
+    behind it; otherwise the rest of the file becomes a blank and the entry begins the next file.
+
+    Raises:
+        ValueError: it fits into no file.
+    """
+    if size > segment_bytes - BLANK_BYTES_MIN:
+        raise ValueError(f"entry of {size} bytes, a segment holds {segment_bytes - BLANK_BYTES_MIN} at most")
+    rest = segment_bytes - end_pos % segment_bytes
+    return end_pos if rest >= size + BLANK_BYTES_MIN else end_pos + rest
+
+
+def frame(kind: int, index: int, term: int, pos: int, body: bytes, chain: int) -> tuple[bytes, int]:
+    """Make an entry's header; returns it and the chain after the entry. ``chain`` is the one before it."""
+    body_crc = _crc32(body)
+    body_len = len(body)
+    chained = _CHAINED.pack(kind, HEADER_BYTES + body_len, index, term, pos, FLAGS, body_crc)
+    chain = _crc32(chained, chain)
+    return chained[:36] + _REST.pack(chain, body_crc, body_len), chain
+
+
+def blank(nbytes: int) -> bytes:
+    """The first eight bytes of a blank of ``nbytes`` bytes."""
+    assert nbytes >= BLANK_BYTES_MIN, f"blank of {nbytes} bytes, {BLANK_BYTES_MIN} are needed"
+    return _BLANK.pack(BLANK, nbytes)
+
+
+def is_blank(start: bytes | memoryview, nbytes: int) -> bool:
+    """Whether ``start`` begins a blank that fills ``nbytes`` bytes."""
+    return nbytes >= BLANK_BYTES_MIN and start[:BLANK_BYTES_MIN] == _BLANK.pack(BLANK, nbytes)
+
+
+def verify_entry(buffer: memoryview, at: int, index: int | None, term: int, pos: int | None, chain: int) -> EntryRef:
+    """Check the entry at ``buffer[at:]`` against its predecessor.
+
+    Args:
+        index, pos: what the header must say, or None when it is not known; then only the chain vouches for them.
+        term: the predecessor's; terms never fall.
+        chain: after the predecessor.
+
+    Raises:
+        FrameCorrupt: with the first field that is wrong.
+    """
+    rest = len(buffer) - at
+    if rest < HEADER_BYTES:
+        raise FrameCorrupt(pos or 0, "header is cut off", HEADER_BYTES, rest)
+    kind, size, its_index, its_term, its_pos, flags, its_chain, body_crc, body_len = HEADER.unpack_from(buffer, at)
+    offset = its_pos if pos is None else pos
+    if not NORMAL <= kind <= CONFIG:
+        raise FrameCorrupt(offset, "unknown type", NORMAL, kind)
+    if size != HEADER_BYTES + body_len:
+        raise FrameCorrupt(offset, "size is not header and body", HEADER_BYTES + body_len, size)
+    if size > rest:
+        raise FrameCorrupt(offset, "entry is cut off", size, rest)
+    if index is not None and its_index != index:
+        raise FrameCorrupt(offset, "index does not follow", index, its_index)
+    if its_term < term:
+        raise FrameCorrupt(offset, "term falls", term, its_term)
+    if its_pos != offset:
+        raise FrameCorrupt(offset, "position differs", offset, its_pos)
+    if flags != FLAGS:
+        raise FrameCorrupt(offset, "unknown format", FLAGS, flags)
+    if (crc := _crc32(buffer[at + HEADER_BYTES : at + size])) != body_crc:
+        raise FrameCorrupt(offset, "checksum of the body differs", body_crc, crc)
+    chain = _crc32(buffer[at + 40 : at + 44], _crc32(buffer[at : at + 36], chain))
+    if chain != its_chain:
+        raise FrameCorrupt(offset, "chain does not link", chain, its_chain)
+    return EntryRef(its_index, its_term, kind, its_pos, size, chain)
+
+
+def scan_entries(buffer: memoryview, chain: int) -> list[EntryRef]:
+    """Verify whole entries that lie back to back, as replicas send them.
+
+    Blanks are not sent: a position may jump ahead, to where the next file begins. ``chain`` is the one before the
+    first entry.
+
+    Raises:
+        FrameCorrupt: an entry is damaged, cut off, or does not follow its predecessor.
+    """
+    refs: list[EntryRef] = []
+    at, end = 0, len(buffer)
+    index: int | None = None
+    term = pos_min = 0
+    while at < end:
+        ref = verify_entry(buffer, at, index, term, None, chain)
+        if ref.pos < pos_min:
+            raise FrameCorrupt(ref.pos, "position overlaps the predecessor", pos_min, ref.pos)
+        refs.append(ref)
+        at += ref.size
+        index, term, chain, pos_min = ref.index + 1, ref.term, ref.chain, ref.pos + ref.size
+    return refs

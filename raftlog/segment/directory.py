@@ -1,0 +1,188 @@
+"""Opening a log's directory: whose it is, what state it was left in, and putting its end in order."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.codec import EntryRef, initial_chain
+from raftlog.segment.disk import Disk, write_fully
+from raftlog.segment.errors import (
+    DirectoryLocked,
+    DirectoryMismatch,
+    DirectoryUnusable,
+    MetaCorrupt,
+    StorageCorrupt,
+    StorageFailed,
+)
+from raftlog.segment.files import Preallocation, SegmentFiles
+from raftlog.segment.index import LogIndex
+from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
+from raftlog.segment.recovery import Corrupt, Evidence, Stop, TruncateAt, decide, end_of_data, gather, scan_file
+
+LOCK_NAME: Final = "LOCK"
+SEGMENT_BYTES_MIN: Final = 256
+
+_UNUSABLE: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A directory that is locked and in order; ``last`` is the log's last entry, or a stand-in of index 0."""
+
+    disk: Disk
+    lock_fd: int
+    files: SegmentFiles
+    meta: MetaFile
+    meta_state: MetaState
+    index: LogIndex
+    last: EntryRef
+    restarted_unclean: bool
+
+    def close(self) -> None:
+        """Close all files and release the directory."""
+        self.files.close()
+        self.meta.close()
+        self.disk.close(self.lock_fd)
+
+
+def open_directory(
+    disk: Disk,
+    directory: str,
+    *,
+    cluster_id: str,
+    node_id: str,
+    segment_bytes: int,
+    preallocation: Preallocation,
+) -> Opened:
+    """Lock a directory, check that it is ours, and recover its log; see `SegmentLog.open`."""
+    if segment_bytes < SEGMENT_BYTES_MIN:
+        raise ValueError(f"segments of {segment_bytes} bytes, at least {SEGMENT_BYTES_MIN} are needed")
+    with contextlib.ExitStack() as undo:
+        try:
+            disk.mkdir(directory)
+            lock_fd = _lock(disk, directory, undo)
+            meta = MetaFile(disk, os.path.join(directory, FILE_NAME))
+            undo.callback(meta.close)
+            files = SegmentFiles(disk, directory, segment_bytes, preallocation)
+            undo.callback(files.close)
+            given = MetaState(cluster_id, node_id, segment_bytes)
+            stored = _stored_state(meta, files, given)
+            index = LogIndex(segment_bytes)
+            last = _recover(files, stored, index)
+            boot_id = disk.boot_id()
+            state = _starting_state(stored, meta, last, boot_id)
+            meta.write(state)
+            # Names of meta and lock become durable here; a segment is only ever made behind a valid meta file.
+            disk.sync_directory(directory)
+            files.ensure(files.start_of(last.pos + last.size))
+        except OSError as error:
+            raise _translate(directory, error.errno or 0, error.filename or directory) from error
+        except StorageFailed as error:
+            raise _translate(directory, error.errno, error.path) from error
+        undo.pop_all()
+    unclean = not stored.clean and stored.boot_id not in ("", boot_id)
+    return Opened(disk, lock_fd, files, meta, state, index, last, unclean)
+
+
+def _lock(disk: Disk, directory: str, undo: contextlib.ExitStack) -> int:
+    path = os.path.join(directory, LOCK_NAME)
+    fd = disk.open(path, create=True)
+    undo.callback(disk.close, fd)
+    try:
+        disk.lock(fd)
+    except BlockingIOError as error:
+        holder = disk.pread(fd, 20, 0).strip()
+        raise DirectoryLocked(directory, int(holder) if holder.isdigit() else 0) from error
+    disk.truncate(fd, 0)
+    write_fully(disk, fd, [b"%d\n" % os.getpid()], 0)
+    return fd
+
+
+def _stored_state(meta: MetaFile, files: SegmentFiles, given: MetaState) -> MetaState:
+    stored = meta.state
+    if stored is None:
+        # Opening makes the first segment before anybody may vote, so without segments no vote can have been given.
+        if files.starts:
+            raise MetaCorrupt(meta.path)
+        return given
+    for field in ("cluster_id", "node_id", "segment_bytes"):
+        if (was := getattr(stored, field)) != (now := getattr(given, field)):
+            raise DirectoryMismatch(files.directory, field, was, now)
+    return stored
+
+
+def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: str) -> MetaState:
+    term, voted_for = stored.term, stored.voted_for
+    if last.term > term:
+        # The newest slot is lost: the vote file is always ahead of the log. A vote in that term is lost with it.
+        term, voted_for = last.term, None
+        lost = True
+    else:
+        lost = meta.damaged_slots > 0
+    if lost and voted_for is None:
+        # What the lost slot said about this term is unknown. A node that votes for itself votes for nobody else.
+        voted_for = stored.node_id
+    end_pos = last.pos + last.size
+    return msgspec.structs.replace(
+        stored, term=term, voted_for=voted_for, durable_pos=end_pos, clean=False, boot_id=boot_id
+    )
+
+
+def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRef:
+    segment_bytes = files.segment_bytes
+    starts = files.starts
+    last = EntryRef(0, 0, 0, 0, 0, initial_chain(stored.cluster_id))
+    stop = Stop(0, "segment is missing")
+    present = set(starts)
+    start = 0
+    while start in present:
+        last, found = scan_file(files.pread_padded, start, segment_bytes, last, index)
+        if found is not None:
+            stop = found
+            break
+        start += segment_bytes
+        stop = Stop(start, "segment is missing")
+    end_pos = last.pos + last.size
+    tail_start = files.start_of(end_pos)
+    if not (stored.clean and stored.durable_pos == end_pos):
+        only_zeros, intact_behind = gather(files.pread_padded, stop, last, starts, segment_bytes)
+        decision = decide(
+            Evidence(stop, end_pos, last.index, stored.durable_pos, stored.commit_hint, only_zeros, intact_behind)
+        )
+        if isinstance(decision, Corrupt):
+            raise StorageCorrupt(files.path(files.start_of(decision.pos)), decision.pos, decision.reason)
+    else:
+        decision = None
+    files.drop_behind(tail_start)
+    if tail_start in present:
+        files.restore_length(tail_start)
+        if isinstance(decision, TruncateAt):
+            file_end = tail_start + segment_bytes
+            files.zero(decision.pos, end_of_data(files.pread_padded, decision.pos, file_end))
+        # What the last process wrote may be in the page cache only; from here on it counts as durable.
+        files.sync(tail_start)
+    return last
+
+
+def _translate(directory: str, number: int, path: str) -> DirectoryUnusable | StorageFailed:
+    if number in _UNUSABLE:
+        return DirectoryUnusable(directory, f"{os.strerror(number)} ({path})")
+    return StorageFailed(path, number, "opening")

@@ -1,0 +1,144 @@
+"""The file operations that a log needs, and nothing more, so that a test can put another disk underneath.
+
+All of them raise `OSError` as the operating system does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Disk(Protocol):
+    """A file system. File descriptors are small integers; several threads may use one."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open a file for reading and writing; ``create`` makes it, empty, when it is missing."""
+
+    def close(self, fd: int) -> None:
+        """Release a descriptor and its lock."""
+
+    def size(self, fd: int) -> int:
+        """Length of the file in bytes."""
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write up to 1024 buffers one behind the other; returns how many bytes were taken, which may be fewer."""
+
+    def fdatasync(self, fd: int) -> None:
+        """Make the file's content and length durable."""
+
+    def allocate(self, fd: int, length: int) -> None:
+        """Reserve space and make the file ``length`` bytes long; new bytes read as zero."""
+
+    def truncate(self, fd: int, length: int) -> None:
+        """Make the file ``length`` bytes long without reserving space."""
+
+    def lock(self, fd: int) -> None:
+        """Lock the file against other descriptors. Raises `BlockingIOError` when one holds it."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file, replacing ``target`` in one step."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; open descriptors keep the content."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, in no order."""
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory and its parents, durably; one that is there already is fine."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make creations, renames and removals in a directory durable."""
+
+    def boot_id(self) -> str:
+        """Changes when the machine restarts, that is, when what was not synced may be gone."""
+
+
+class RealDisk:
+    """The operating system's file system (Linux)."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        return os.pread(fd, length, offset)
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        return os.pwritev(fd, buffers, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def allocate(self, fd: int, length: int) -> None:
+        os.posix_fallocate(fd, 0, length)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def lock(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def mkdir(self, path: str) -> None:
+        path = os.path.abspath(path)
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        self.mkdir(parent)
+        os.mkdir(path)
+        self.sync_directory(parent)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def boot_id(self) -> str:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+
+
+IOVECS_MAX = 1024
+"""Most buffers that Linux takes in one call."""
+
+
+def write_fully(disk: Disk, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """Write all buffers one behind the other, in as few calls as the system allows. Raises `OSError`."""
+    for first in range(0, len(buffers), IOVECS_MAX):
+        part = buffers if len(buffers) <= IOVECS_MAX else buffers[first : first + IOVECS_MAX]
+        nbytes = sum(map(len, part))
+        written = disk.pwritev(fd, part, offset)
+        if written < nbytes:
+            rest = memoryview(b"".join(part))
+            while written < nbytes:
+                # A full disk takes what fits and says so only when asked again.
+                taken = disk.pwritev(fd, [rest[written:]], offset + written)
+                if taken <= 0:
+                    raise OSError(errno.EIO, f"write took {written} of {nbytes} bytes")
+                written += taken
+        offset += nbytes

@@ -1,0 +1,83 @@
+"""Everything that the log on disk refuses or reports."""
+
+from __future__ import annotations
+
+import os
+
+
+class SegmentError(Exception):
+    """Base of all errors of this package."""
+
+
+class FrameCorrupt(SegmentError):
+    """An entry contradicts itself or does not follow its predecessor.
+
+    ``physical_offset`` is where the entry begins in the log; ``expected`` and ``actual`` are the numbers that differ.
+    """
+
+    def __init__(self, physical_offset: int, reason: str, expected: int, actual: int) -> None:
+        super().__init__(f"entry at {physical_offset}: {reason}: expected {expected}, found {actual}")
+        self.physical_offset = physical_offset
+        self.reason = reason
+        self.expected = expected
+        self.actual = actual
+
+
+class StorageCorrupt(SegmentError):
+    """Bytes that were once durable are damaged or gone; the files are left as they are."""
+
+    def __init__(self, path: str, physical_offset: int, reason: str) -> None:
+        super().__init__(f"{path}: damaged at physical offset {physical_offset}: {reason}")
+        self.path = path
+        self.physical_offset = physical_offset
+        self.reason = reason
+
+
+class StorageFailed(SegmentError):
+    """The disk refused an operation. What was not acknowledged before is of unknown fate; nothing is retried."""
+
+    def __init__(self, path: str, errno: int, operation: str) -> None:
+        super().__init__(f"{path}: {operation} failed with errno {errno} ({os.strerror(errno)})")
+        self.path = path
+        self.errno = errno
+        self.operation = operation
+
+
+class DirectoryMismatch(SegmentError):
+    """The directory belongs to another cluster or node, or was made with another segment size."""
+
+    def __init__(self, path: str, field: str, stored: str | int, given: str | int) -> None:
+        super().__init__(f"{path}: made for {field} {stored!r}, opened with {given!r}")
+        self.path = path
+        self.field = field
+        self.stored = stored
+        self.given = given
+
+
+class DirectoryLocked(SegmentError):
+    """Another process, or another log of this one, has the directory open. ``pid`` is 0 when it is not known."""
+
+    def __init__(self, path: str, pid: int) -> None:
+        super().__init__(f"{path}: in use by process {pid}" if pid else f"{path}: in use by another process")
+        self.path = path
+        self.pid = pid
+
+
+class DirectoryUnusable(SegmentError):
+    """The directory cannot hold a log: read-only, full, or not a directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: cannot hold a log: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class MetaCorrupt(SegmentError):
+    """Term and vote are lost: no valid slot is left, or segments lie without a meta file.
+
+    Starting anyway could vote twice in one term, so the node must be replaced or restored by an operator.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: no valid slot, but segments are present; term and vote are lost")
+        self.path = path

@@ -1,0 +1,254 @@
+"""The segment files of a directory: names, descriptors, reads, writes, and the next file made ahead of need.
+
+A segment is named by the physical offset of its first byte in 20 digits, and has its full length from the moment it
+has that name: it is made under another name, filled, synced and then renamed.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from raftlog.segment.codec import SYNC_BYTES_MAX
+from raftlog.segment.disk import Buffer, Disk, write_fully
+from raftlog.segment.errors import StorageCorrupt, StorageFailed
+
+ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+_FILL_BYTES_PER_SECOND: Final = 128 * 1024 * 1024
+_NAME = re.compile(r"\d{20}")
+_ZEROS: Final = bytes(SYNC_BYTES_MAX)
+
+
+class Preallocation(enum.Enum):
+    """How a segment gets its length."""
+
+    NONE = "none"
+    """A hole: a full disk shows only when an entry is written."""
+    RESERVE = "reserve"
+    """Reserved blocks: a full disk shows when the file is made."""
+    ZERO = "zero"
+    """Written blocks: syncs are cheaper, since no block changes its state, but every byte is written twice."""
+
+    @classmethod
+    def for_segment(cls, segment_bytes: int) -> Preallocation:
+        """The default: zeros up to 256 MiB, beyond that a reservation."""
+        return cls.ZERO if segment_bytes <= ZERO_FILL_SEGMENT_BYTES_MAX else cls.RESERVE
+
+
+class SegmentFiles:
+    """All segments of one directory.
+
+    Reading is for any thread; everything that changes files is for the writer's. A reader never meets a file that is
+    being dropped, since what is dropped was cut from the log before and nobody asks for it any more.
+    """
+
+    def __init__(self, disk: Disk, directory: str, segment_bytes: int, preallocation: Preallocation) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self._disk = disk
+        self._preallocation = preallocation
+        self._fds: dict[int, int] = {}
+        self._preparation: threading.Thread | None = None
+        self._hurry = threading.Event()
+        self._closing = False
+        names = disk.listdir(directory)
+        for name in names:
+            if name.endswith(".tmp"):
+                disk.unlink(os.path.join(directory, name))
+        self._starts = {int(name) for name in names if _NAME.fullmatch(name)}
+
+    @property
+    def starts(self) -> list[int]:
+        """Physical offsets at which the files begin, ascending."""
+        return sorted(self._starts)
+
+    def path(self, start: int) -> str:
+        """Path of the segment that begins at ``start``."""
+        return os.path.join(self.directory, f"{start:020d}")
+
+    def start_of(self, pos: int) -> int:
+        """Where the file begins in which ``pos`` lies."""
+        return pos - pos % self.segment_bytes
+
+    def pread(self, pos: int, length: int) -> bytes:
+        """Read ``length`` bytes at a physical offset, across files if need be.
+
+        Raises:
+            StorageCorrupt: a file is missing or too short.
+            StorageFailed: the disk refused.
+        """
+        start = pos - pos % self.segment_bytes
+        try:
+            fd = self._fds.get(start)
+            if fd is None:
+                fd = self._open(start)
+            if (offset := pos - start) + length <= self.segment_bytes:
+                data = self._disk.pread(fd, length, offset)
+                if len(data) == length:
+                    return data
+        except FileNotFoundError as error:
+            raise StorageCorrupt(self.path(start), pos, "segment is missing") from error
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "read") from error
+        here = min(length, self.segment_bytes - offset)
+        data = self.pread_padded(pos, here)
+        if len(data) != here or self.size(start) < offset + here:
+            raise StorageCorrupt(self.path(start), pos, f"segment is {self.size(start)} bytes long")
+        return data if here == length else data + self.pread(pos + here, length - here)
+
+    def pread_padded(self, pos: int, length: int) -> bytes:
+        """Like `pread` within one file, but what the file lacks reads as zero."""
+        start = pos - pos % self.segment_bytes
+        assert pos + length <= start + self.segment_bytes, f"{length} bytes at {pos} cross the end of a segment"
+        parts: list[bytes] = []
+        try:
+            fd = self._open(start)
+            while length and (data := self._disk.pread(fd, length, pos - start)):
+                parts.append(data)
+                pos += len(data)
+                length -= len(data)
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "read") from error
+        parts.append(bytes(length))
+        return b"".join(parts)
+
+    def size(self, start: int) -> int:
+        """Length of a file in bytes."""
+        return self._disk.size(self._open(start))
+
+    def write(self, pos: int, buffers: Sequence[Buffer]) -> None:
+        """Write within one file, which is made if it is missing. Not durable before `sync`. Raises `StorageFailed`."""
+        start = pos - pos % self.segment_bytes
+        self.ensure(start)
+        try:
+            write_fully(self._disk, self._open(start), buffers, pos - start)
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "write") from error
+
+    def sync(self, start: int) -> None:
+        """Make what was written to a file durable. Raises `StorageFailed`; then nothing may be written any more."""
+        try:
+            self._disk.fdatasync(self._open(start))
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "fdatasync") from error
+
+    def zero(self, pos: int, end: int) -> None:
+        """Zero the bytes ``pos`` to ``end`` of one file, durably. Raises `StorageFailed`."""
+        for begin in range(pos, end, SYNC_BYTES_MAX):
+            self.write(begin, [_ZEROS[: end - begin]])
+        if pos < end:
+            self.sync(self.start_of(pos))
+
+    def drop_behind(self, start: int) -> None:
+        """Remove all files behind the one at ``start``, newest first and durably. Raises `StorageFailed`."""
+        self._finish_preparation()
+        for newer in sorted((s for s in self._starts if s > start), reverse=True):
+            try:
+                self._disk.unlink(self.path(newer))
+                # Each removal is durable before the next, so that no crash leaves a gap between names.
+                self._disk.sync_directory(self.directory)
+            except OSError as error:
+                raise StorageFailed(self.path(newer), error.errno or 0, "unlink") from error
+            self._starts.discard(newer)
+            if (fd := self._fds.pop(newer, None)) is not None:
+                self._disk.close(fd)
+
+    def ensure(self, start: int) -> None:
+        """Have the file at ``start``, with its full length. Raises `StorageFailed`."""
+        if start in self._starts:
+            return
+        self._finish_preparation()
+        if start in self._starts:
+            return
+        try:
+            self._make(start)
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "preparation") from error
+
+    def restore_length(self, start: int) -> None:
+        """Give a file its full length again that lost some of it. Raises `StorageFailed`."""
+        try:
+            fd = self._open(start)
+            if self._disk.size(fd) < self.segment_bytes:
+                self._disk.truncate(fd, self.segment_bytes)
+                self._disk.fdatasync(fd)
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "truncate") from error
+
+    def prepare(self, start: int) -> None:
+        """Begin to make the file at ``start`` on a thread of its own, if nobody did yet.
+
+        A failure is kept quiet: the file is tried again when it is needed, and that attempt reports.
+        """
+        if start in self._starts or (self._preparation is not None and self._preparation.is_alive()):
+            return
+        self._hurry.clear()
+        self._preparation = threading.Thread(target=self._prepare, args=(start,), name=f"segment-{start}", daemon=True)
+        self._preparation.start()
+
+    def close(self) -> None:
+        """Close all descriptors; a preparation that is under way is given up."""
+        self._closing = True
+        self._finish_preparation()
+        while self._fds:
+            self._disk.close(self._fds.popitem()[1])
+
+    def _prepare(self, start: int) -> None:
+        try:
+            self._make(start)
+        except OSError:
+            return
+
+    def _finish_preparation(self) -> None:
+        if self._preparation is not None:
+            self._hurry.set()
+            self._preparation.join()
+            self._preparation = None
+
+    def _make(self, start: int) -> None:
+        path = self.path(start)
+        fd = self._disk.open(path + ".tmp", create=True)
+        try:
+            # A file of an attempt that failed half way has a length already.
+            self._disk.truncate(fd, 0)
+            self._disk.truncate(fd, self.segment_bytes)
+            if self._preallocation is not Preallocation.NONE:
+                self._disk.allocate(fd, self.segment_bytes)
+            if self._preallocation is Preallocation.ZERO and not self._fill(fd):
+                self._disk.close(fd)
+                return
+            self._disk.fdatasync(fd)
+            self._disk.rename(path + ".tmp", path)
+            self._disk.sync_directory(self.directory)
+        except OSError:
+            self._disk.close(fd)
+            raise
+        self._fds[start] = fd
+        self._starts.add(start)
+
+    def _fill(self, fd: int) -> bool:
+        in_background = threading.current_thread() is self._preparation
+        for offset in range(0, self.segment_bytes, SYNC_BYTES_MAX):
+            if self._closing:
+                return False
+            nbytes = min(SYNC_BYTES_MAX, self.segment_bytes - offset)
+            write_fully(self._disk, fd, [_ZEROS[:nbytes]], offset)
+            if in_background and not self._hurry.is_set():
+                # Small synced steps at a bounded rate, so that no group commit waits behind the whole file.
+                self._disk.fdatasync(fd)
+                self._hurry.wait(nbytes / _FILL_BYTES_PER_SECOND)
+        return True
+
+    def _open(self, start: int) -> int:
+        fd = self._fds.get(start)
+        if fd is None:
+            opened = self._disk.open(self.path(start))
+            # Two threads may both have found it missing; only one descriptor stays.
+            fd = self._fds.setdefault(start, opened)
+            if fd != opened:
+                self._disk.close(opened)
+        return fd

@@ -1,0 +1,203 @@
+"""How queued operations reach the disk: in order, in large writes, with one sync for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.codec import SYNC_BYTES_MAX, TailEntry, blank
+from raftlog.segment.disk import Buffer
+from raftlog.segment.errors import StorageFailed
+from raftlog.segment.files import SegmentFiles
+from raftlog.segment.meta import MetaFile, MetaState
+
+MARKER_SECONDS: Final = 0.1
+"""How long ``durable_pos`` and ``commit_hint`` on disk may lag behind."""
+
+
+class Cut(msgspec.Struct, frozen=True, gc=False):
+    """Entries behind ``last_index`` go. What was submitted reached to ``old_end``.
+
+    ``steps`` are positions of entries on disk, ascending, from the end of ``last_index`` on: where zeroing may pause.
+    """
+
+    last_index: int
+    steps: tuple[int, ...]
+    old_end: int
+
+    @property
+    def pos(self) -> int:
+        """Where the log ends after the cut."""
+        return self.steps[0]
+
+
+class WriteOp(msgspec.Struct, frozen=True, gc=False):
+    """One ticket's work: first the cut, then the entries. ``hard_state`` is term and vote, when they changed."""
+
+    ticket: int
+    entries: Sequence[TailEntry]
+    nbytes: int
+    cut: Cut | None = None
+    hard_state: tuple[int, str | None] | None = None
+    commit_hint: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The open files of a log, as recovery left them: the log ends at ``end_pos`` with entry ``last_index``."""
+
+    files: SegmentFiles
+    meta: MetaFile
+    end_pos: int
+    last_index: int
+
+
+class GroupCommit:
+    """Applies operations to the files. Owned by whoever runs it: a writer thread, or a caller in a test.
+
+    Rules that recovery relies on:
+
+    - no more than `SYNC_BYTES_MAX`, or one larger entry, is written before it is synced, and all of it in one file;
+      so a file is synced to its end before the next one is touched;
+    - ``durable_pos`` on disk never lies above what is synced: it is lowered before a cut and raised after a sync.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float], *, prepare_ahead: bool) -> None:
+        assert store.meta.state is not None, f"{store.meta.path}: no state to go on from"
+        self._files = store.files
+        self._meta = store.meta
+        self._state: MetaState = store.meta.state
+        self._segment_bytes = store.files.segment_bytes
+        self._clock = clock
+        self._prepare_ahead = prepare_ahead
+        self._buffers: list[Buffer] = []
+        self._chunk_pos = store.end_pos
+        self._chunk_bytes = 0
+        self._end_pos = store.end_pos
+        self._last_index = store.last_index
+        self._durable_pos = store.end_pos
+        self._durable_index = store.last_index
+        self._commit_hint = self._state.commit_hint
+        self._markers_at = clock()
+        # Opening wrote one slot; the other one follows.
+        self._markers_stale = True
+        self._prepared = -1
+
+    def apply(self, ops: Sequence[WriteOp]) -> None:
+        """Carry out operations in order; all of it is durable on return.
+
+        Raises:
+            StorageFailed: what was not durable before is of unknown fate, and nothing may be applied any more.
+        """
+        hard_state: tuple[int, str | None] | None = None
+        for op in ops:
+            if op.hard_state is not None:
+                hard_state = op.hard_state
+        if hard_state is not None and hard_state != (self._state.term, self._state.voted_for):
+            # The term goes first: no entry may be on disk whose term the vote file has never seen.
+            self._write_meta(term=hard_state[0], voted_for=hard_state[1])
+            self._markers_stale = True
+        for op in ops:
+            if op.cut is not None:
+                self._flush()
+                self._cut(op.cut)
+            for entry in op.entries:
+                self._add(entry)
+            if op.commit_hint is not None and op.commit_hint > self._commit_hint:
+                self._commit_hint = op.commit_hint
+                self._markers_stale = True
+        self._flush()
+
+    def marker_delay(self) -> float | None:
+        """Seconds until `write_markers` is due; None while nothing has changed."""
+        if not self._markers_stale:
+            return None
+        return max(0.0, self._markers_at + MARKER_SECONDS - self._clock())
+
+    def write_markers(self) -> None:
+        """Bring ``durable_pos`` and ``commit_hint`` on disk up to date. Raises `StorageFailed`."""
+        self._write_meta()
+        self._markers_stale = False
+
+    def close(self, *, clean: bool) -> None:
+        """Write the last markers; ``clean`` tells the next start that nothing can be torn. Raises `StorageFailed`."""
+        self._write_meta(clean=clean)
+
+    def _add(self, entry: TailEntry) -> None:
+        if entry.pos != self._end_pos:
+            rest = self._segment_bytes - self._end_pos % self._segment_bytes
+            assert entry.pos == self._end_pos + rest, f"entry at {entry.pos}, the log ends at {self._end_pos}"
+            self._begin_chunk(self._end_pos)
+            self._buffers.append(blank(rest))
+            self._flush()
+            self._markers_at -= MARKER_SECONDS
+        elif self._chunk_bytes + entry.size > SYNC_BYTES_MAX:
+            self._flush()
+        self._begin_chunk(entry.pos)
+        self._buffers.append(entry.header)
+        self._buffers.append(entry.body)
+        self._chunk_bytes += entry.size
+        self._end_pos = entry.pos + entry.size
+        self._last_index = entry.index
+
+    def _begin_chunk(self, pos: int) -> None:
+        if not self._buffers:
+            self._chunk_pos = pos
+            self._chunk_bytes = 0
+
+    def _flush(self) -> None:
+        if not self._buffers:
+            return
+        start = self._chunk_pos - self._chunk_pos % self._segment_bytes
+        self._files.write(self._chunk_pos, self._buffers)
+        self._files.sync(start)
+        self._buffers.clear()
+        self._chunk_bytes = 0
+        self._durable_pos = self._end_pos
+        self._durable_index = self._last_index
+        self._markers_stale = True
+        if self._prepare_ahead and self._prepared < start and self._end_pos - start > self._segment_bytes // 2:
+            self._prepared = start
+            self._files.prepare(start + self._segment_bytes)
+
+    def _cut(self, cut: Cut) -> None:
+        assert not self._buffers, f"cut at {cut.pos} with unwritten entries"
+        assert cut.pos <= self._end_pos == cut.old_end, f"cut {cut} of a log that ends at {self._end_pos}"
+        self._end_pos = self._durable_pos = cut.pos
+        self._last_index = self._durable_index = cut.last_index
+        if cut.pos < self._state.durable_pos:
+            self._write_meta()
+        start = self._files.start_of(cut.pos)
+        self._files.drop_behind(start)
+        end = min(cut.old_end, start + self._segment_bytes)
+        # From the end backwards, in synced steps that begin with an entry and are no longer than a write: so a crash
+        # on the way leaves what a torn write leaves, never a hole with good entries far behind it.
+        limit = end
+        for number in range(len(cut.steps) - 1, -1, -1):
+            step = cut.steps[number]
+            if step >= end:
+                continue
+            if number == 0 or limit - cut.steps[number - 1] > SYNC_BYTES_MAX:
+                self._files.zero(step, limit)
+                limit = step
+        self._prepared = -1
+
+    def _write_meta(self, *, term: int | None = None, voted_for: str | None = None, clean: bool = False) -> None:
+        state = msgspec.structs.replace(
+            self._state,
+            durable_pos=self._durable_pos,
+            # An entry may be committed by others before it is durable here; only what is both counts after a crash.
+            commit_hint=min(self._commit_hint, self._durable_index),
+            clean=clean,
+        )
+        if term is not None:
+            state = msgspec.structs.replace(state, term=term, voted_for=voted_for)
+        try:
+            self._meta.write(state)
+        except OSError as error:
+            raise StorageFailed(self._meta.path, error.errno or 0, "write") from error
+        self._state = state
+        self._markers_at = self._clock()

@@ -1,0 +1,66 @@
+"""What is known about a log without reading it: terms as runs, and an entry's position to within 64 KiB.
+
+Both are rebuilt from the entries at every start, so neither is ever synced.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+ANCHOR_BYTES: Final = 64 * 1024
+"""Distance of anchors: one read of this length finds any entry."""
+
+
+class LogIndex:
+    """Sparse index and term runs of the entries ``1..last``.
+
+    An *anchor* is the index and position of one entry. The first entry of each file is one, and so is the first entry
+    that begins at least `ANCHOR_BYTES` behind the anchor before it.
+    """
+
+    def __init__(self, segment_bytes: int) -> None:
+        self._segment_bytes = segment_bytes
+        self._indexes = array("Q")
+        self._positions = array("Q")
+        self._next_anchor_pos = 0
+        self.term_runs: list[tuple[int, int]] = []
+
+    def note(self, index: int, term: int, pos: int) -> None:
+        """Take the next entry."""
+        if pos >= self._next_anchor_pos:
+            self._indexes.append(index)
+            self._positions.append(pos)
+            self._set_next_anchor(pos)
+        if not self.term_runs or self.term_runs[-1][1] != term:
+            self.term_runs.append((index, term))
+
+    def truncate(self, from_index: int) -> None:
+        """Forget the entries from ``from_index`` on."""
+        keep = bisect_left(self._indexes, from_index)
+        del self._indexes[keep:]
+        del self._positions[keep:]
+        self._next_anchor_pos = 0
+        if keep:
+            self._set_next_anchor(self._positions[-1])
+        while self.term_runs and self.term_runs[-1][0] >= from_index:
+            self.term_runs.pop()
+
+    def anchor(self, index: int) -> tuple[int, int]:
+        """Index and position of the last anchor at or before ``index``."""
+        at = bisect_right(self._indexes, index) - 1
+        assert at >= 0, f"no anchor at or before index {index}"
+        return self._indexes[at], self._positions[at]
+
+    def anchors_behind(self, pos: int, end: int) -> list[int]:
+        """Positions of the anchors that lie behind ``pos`` and before ``end``, ascending."""
+        return list(self._positions[bisect_right(self._positions, pos) : bisect_left(self._positions, end)])
+
+    def term_at(self, index: int) -> int:
+        """Term of a present entry; 0 for index 0."""
+        at = bisect_right(self.term_runs, index, key=lambda run: run[0]) - 1
+        return self.term_runs[at][1] if at >= 0 else 0
+
+    def _set_next_anchor(self, pos: int) -> None:
+        self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self._segment_bytes + self._segment_bytes)

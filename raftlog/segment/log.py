@@ -1,0 +1,487 @@
+"""The replicated log of one replica on its disk.
+
+Theory of operation. `SegmentLog` belongs to the event loop's thread and knows at once what the log will be: it assigns
+positions, frames entries, and keeps those of late in memory. Writing is somebody else's: `submit` hands everything
+since the last one to the writer as one operation with a ticket, and goes on. Until the ticket is done the entries are
+read from memory, so nobody can tell which of them are on disk yet, except by `durable_pos`.
+
+Files: ``LOCK`` (who has the directory), ``meta`` (term, vote, markers), and segments named by physical offset.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.codec import (
+    BLANK_BYTES_MIN,
+    HEADER,
+    HEADER_BYTES,
+    EntryRef,
+    TailEntry,
+    blank,
+    frame,
+    initial_chain,
+    is_blank,
+    place,
+    verify_entry,
+)
+from raftlog.segment.directory import Opened, open_directory
+from raftlog.segment.disk import Disk
+from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
+from raftlog.segment.files import Preallocation
+from raftlog.segment.group_commit import Cut, Store, WriteOp
+from raftlog.segment.index import ANCHOR_BYTES
+from raftlog.segment.meta import MetaState
+from raftlog.segment.writer import InlineWriter, LogWriter
+
+TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
+
+
+class SegmentLog:
+    """See the module's theory of operation. Indexes begin at 1; positions are physical offsets in bytes.
+
+    Attributes:
+        base: index and term of the entry before the first one; (0, 0) for a log that has its beginning.
+        first_index, last_index, last_term: of the entries present; ``last_index`` is ``first_index - 1`` when empty.
+        end_pos: end of the last entry. Where the next one begins depends on its size, see `position_for`.
+        chain: the chain after the last entry.
+        meta: what the vote file said when the log was opened, with term and vote as submitted since.
+        restarted_unclean: the machine restarted since the log was last open, and the log had not been closed in
+            order: entries that were accepted but not synced may be gone.
+    """
+
+    def __init__(
+        self, opened: Opened, writer: LogWriter, tail_bytes_max: int, clock: Callable[[], float]
+    ) -> None:
+        self.base = (0, 0)
+        self.first_index = 1
+        self.last_index = opened.last.index
+        self.last_term = opened.last.term
+        self.end_pos = opened.last.pos + opened.last.size
+        self.chain = opened.last.chain
+        self.meta: MetaState = opened.meta_state
+        self.restarted_unclean = opened.restarted_unclean
+        self._opened = opened
+        self._files = opened.files
+        self._index = opened.index
+        self._segment_bytes = opened.files.segment_bytes
+        self._initial_chain = initial_chain(opened.meta_state.cluster_id)
+        self._writer = writer
+        self._clock = clock
+        self._tail: list[TailEntry] = []
+        self._tail_first = self.last_index + 1
+        self._tail_bytes = 0
+        self._tail_bytes_max = tail_bytes_max
+        self._pending: list[TailEntry] = []
+        self._pending_bytes = 0
+        self._cut: Cut | None = None
+        self._submitted: deque[tuple[int, int, int, float]] = deque()
+        self._submitted_end = self._durable_pos = self.end_pos
+        self._submitted_index = self._durable_index = self.last_index
+        self._last_ticket = 0
+        self._closed = False
+        writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index))
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        *,
+        cluster_id: str,
+        node_id: str,
+        segment_bytes: int,
+        disk: Disk,
+        tail_bytes_max: int = TAIL_BYTES_MAX,
+        writer: LogWriter | None = None,
+        preallocation: Preallocation | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> SegmentLog:
+        """Open the log in ``directory``, which is made if it is missing, and recover from whatever happened to it.
+
+        Args:
+            segment_bytes: length of a file; equal on all replicas and for ever, since blanks depend on it.
+            tail_bytes_max: how much of the newest entries stays in memory; unsynced ones always do.
+            writer: not started yet; None carries out every submit at once.
+            preallocation: how new files get their length; None chooses by `Preallocation.for_segment`.
+            clock: monotonic seconds, the same as in `oldest_unsynced_age`.
+
+        Raises:
+            DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
+            MetaCorrupt, StorageCorrupt: acknowledged state is damaged; the files are left as they are.
+            StorageFailed: the disk refused.
+        """
+        opened = open_directory(
+            disk,
+            directory,
+            cluster_id=cluster_id,
+            node_id=node_id,
+            segment_bytes=segment_bytes,
+            preallocation=preallocation or Preallocation.for_segment(segment_bytes),
+        )
+        return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max, clock)
+
+    @property
+    def term_runs(self) -> list[tuple[int, int]]:
+        """Runs of entries of one term: (first index, term), both ascending."""
+        return self._index.term_runs
+
+    @property
+    def durable_pos(self) -> int:
+        """Everything below is on disk: the end of the last entry whose ticket is done."""
+        self._settle()
+        return self._durable_pos
+
+    @property
+    def durable_index(self) -> int:
+        """The last entry whose ticket is done."""
+        self._settle()
+        return self._durable_index
+
+    def oldest_unsynced_age(self, now: float) -> float:
+        """Seconds since the oldest submit that is not done; 0 when all are."""
+        self._settle()
+        return max(0.0, now - self._submitted[0][3]) if self._submitted else 0.0
+
+    def position_for(self, size: int) -> int:
+        """Where the next entry of ``size`` bytes (header included) would begin.
+
+        Raises:
+            ValueError: it fits into no segment.
+        """
+        return place(self.end_pos, size, self._segment_bytes)
+
+    def append(self, kind: int, index: int, term: int, body: bytes, annotation: bytes = b"") -> TailEntry:
+        """Frame a new entry at the end of the log; it goes to the writer with the next `submit`.
+
+        Raises:
+            ValueError: it fits into no segment; nothing happened.
+        """
+        assert index == self.last_index + 1, f"entry {index} behind {self.last_index}"
+        size = HEADER_BYTES + len(body)
+        pos = place(self.end_pos, size, self._segment_bytes)
+        header, chain = frame(kind, index, term, pos, body, self.chain)
+        entry = TailEntry(index, term, kind, pos, size, chain, header, body, annotation)
+        self._push(entry)
+        return entry
+
+    def append_framed(self, ref: EntryRef, data: bytes | memoryview, annotation: bytes = b"") -> TailEntry:
+        """Append an entry that another replica framed and `scan_entries` verified.
+
+        ``data`` is header and body; the body is copied out of it, so a receive buffer may be reused.
+        """
+        size = len(data)
+        assert ref.index == self.last_index + 1, f"entry {ref.index} behind {self.last_index}"
+        assert ref.size == size, f"entry {ref.index} of {ref.size} bytes comes with {size}"
+        pos = place(self.end_pos, size, self._segment_bytes)
+        assert ref.pos == pos, f"entry {ref.index} at {ref.pos}, this log has room for it at {pos}"
+        header = bytes(data[:HEADER_BYTES])
+        body = bytes(data[HEADER_BYTES:])
+        entry = TailEntry(ref.index, ref.term, ref.kind, pos, size, ref.chain, header, body, annotation)
+        self._push(entry)
+        return entry
+
+    def truncate(self, from_index: int) -> None:
+        """Drop the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything new."""
+        assert self.first_index <= from_index, f"cut at {from_index}, the log begins at {self.first_index}"
+        assert from_index > self.meta.commit_hint, f"cut at {from_index}, committed is {self.meta.commit_hint}"
+        if from_index > self.last_index:
+            return
+        self._settle()
+        last = self.locate(from_index - 1) if from_index > self.first_index else self._base_ref()
+        end = last.pos + last.size
+        if end < self._submitted_end:
+            limit, old_end = self._submitted_end, self._submitted_end
+            steps: tuple[int, ...] = ()
+            if self._cut is not None:
+                limit, old_end, steps = self._cut.pos, self._cut.old_end, self._cut.steps
+            self._cut = Cut(last.index, (end, *self._index.anchors_behind(end, limit), *steps), old_end)
+            self._submitted_end, self._submitted_index = end, last.index
+            # A write that is still under way counts for no more than what is left of it.
+            self._durable_pos = min(self._durable_pos, end)
+            self._durable_index = min(self._durable_index, last.index)
+            self._submitted = deque(
+                (ticket, min(pos, end), min(index, last.index), at) for ticket, pos, index, at in self._submitted
+            )
+        while self._pending and self._pending[-1].index >= from_index:
+            self._pending_bytes -= self._pending.pop().size
+        while self._tail and self._tail[-1].index >= from_index:
+            self._tail_bytes -= self._tail.pop().size
+        if not self._tail:
+            self._tail_first = from_index
+        self._index.truncate(from_index)
+        self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
+
+    def submit(
+        self,
+        ticket: int,
+        *,
+        term: int | None = None,
+        voted_for: str | None = None,
+        commit_hint: int | None = None,
+    ) -> None:
+        """Hand everything since the last submit to the writer, as one operation.
+
+        Args:
+            ticket: ascending; the writer reports the newest one that is durable.
+            term: the new term, if term or vote changed; ``voted_for`` is the vote in it, or None for none.
+            commit_hint: highest index known to be committed; kept on disk now and then, never ahead of the log.
+        """
+        assert ticket > self._last_ticket, f"ticket {ticket} after {self._last_ticket}"
+        assert not self._closed, f"ticket {ticket} for a closed log"
+        assert term is not None or voted_for is None, f"a vote for {voted_for!r} without its term"
+        self._last_ticket = ticket
+        hard_state: tuple[int, str | None] | None = None
+        if term is not None:
+            assert term >= self.meta.term, f"term {term} after {self.meta.term}"
+            hard_state = (term, voted_for)
+            self.meta = msgspec.structs.replace(self.meta, term=term, voted_for=voted_for)
+        entries, nbytes, cut = self._pending, self._pending_bytes, self._cut
+        if entries:
+            self._pending, self._pending_bytes = [], 0
+            self._submitted_end, self._submitted_index = self.end_pos, self.last_index
+        self._cut = None
+        self._submitted.append((ticket, self._submitted_end, self._submitted_index, self._clock()))
+        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint))
+        if self._tail_bytes > self._tail_bytes_max:
+            self._evict()
+
+    def entry(self, index: int) -> TailEntry | None:
+        """An entry that is still in memory, or None."""
+        at = index - self._tail_first
+        return self._tail[at] if 0 <= at < len(self._tail) else None
+
+    def locate(self, index: int) -> EntryRef:
+        """Where any present entry lies. Reads the disk unless the entry is in memory.
+
+        Raises:
+            StorageCorrupt, StorageFailed: its header cannot be read.
+        """
+        assert self.first_index <= index <= self.last_index, f"no entry {index}, there are {self._range()}"
+        if (entry := self.entry(index)) is not None:
+            return EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
+        at_index, pos = self._index.anchor(index)
+        file_end = self._files.start_of(pos) + self._segment_bytes
+        window = self._files.pread(pos, min(ANCHOR_BYTES + HEADER_BYTES, file_end - pos))
+        at = 0
+        while True:
+            if at + HEADER_BYTES > len(window):
+                raise StorageCorrupt(self._path(pos), pos + at, f"no entry {at_index} within reach of {pos}")
+            kind, size, its_index, term, its_pos, _, chain, _, body_len = HEADER.unpack_from(window, at)
+            if its_index != at_index or its_pos != pos + at or size != HEADER_BYTES + body_len:
+                raise StorageCorrupt(self._path(pos), pos + at, f"expected entry {at_index}, found {its_index}")
+            if its_index == index:
+                return EntryRef(index, term, kind, its_pos, size, chain)
+            at += size
+            at_index += 1
+
+    def chain_at(self, index: int) -> int:
+        """The chain after entry ``index``; index 0 has one, too."""
+        if index == self.last_index:
+            return self.chain
+        if index == self.first_index - 1:
+            return self._initial_chain
+        if (entry := self.entry(index)) is not None:
+            return entry.chain
+        return self.locate(index).chain
+
+    def read_entries(self, first_index: int, bytes_max: int) -> tuple[list[EntryRef], bytes]:
+        """Entries from ``first_index`` on, back to back as they travel, without blanks.
+
+        As many whole ones as fit into ``bytes_max``, but at least one. Those read from disk are verified.
+
+        Raises:
+            StorageCorrupt: one of them is damaged.
+            StorageFailed: the disk refused.
+        """
+        assert self.first_index <= first_index <= self.last_index, f"no entry {first_index}, there are {self._range()}"
+        refs: list[EntryRef] = []
+        parts: list[bytes] = []
+        index, room = first_index, bytes_max
+        previous: EntryRef | None = None
+        while index <= self.last_index:
+            if (entry := self.entry(index)) is not None:
+                if refs and entry.size > room:
+                    break
+                refs.append(EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain))
+                parts += (entry.header, entry.body)
+                room -= entry.size
+                index += 1
+                continue
+            if previous is None:
+                previous = self.locate(index - 1) if index > self.first_index else self._base_ref()
+            run, data = self._read_run(previous, room, at_least_one=not refs)
+            if not run:
+                break
+            refs += run
+            parts.append(data)
+            room -= len(data)
+            previous = run[-1]
+            index = previous.index + 1
+        return refs, b"".join(parts)
+
+    def pread(self, pos: int, length: int) -> bytes:
+        """Read bytes by physical offset, wherever they are by now: in memory, on disk, or both.
+
+        Raises:
+            StorageCorrupt, StorageFailed: the disk does not give them.
+        """
+        end = pos + length
+        assert 0 <= pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
+        tail = self._tail
+        if not tail or end <= tail[0].pos:
+            return self._files.pread(pos, length)
+        if pos >= tail[0].pos:
+            return self._read_tail(pos, end)
+        # What lies between the last entry on disk and the first in memory is a blank, maybe one not written yet.
+        disk_end = self._end_before_tail()
+        head = self._files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
+        gap = self._blank_bytes(disk_end, tail[0].pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
+        return head + gap + (self._read_tail(tail[0].pos, end) if end > tail[0].pos else b"")
+
+    def close(self, clean: bool = True) -> None:
+        """Finish what was submitted and release the directory; what was not submitted is lost.
+
+        ``clean`` promises the next start that nothing can be torn. Waits for the disk. Closing again does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._writer.close(clean=clean)
+        finally:
+            self._opened.close()
+
+    def check_invariants(self) -> None:
+        """Assert that the bookkeeping agrees with itself; slow, for tests."""
+        self._settle()
+        assert self._durable_pos <= self._submitted_end <= self.end_pos, (
+            f"durable {self._durable_pos}, submitted {self._submitted_end}, end {self.end_pos}"
+        )
+        assert self._durable_index <= self._submitted_index <= self.last_index, (
+            f"durable {self._durable_index}, submitted {self._submitted_index}, last {self.last_index}"
+        )
+        assert self._tail_first + len(self._tail) == self.last_index + 1, (
+            f"{len(self._tail)} entries from {self._tail_first} in memory, last is {self.last_index}"
+        )
+        assert not self._tail or self._tail_first <= self._durable_index + 1, (
+            f"entries from {self._tail_first} in memory, durable is {self._durable_index}"
+        )
+        assert self._tail_bytes == sum(entry.size for entry in self._tail), f"tail is not {self._tail_bytes} bytes"
+        assert self._pending_bytes == sum(entry.size for entry in self._pending), (
+            f"pending is not {self._pending_bytes} bytes"
+        )
+        runs = self.term_runs
+        assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(runs)), f"runs {runs}"
+        assert self._index.term_at(self.last_index) == self.last_term, f"last term {self.last_term}, runs {runs}"
+
+    def _push(self, entry: TailEntry) -> None:
+        assert entry.term >= self.last_term, f"entry of term {entry.term} behind {self.last_term}"
+        self._index.note(entry.index, entry.term, entry.pos)
+        self._tail.append(entry)
+        self._pending.append(entry)
+        self._tail_bytes += entry.size
+        self._pending_bytes += entry.size
+        self.last_index = entry.index
+        self.last_term = entry.term
+        self.end_pos = entry.pos + entry.size
+        self.chain = entry.chain
+
+    def _settle(self) -> None:
+        """Take note of tickets that are done. The writer's thread only ever sets a number."""
+        done = self._writer.done_ticket
+        submitted = self._submitted
+        while submitted and submitted[0][0] <= done:
+            _, self._durable_pos, self._durable_index, _ = submitted.popleft()
+
+    def _evict(self) -> None:
+        """Let old synced entries go, an eighth of the cache at a time, so that the cost per entry stays small."""
+        self._settle()
+        goal = self._tail_bytes_max - self._tail_bytes_max // 8
+        count = 0
+        for entry in self._tail:
+            if self._tail_bytes <= goal or entry.index > self._durable_index:
+                break
+            self._tail_bytes -= entry.size
+            count += 1
+        del self._tail[:count]
+        self._tail_first += count
+
+    def _base_ref(self) -> EntryRef:
+        return EntryRef(0, 0, 0, 0, 0, self._initial_chain)
+
+    def _range(self) -> str:
+        return f"{self.first_index}..{self.last_index}"
+
+    def _path(self, pos: int) -> str:
+        return self._files.path(self._files.start_of(pos))
+
+    def _end_before_tail(self) -> int:
+        if self._tail_first == self.first_index:
+            return 0
+        last = self.locate(self._tail_first - 1)
+        return last.pos + last.size
+
+    def _blank_bytes(self, pos: int, end: int) -> bytes:
+        return blank(end - pos).ljust(end - pos, b"\0") if pos < end else b""
+
+    def _read_tail(self, pos: int, end: int) -> bytes:
+        tail = self._tail
+        at = bisect_right(tail, pos, key=_position) - 1
+        entry = tail[at]
+        if entry.pos + HEADER_BYTES <= pos and end <= entry.pos + entry.size:
+            begin = pos - entry.pos - HEADER_BYTES
+            return entry.body[begin : begin + end - pos]
+        first_pos = entry.pos
+        parts: list[bytes] = []
+        expected = entry.pos
+        while expected < end:
+            entry = tail[at]
+            parts += (self._blank_bytes(expected, entry.pos), entry.header, entry.body)
+            expected = entry.pos + entry.size
+            at += 1
+        return b"".join(parts)[pos - first_pos : end - first_pos]
+
+    def _read_run(self, previous: EntryRef, room: int, *, at_least_one: bool) -> tuple[list[EntryRef], bytes]:
+        """Verified entries of one file behind ``previous``, none of them in memory.
+
+        Empty when the first of them is larger than ``room``, unless there must be one.
+        """
+        files = self._files
+        pos = previous.pos + previous.size
+        file_end = files.start_of(pos) + self._segment_bytes
+        start = files.pread(pos, min(HEADER_BYTES, file_end - pos))
+        if is_blank(start, file_end - pos):
+            pos, file_end = file_end, file_end + self._segment_bytes
+            start = files.pread(pos, HEADER_BYTES)
+        size = HEADER.unpack(start)[1] if len(start) == HEADER_BYTES else 0
+        limit = file_end - BLANK_BYTES_MIN
+        if not HEADER_BYTES <= size <= limit - pos:
+            raise StorageCorrupt(self._path(pos), pos, f"entry {previous.index + 1} of {size} bytes")
+        if size > room and not at_least_one:
+            return [], b""
+        data = files.pread(pos, max(size, min(room, limit - pos)))
+        view = memoryview(data)
+        refs: list[EntryRef] = []
+        at, last = 0, previous
+        while last.index + 1 < self._tail_first and len(data) - at >= HEADER_BYTES:
+            size = HEADER.unpack_from(view, at)[1]
+            if at + size > len(data) or (refs and is_blank(view[at : at + 8], file_end - pos - at)):
+                break
+            try:
+                last = verify_entry(view, at, last.index + 1, last.term, pos + at, last.chain)
+            except FrameCorrupt as error:
+                raise StorageCorrupt(self._path(pos), pos + at, str(error)) from error
+            refs.append(last)
+            at += last.size
+        return refs, data if at == len(data) else data[:at]
+
+
+def _position(entry: TailEntry) -> int:
+    return entry.pos

@@ -1,0 +1,105 @@
+"""The vote file: term, vote, and markers of what was durable, in two slots written in turn.
+
+A slot is 4 KiB: magic, format version, sequence number, payload length, CRC-32 of all that and the payload, then the
+payload in CBOR. A write goes to the slot that does not hold the newest state, and is synced before the next one
+begins. So a crash damages one slot at most, and the other one holds the state before it: that of the last write
+which was acknowledged to anybody.
+
+A bit that flips later may take the newest slot. The writer therefore follows every change of term or vote with a
+second write within a tenth of a second, after which both slots say the same.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import cbor2
+import msgspec
+
+from raftlog.segment.disk import Disk, write_fully
+
+SLOT_BYTES: Final = 4096
+FILE_NAME: Final = "meta"
+_MAGIC: Final = b"rfqmeta\n"
+_VERSION: Final = 1
+_PREFIX = struct.Struct(">8sIQI")
+_CRC = struct.Struct(">I")
+_PAYLOAD_AT = _PREFIX.size + _CRC.size
+
+
+class MetaState(msgspec.Struct, frozen=True):
+    """What a node must remember besides its log.
+
+    ``durable_pos`` and ``commit_hint`` lag behind the truth, never ahead of it: what lies below ``durable_pos`` was
+    synced, and the entry ``commit_hint`` was committed and synced here. ``clean`` says that the log was closed in
+    order, ``boot_id`` which start of the machine wrote this.
+    """
+
+    cluster_id: str
+    node_id: str
+    segment_bytes: int
+    term: int = 0
+    voted_for: str | None = None
+    commit_hint: int = 0
+    durable_pos: int = 0
+    clean: bool = False
+    boot_id: str = ""
+
+
+def encode_slot(state: MetaState, seq: int) -> bytes:
+    """One slot, `SLOT_BYTES` long."""
+    payload = cbor2.dumps(msgspec.to_builtins(state))
+    assert len(payload) <= SLOT_BYTES - _PAYLOAD_AT, f"meta payload of {len(payload)} bytes does not fit a slot"
+    prefix = _PREFIX.pack(_MAGIC, _VERSION, seq, len(payload))
+    crc = zlib.crc32(payload, zlib.crc32(prefix))
+    return (prefix + _CRC.pack(crc) + payload).ljust(SLOT_BYTES, b"\0")
+
+
+def decode_slot(data: bytes) -> tuple[int, MetaState] | None:
+    """Sequence number and state, or None when the slot is empty, damaged, or of a version that is not known."""
+    if len(data) < _PAYLOAD_AT:
+        return None
+    magic, version, seq, length = _PREFIX.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION or length > len(data) - _PAYLOAD_AT:
+        return None
+    (crc,) = _CRC.unpack_from(data, _PREFIX.size)
+    payload = data[_PAYLOAD_AT : _PAYLOAD_AT + length]
+    if zlib.crc32(payload, zlib.crc32(data[: _PREFIX.size])) != crc:
+        return None
+    return seq, msgspec.convert(cbor2.loads(payload), MetaState)
+
+
+class MetaFile:
+    """The open vote file of a directory. ``state`` is what is durable, or None when no slot is valid."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.path = path
+        self._disk = disk
+        self._fd = disk.open(path, create=True)
+        slots = [disk.pread(self._fd, SLOT_BYTES, number * SLOT_BYTES) for number in (0, 1)]
+        decoded = [decode_slot(data) for data in slots]
+        valid = [slot for slot in decoded if slot is not None]
+        newest = max(valid, key=lambda slot: slot[0], default=None)
+        self.state: MetaState | None = None if newest is None else newest[1]
+        self._seq = 0 if newest is None else newest[0]
+        # Writing goes on in the other slot, whichever that is: after a fault the sequence need not be even.
+        self._newest_slot = 1 if newest is None else decoded.index(newest)
+        self.damaged_slots = sum(
+            slot is None and data.count(0) != len(data) for slot, data in zip(decoded, slots, strict=True)
+        )
+
+    def write(self, state: MetaState) -> None:
+        """Make ``state`` durable. After an `OSError` the object must not be used for writing again."""
+        slot = 1 - self._newest_slot
+        data = encode_slot(state, self._seq + 1)
+        write_fully(self._disk, self._fd, [data], slot * SLOT_BYTES)
+        self._disk.fdatasync(self._fd)
+        self._newest_slot = slot
+        self._seq += 1
+        self.state = state
+
+    def close(self) -> None:
+        """Close the file; nothing is written."""
+        self._disk.close(self._fd)

@@ -1,0 +1,225 @@
+"""What a log's files say after a restart, and what to do about it. Pure: bytes come from a function passed in.
+
+Theory of operation. Entries are verified from the first on, one behind the other, until a place is no entry. There,
+four questions decide between an end that a crash left and damage to what was acknowledged:
+
+- does it lie below what is known to have been durable or committed (`meta`)?
+- are there only zeros behind it?
+- is there an intact entry behind it, further away than one unsynced write reaches?
+- has a later file an intact entry? A file is not touched before the one before it is synced to its end.
+
+A torn end may be cut, because nobody was told of it. Damage must not: the entry may exist nowhere else, and its
+absence must not count in a vote.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.segment.codec import (
+    CONFIG,
+    FLAGS,
+    HEADER,
+    HEADER_BYTES,
+    NORMAL,
+    SYNC_BYTES_MAX,
+    EntryRef,
+    is_blank,
+    verify_entry,
+)
+from raftlog.segment.errors import FrameCorrupt
+from raftlog.segment.index import LogIndex
+
+Read = Callable[[int, int], bytes]
+"""``read(pos, length)``: that many bytes of one file."""
+
+WINDOW_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 64 * 1024
+_ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
+_TYPE = re.compile(rb"\x00\x00\x00[\x01-\x03]")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The first place that is no entry, and why not."""
+
+    pos: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that the decision rests on.
+
+    ``end_pos`` is the end of the last good entry, ``last_index`` its index. ``intact_behind`` is the position of an
+    intact entry that no torn write explains, if there is one. ``only_zeros`` says that nothing lies behind ``end_pos``.
+    """
+
+    stop: Stop
+    end_pos: int
+    last_index: int
+    durable_pos: int
+    commit_hint: int
+    only_zeros: bool
+    intact_behind: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The log ends in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateAt:
+    """Everything from ``pos`` on is a torn write: zero it and go on."""
+
+    pos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """Something acknowledged is damaged at ``pos``; leave everything as it is."""
+
+    pos: int
+    reason: str
+
+
+Decision = Keep | TruncateAt | Corrupt
+
+
+def decide(evidence: Evidence) -> Decision:
+    """What to do about the end of a log; the first row that fits holds.
+
+    A. Good entries end below the durable position: a sync had covered what is bad now.
+    B. Good entries end at or before an index known to be committed and synced here.
+    C. An intact entry lies behind, beyond the reach of one unsynced write: the bad place had been synced before that
+       entry was written.
+    D. Only zeros lie behind: the last write was complete.
+    E. Otherwise the last write before the crash was torn, and nobody was told that it happened.
+    """
+    stop = evidence.stop
+    if evidence.end_pos < evidence.durable_pos:
+        return Corrupt(stop.pos, f"{stop.reason}; durable up to {evidence.durable_pos}")
+    if evidence.last_index < evidence.commit_hint:
+        return Corrupt(stop.pos, f"{stop.reason}; committed up to index {evidence.commit_hint}")
+    if evidence.intact_behind is not None:
+        return Corrupt(stop.pos, f"{stop.reason}; an intact entry follows at {evidence.intact_behind}")
+    if evidence.only_zeros:
+        return Keep()
+    return TruncateAt(evidence.end_pos)
+
+
+def scan_file(
+    read: Read, start: int, segment_bytes: int, last: EntryRef, index: LogIndex
+) -> tuple[EntryRef, Stop | None]:
+    """Verify the entries of one file.
+
+    Args:
+        start: where the file begins.
+        last: the entry before the file's first one.
+        index: takes each good entry.
+
+    Returns:
+        The last good entry, and where the scan stopped, or None when the file ends in a blank and the next one follows.
+    """
+    end = start + segment_bytes
+    pos = start
+    while True:
+        window = memoryview(read(pos, min(WINDOW_BYTES, end - pos)))
+        window_pos = pos
+        while True:
+            at = pos - window_pos
+            rest = len(window) - at
+            if is_blank(window[at : at + 8], end - pos):
+                return last, None
+            if rest >= HEADER_BYTES:
+                size = HEADER.unpack_from(window, at)[1]
+                if rest < size <= end - pos:
+                    if at == 0:
+                        window = memoryview(read(pos, size))
+                        continue
+                    break
+            elif window_pos + len(window) < end:
+                break
+            try:
+                last = verify_entry(window, at, last.index + 1, last.term, pos, last.chain)
+            except FrameCorrupt as error:
+                reason = f"{error.reason}: expected {error.expected}, found {error.actual}"
+                return last, Stop(pos, reason)
+            index.note(last.index, last.term, pos)
+            pos += last.size
+
+
+def end_of_data(read: Read, pos: int, end: int) -> int:
+    """Where the last byte that is not zero ends in ``pos..end``; ``pos`` when there is none."""
+    found = pos
+    for block_pos, block in _blocks(read, pos, end):
+        found = block_pos + len(block.rstrip(b"\0"))
+    return found
+
+
+def find_intact(read: Read, pos: int, end: int) -> int | None:
+    """Position of the first intact entry that begins in ``pos..end``, wherever it may begin.
+
+    An entry names its own position, and its body has a checksum, so hardly anything else passes for one. The chain
+    cannot be checked, since what comes before is not readable.
+    """
+    # Blocks that are zero throughout are skipped; a header may begin in the last bytes of the block before.
+    for block_pos, block in _blocks(read, pos, end):
+        begin = max(pos, block_pos - HEADER_BYTES)
+        window = read(begin, min(block_pos + len(block) + HEADER_BYTES, end) - begin)
+        for match in _TYPE.finditer(window):
+            if is_intact(read, begin + match.start(), end):
+                return begin + match.start()
+    return None
+
+
+def is_intact(read: Read, pos: int, end: int) -> bool:
+    """Whether an entry begins at ``pos`` that agrees with itself, its chain aside."""
+    if end - pos < HEADER_BYTES:
+        return False
+    kind, size, _, _, its_pos, flags, _, body_crc, body_len = HEADER.unpack(read(pos, HEADER_BYTES))
+    return bool(
+        NORMAL <= kind <= CONFIG
+        and its_pos == pos
+        and flags == FLAGS
+        and size == HEADER_BYTES + body_len
+        and size <= end - pos
+        and zlib.crc32(read(pos + HEADER_BYTES, body_len)) == body_crc
+    )
+
+
+def gather(read: Read, stop: Stop, last: EntryRef, starts: list[int], segment_bytes: int) -> tuple[bool, int | None]:
+    """Look at everything behind the last good entry: whether it is all zero, and `Evidence.intact_behind`."""
+    end_pos = last.pos + last.size
+    tail_end = end_pos - end_pos % segment_bytes + segment_bytes
+    stop_start = stop.pos - stop.pos % segment_bytes
+    only_zeros = end_of_data(read, end_pos, tail_end) == end_pos
+    intact: int | None = None
+    for start in starts:
+        file_end = start + segment_bytes
+        if start == stop_start:
+            # Within the reach of one write, an intact entry behind a torn one is no surprise.
+            intact = find_intact(read, min(stop.pos + SYNC_BYTES_MAX, file_end), file_end)
+        elif start > stop_start and is_intact(read, start, file_end):
+            intact = start
+        if start >= tail_end and only_zeros:
+            only_zeros = end_of_data(read, start, file_end) == start
+        if intact is not None:
+            break
+    return only_zeros, intact
+
+
+def _blocks(read: Read, pos: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The blocks that are not all zero."""
+    while pos < end:
+        window = read(pos, min(WINDOW_BYTES, end - pos))
+        for at in range(0, len(window), _BLOCK_BYTES):
+            block = window[at : at + _BLOCK_BYTES]
+            if block != _ZERO_BLOCK[: len(block)]:
+                yield pos + at, block
+        pos += len(window)
