@@ -1,0 +1,135 @@
+"""Elections: pre-vote, vote, and the rules by which a vote is given (Raft thesis 3.4, 3.6.1, 4.2.3, 9.6)."""
+
+from __future__ import annotations
+
+from raftlog.consensus.leading import Leading
+from raftlog.consensus.messages import Denial, PreVoteReq, PreVoteResp, TimeoutNow, VoteReq, VoteResp
+from raftlog.consensus.quorum import VoteResult, vote_result
+from raftlog.consensus.types import LogId, NodeId, Role
+
+_BACKOFF_MAX = 4
+
+
+class Election(Leading):
+    """How a core comes to lead."""
+
+    # -- campaigning -------------------------------------------------------------------------------------------
+
+    @property
+    def _electable(self) -> bool:
+        return self.node_id in self._conf.voters and not self._disk_slow
+
+    @property
+    def _backoff(self) -> int:
+        """Split votes are retried soon; where writing the vote takes long, each round waits longer than the last."""
+        return int(min(2**self._failed_rounds, _BACKOFF_MAX))
+
+    def _on_silence(self) -> None:
+        """No leader was heard, or no majority answered, for as long as patience lasts."""
+        if not self._electable:
+            self._wait_for_leader()
+        else:
+            if self._role is Role.CANDIDATE:
+                self._failed_rounds += 1
+            self._ask_around()
+
+    def _ask_around(self) -> None:
+        """Start or repeat a pre-vote: would a majority elect this node? Nothing changes before it says so."""
+        self._role = Role.PRE_CANDIDATE
+        self._leader_id = None
+        self._votes = {self.node_id: True}
+        self._dirty = True
+        self._wait_to_retry()
+        if self._count_votes() is VoteResult.WON:
+            self._campaign(force=False)
+            return
+        for peer in self._peers:
+            self._post(PreVoteReq(self.node_id, peer, self._term, self._term + 1, self._log.last))
+
+    def _campaign(self, *, force: bool) -> None:
+        """Stand for election in the next term, with the own vote."""
+        assert self._electable, f"{self.node_id} must not lead, yet it campaigns in term {self._term + 1}"
+        self._enter_term(self._term + 1, self.node_id)
+        self._role = Role.CANDIDATE
+        self._leader_id = None
+        # The own vote counts before it is durable: the requests for the others wait until it is.
+        self._votes = {self.node_id: True}
+        self._dirty = True
+        self._wait_to_retry(self._backoff)
+        if self._count_votes() is VoteResult.WON:
+            self._become_leader()
+            return
+        for peer in self._peers:
+            self._post(VoteReq(self.node_id, peer, self._term, self._log.last, force))
+
+    def _count_votes(self) -> VoteResult:
+        return vote_result(self._conf.voters, self._votes)
+
+    def _on_pre_vote_resp(self, message: PreVoteResp) -> None:
+        if self._role is not Role.PRE_CANDIDATE or message.term != self._term + message.granted:
+            return
+        self._votes[message.src] = message.granted
+        if self._count_votes() is VoteResult.WON:
+            self._campaign(force=False)
+
+    def _on_vote_resp(self, message: VoteResp) -> None:
+        if self._role is not Role.CANDIDATE:
+            return
+        self._votes[message.src] = message.granted
+        if self._count_votes() is VoteResult.WON:
+            self._become_leader()
+
+    def _on_timeout_now(self, message: TimeoutNow) -> None:
+        """The leader hands over: nobody needs to be asked whether it is gone."""
+        if self._electable and self._role is not Role.LEADER:
+            self._campaign(force=True)
+
+    # -- voting ------------------------------------------------------------------------------------------------
+
+    def _follows_another(self, candidate: NodeId) -> bool:
+        """Whether there is a leader, heard within an election timeout, that ``candidate`` would disturb.
+
+        A leader that asks for votes itself leads no more.
+        """
+        if self._role is Role.LEADER:
+            return True
+        silence = self._now - self._leader_heard_at
+        return self._leader_id not in (None, candidate) and silence < self.config.election_timeout_seconds_min
+
+    def _on_pre_vote_req(self, message: PreVoteReq) -> None:
+        own = self._log.last
+        denial: Denial | None = None
+        if message.next_term <= self._term:
+            denial = Denial.STALE_TERM
+        elif self._follows_another(message.src):
+            denial = Denial.LEADER_ALIVE
+        elif not message.last.is_at_least(own):
+            denial = Denial.STALE_LOG
+        elif self._yields_to(message.src, message.last):
+            self._role = Role.FOLLOWER
+            self._dirty = True
+            self._wait_to_retry()
+        term = self._term if denial else message.next_term
+        self._post(PreVoteResp(self.node_id, message.src, term, denial is None, own, denial))
+
+    def _yields_to(self, candidate: NodeId, last: LogId) -> bool:
+        """Whether this node's own campaign would only split the vote.
+
+        A longer log goes first; between equal ones an order is needed that both sides know, and names have one.
+        """
+        if self._role is Role.CANDIDATE:
+            return last != self._log.last
+        return self._role is Role.PRE_CANDIDATE and (last != self._log.last or candidate < self.node_id)
+
+    def _on_vote_req(self, message: VoteReq) -> None:
+        denial: Denial | None = None
+        if self._voted_for not in (None, message.src) or self._leader_id is not None:
+            denial = Denial.VOTED
+        elif not message.last.is_at_least(self._log.last):
+            denial = Denial.STALE_LOG
+        elif self._voted_for is None:
+            self._voted_for = message.src
+            self._hard_state_changed = True
+        if denial is None:
+            self._become_follower(self._term, None)
+        self._post(VoteResp(self.node_id, message.src, self._term, denial is None, denial))

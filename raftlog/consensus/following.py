@@ -1,0 +1,111 @@
+"""The follower's side: taking over the leader's log (Raft thesis 3.5, 3.6)."""
+
+from __future__ import annotations
+
+from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, HeartbeatResp
+from raftlog.consensus.state import CoreState
+from raftlog.consensus.types import NodeId, Role, Span
+
+
+class Following(CoreState):
+    """What a core does with what its leader sends."""
+
+    def _follow(self, leader_id: NodeId) -> None:
+        """The leader of this term was heard."""
+        if self._role is not Role.FOLLOWER or self._leader_id != leader_id:
+            assert self._role is not Role.LEADER, f"{leader_id} and {self.node_id} both lead in term {self._term}"
+            assert self._leader_id in (None, leader_id), (
+                f"{leader_id} and {self._leader_id} both lead in term {self._term}"
+            )
+            self._become_follower(self._term, leader_id)
+        self._failed_rounds = 0
+        self._leader_heard_at = self._quiet_since = self._now
+
+    def _on_append_req(self, message: AppendReq) -> None:
+        self._follow(message.src)
+        if message.seq > self._leader_seq:
+            self._leader_seq = message.seq
+        prev = message.prev
+        # Whatever is committed here is in every later leader's log, so its terms need no comparison.
+        if prev.index > self._commit and not self._log.holds(prev):
+            if message.seq:
+                self._reject(message)
+            return
+        taken = self._take_over(message)
+        if message.commit > self._commit and self._verified > self._commit:
+            self._commit_to(min(message.commit, self._verified))
+        if not taken:
+            self._answer_due |= message.seq > 0
+            self._dirty = True
+            return
+        self._untold_bytes += taken
+        if not self.config.durable_commit or self._untold_bytes > self.config.accept_ack_bytes:
+            self._answer_due = True
+
+    def _take_over(self, message: AppendReq) -> int:
+        """Make the log agree with the request's entries; returns the bytes that were new."""
+        taken = 0
+        end = message.prev.index
+        for span in message.spans:
+            assert span.first == end + 1, f"a request with a span at {span.first} behind entry {end}"
+            assert span.term <= message.term, f"an entry of term {span.term} came from a leader of {message.term}"
+            end = span.last
+            # What this leader's log was checked against once stays equal: leaders only append.
+            if end > self._verified:
+                taken += self._take_over_span(span)
+        if end > self._verified:
+            self._verified = end
+        return taken
+
+    def _take_over_span(self, span: Span) -> int:
+        log = self._log
+        whole = span
+        if span.first != log.last_index + 1:
+            if span.first <= self._verified:
+                span = span.since(self._verified + 1)
+            first = log.first_difference(span)
+            if first > span.last:
+                return 0
+            if first <= log.last_index:
+                assert first > self._verified, (
+                    f"entry {first} of leader {self._leader_id} differs, {self._verified} was verified"
+                )
+                self._truncate(first)
+            if first > span.first:
+                span = span.since(first)
+        self._append(span, exact=span is whole)
+        return max(span.nbytes, 1)
+
+    def _reject(self, message: AppendReq) -> None:
+        hint = self._log.last_at_most(message.prev)
+        self._post(
+            AppendResp(
+                self.node_id,
+                message.src,
+                self._term,
+                message.seq,
+                False,
+                self._verified,
+                self._verified_durable,
+                hint,
+            )
+        )
+
+    def _on_heartbeat(self, message: Heartbeat) -> None:
+        self._follow(message.src)
+        # Only what was compared with this leader's log can be known to be committed by it.
+        index = min(message.commit, self._verified)
+        if index > self._commit:
+            self._commit_to(index)
+        self._post(
+            HeartbeatResp(
+                self.node_id,
+                message.src,
+                self._term,
+                message.seq,
+                message.read_round,
+                self._verified_durable,
+                not self._disk_slow,
+                self._commit,
+            )
+        )

@@ -1,0 +1,79 @@
+"""What must hold in a core after every step, and between the cores of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations
+
+from raftlog.consensus.logview import LogView
+from raftlog.consensus.state import CoreState
+from raftlog.consensus.types import Role
+
+
+def check_core(core: CoreState) -> None:
+    """Assert what one core promises itself."""
+    log, commit, durable = core._log, core._commit, core._tickets.durable
+    log.check_invariants()
+    core._tail.check_invariants()
+    last = log.last_index
+    assert log.base.index <= commit <= last, f"commit index {commit} is not within {log.base.index} to {last}"
+    assert durable <= last, f"{durable} is durable, the log ends at {last}"
+    assert core._verified <= last, f"{core._verified} was verified, the log ends at {last}"
+    assert core._told_commit <= commit, f"commit index {core._told_commit} was announced, it is {commit}"
+    assert log.last.term <= core._term, f"the log holds term {log.last.term}, the term is {core._term}"
+    assert core._tickets.done <= core._tickets.issued, f"{core._tickets.done} done of {core._tickets.issued} issued"
+    if core._role in (Role.CANDIDATE, Role.LEADER):
+        assert core._voted_for == core.node_id, (
+            f"{core.node_id} is {core._role.value} of term {core._term}, its vote is for {core._voted_for}"
+        )
+        assert core.node_id in core._conf.voters, f"{core.node_id} is {core._role.value} and no voter"
+    if core._role is Role.LEADER:
+        _check_leader(core)
+    else:
+        assert commit <= core._verified, f"{commit} is committed, only {core._verified} was verified"
+
+
+def _check_leader(core: CoreState) -> None:
+    log = core._log
+    assert log.term_at(core._term_start) == core._term, (
+        f"entry {core._term_start} opens term {core._term} and has term {log.term_at(core._term_start)}"
+    )
+    nbytes = sum(span.nbytes for span in core._uncommitted)
+    assert nbytes == core._uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {core._uncommitted_bytes}"
+    for progress in core._peers.values():
+        progress.check_invariants()
+        assert progress.next <= log.last_index + 1, (
+            f"{progress.peer}: next is {progress.next}, the log ends at {log.last_index}"
+        )
+
+
+def check_group(cores: Iterable[CoreState]) -> None:
+    """Assert what the cores of one group promise each other (Raft thesis, figure 3.2)."""
+    for one, other in combinations(cores, 2):
+        both_lead = one._role is Role.LEADER and other._role is Role.LEADER
+        assert not (both_lead and one._term == other._term), (
+            f"{one.node_id} and {other.node_id} both lead in term {one._term}"
+        )
+        agreement = _agree_up_to(one._log, other._log)
+        committed = min(one._commit, other._commit)
+        assert agreement >= committed, (
+            f"{one.node_id} and {other.node_id} differ behind entry {agreement}, both committed {committed}"
+        )
+
+
+def _agree_up_to(one: LogView, other: LogView) -> int:
+    """The last index at which both logs have the same term; asserts that they never agree again behind a difference."""
+    first = max(one.base.index, other.base.index)
+    last = min(one.last_index, other.last_index)
+    # Terms change only where a run begins, so comparing there and at the end compares everything.
+    starts = sorted({start for log in (one, other) for start, _ in log.runs() if first < start <= last} | {first})
+    agreement = last
+    for position, start in enumerate(starts):
+        if start > last:
+            break
+        end = min(starts[position + 1] - 1 if position + 1 < len(starts) else last, last)
+        if one.term_at(start) != other.term_at(start):
+            agreement = min(agreement, start - 1)
+        else:
+            assert agreement == last, f"logs differ behind entry {agreement} and agree again from {start} to {end}"
+    return agreement

@@ -1,0 +1,132 @@
+"""A leader's view of one peer: what it holds, what is under way to it, when it was last heard.
+
+``PROBE``: the logs may differ. One request is outstanding; its answer says where to go on.
+``REPLICATE``: the logs agree up to ``next - 1`` as far as is known. Requests follow one another without waiting, within
+a window of messages and bytes that the peer's ``accepted`` frees.
+
+Every change of state begins a new *epoch* of request numbers. Rejections of earlier requests are echoes of a question
+that has been answered, and are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from raftlog.consensus.types import CoreConfig, NodeId, PeerState, Span
+
+
+class Progress:
+    """State of replication to ``peer``.
+
+    ``match`` is the last index known to count for commit there; ``next`` the first one that was not sent yet.
+    ``contact_at`` is when the newest message left that the peer has certainly received.
+    """
+
+    __slots__ = (
+        "_epoch_seq",
+        "_inflight",
+        "_stamp_at",
+        "_stamp_seq",
+        "append_seq",
+        "applied",
+        "awaiting",
+        "behind_base",
+        "commit_sent",
+        "contact_at",
+        "disk_ok",
+        "fetching",
+        "inflight_bytes",
+        "match",
+        "next",
+        "peer",
+        "seq",
+        "state",
+    )
+
+    def __init__(self, peer: NodeId) -> None:
+        self.peer = peer
+        self.seq = 0
+        self._inflight: deque[tuple[int, int]] = deque()
+        self.reset(1, 0.0)
+
+    def reset(self, next_index: int, now: float) -> None:
+        """Know nothing of the peer but that its log may end where ours does."""
+        self.match = 0
+        self.commit_sent = 0
+        self.disk_ok = True
+        self.applied = 0
+        self.behind_base = False
+        self.contact_at = now
+        self._stamp_seq = 0
+        self._stamp_at = now
+        self.append_seq = 0
+        self.become_probe(next_index)
+
+    def become_probe(self, next_index: int, *, awaiting: bool = False) -> None:
+        """Ask about the entry before ``next_index``; with ``awaiting`` not before the peer gives a sign of life."""
+        assert next_index > self.match, f"{self.peer} holds {self.match}, probing from {next_index} tells nothing"
+        self.state = PeerState.PROBE
+        self.next = next_index
+        self.awaiting = awaiting
+        self._begin_epoch()
+
+    def become_replicate(self, next_index: int) -> None:
+        """Stream from ``next_index`` on."""
+        self.state = PeerState.REPLICATE
+        self.next = next_index
+        self.awaiting = False
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._epoch_seq = self.seq + 1
+        self._inflight.clear()
+        self.inflight_bytes = 0
+        self.fetching = 0
+
+    def may_send(self, config: CoreConfig) -> bool:
+        """Whether the window has room."""
+        if self.state is PeerState.PROBE:
+            return not self.awaiting
+        return self.inflight_bytes < config.inflight_bytes_max and len(self._inflight) < config.inflight_messages_max
+
+    def stamp(self, now: float) -> int:
+        """The number of a message that leaves now."""
+        self.seq += 1
+        if not self._stamp_seq:
+            self._stamp_seq = self.seq
+            self._stamp_at = now
+        return self.seq
+
+    def heard(self, seq: int) -> None:
+        """The peer has received message ``seq``."""
+        if self._stamp_seq and seq >= self._stamp_seq:
+            self.contact_at = self._stamp_at
+            self._stamp_seq = 0
+
+    def is_current(self, seq: int) -> bool:
+        """Whether message ``seq`` was sent since the last change of state."""
+        return seq >= self._epoch_seq
+
+    def sent(self, seq: int, spans: tuple[Span, ...]) -> None:
+        """Request ``seq`` with ``spans`` is on its way."""
+        self.append_seq = seq
+        if self.state is PeerState.PROBE:
+            self.awaiting = True
+        elif spans:
+            nbytes = sum([span.nbytes for span in spans])
+            self.next = spans[-1].last + 1
+            self._inflight.append((self.next - 1, nbytes))
+            self.inflight_bytes += nbytes
+
+    def accepted(self, index: int) -> None:
+        """The peer has received everything up to ``index``: that much of the window is free."""
+        inflight = self._inflight
+        while inflight and inflight[0][0] <= index:
+            self.inflight_bytes -= inflight.popleft()[1]
+
+    def check_invariants(self) -> None:
+        """match < next; bytes under way add up."""
+        assert self.match < self.next, f"{self.peer}: match {self.match} is not below next {self.next}"
+        nbytes = sum(size for _, size in self._inflight)
+        assert nbytes == self.inflight_bytes, f"{self.peer}: {nbytes} bytes under way, counted {self.inflight_bytes}"
+        assert self.state is PeerState.REPLICATE or not self._inflight, f"{self.peer}: probing with a window"

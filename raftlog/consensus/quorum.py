@@ -1,0 +1,68 @@
+"""Majorities, of one set of voters or of two at once (Raft thesis 3.5, 4.3). Pure functions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+from raftlog.consensus.types import NodeId
+
+Number = TypeVar("Number", int, float)
+
+
+class VoteResult(enum.Enum):
+    """How an election stands."""
+
+    PENDING = "pending"
+    WON = "won"
+    LOST = "lost"
+
+
+def majority(voters: int) -> int:
+    """The smallest number of nodes out of ``voters`` that any other such number overlaps."""
+    return voters // 2 + 1
+
+
+def agreed(values: Sequence[Number]) -> Number:
+    """The largest value that a majority has reached, given one value per voter.
+
+    Of match indices: the index up to which the log is committed. Of times of contact: since when a majority is heard.
+    """
+    assert values, "an empty set of voters agrees on nothing"
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def committed_index(voters: Collection[NodeId], match: Mapping[NodeId, int]) -> int:
+    """The last index that a majority of ``voters`` holds; a voter without a match index holds nothing."""
+    return agreed([match.get(voter, 0) for voter in voters])
+
+
+def joint_committed_index(
+    incoming: Collection[NodeId], outgoing: Collection[NodeId], match: Mapping[NodeId, int]
+) -> int:
+    """As `committed_index`, with majorities of both sets; an empty ``outgoing`` is no change under way."""
+    index = committed_index(incoming, match)
+    return min(index, committed_index(outgoing, match)) if outgoing else index
+
+
+def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
+    """How an election among ``voters`` stands; votes of others do not count."""
+    granted = sum(votes.get(voter, False) for voter in voters)
+    open_votes = sum(voter not in votes for voter in voters)
+    needed = majority(len(voters))
+    if granted >= needed:
+        return VoteResult.WON
+    return VoteResult.PENDING if granted + open_votes >= needed else VoteResult.LOST
+
+
+def joint_vote_result(
+    incoming: Collection[NodeId], outgoing: Collection[NodeId], votes: Mapping[NodeId, bool]
+) -> VoteResult:
+    """As `vote_result`, with majorities of both sets; an empty ``outgoing`` is no change under way."""
+    results = {vote_result(incoming, votes)}
+    if outgoing:
+        results.add(vote_result(outgoing, votes))
+    if VoteResult.LOST in results:
+        return VoteResult.LOST
+    return VoteResult.PENDING if VoteResult.PENDING in results else VoteResult.WON

@@ -1,0 +1,304 @@
+"""The consensus core: one replica's part of Raft, as a function of what happens to it.
+
+Theory of operation. A core is fed with messages, proposals, completed writes and the time; it never acts by itself.
+Inputs change its state and note what has to be done; `RaftCore.take_effects` hands that out, however many inputs it
+covers, as one write, and per peer as few messages as possible. Thus a loop that feeds everything it has before it asks
+gets batching for nothing, and equal inputs give equal outputs, which is what the simulation rests on.
+
+The core counts entries by index and knows their terms and sizes, never their content. The roles live in modules of
+their own: `state` (what all share), `leading`, `following` and `election`. The term rules, which come before any
+role's, are here.
+"""
+
+from __future__ import annotations
+
+from raftlog.consensus.effects import Effects
+from raftlog.consensus.election import Election
+from raftlog.consensus.following import Following
+from raftlog.consensus.invariants import check_core
+from raftlog.consensus.messages import (
+    AppendReq,
+    AppendResp,
+    Heartbeat,
+    HeartbeatResp,
+    Message,
+    PreVoteReq,
+    PreVoteResp,
+    TimeoutNow,
+    VoteReq,
+    VoteResp,
+)
+from raftlog.consensus.types import (
+    NONE,
+    CoreStatus,
+    LogId,
+    NodeId,
+    PeerStatus,
+    Refusal,
+    Role,
+    RoleChange,
+    Span,
+)
+
+
+class RaftCore(Election, Following):
+    """One replica of a group.
+
+    Args:
+        node_id: this replica.
+        conf: who votes.
+        hard_state: as it was persisted last.
+        term_runs: first index and term of each run of equal terms in the log, rising.
+        base: the entry before the first one in the log.
+        last_index: the last entry in the log; everything up to it is durable.
+        commit: a lower bound of what is committed, persisted as a hint at any time.
+        rng: draws the time-outs.
+        now: monotonic seconds, as in every other call.
+    """
+
+    # -- what others may know ----------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> Role:
+        """What this replica is."""
+        return self._role
+
+    @property
+    def term(self) -> int:
+        """The current term."""
+        return self._term
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        """The leader of the current term, as far as it is known and heard."""
+        return self._leader_id
+
+    @property
+    def last_index(self) -> int:
+        """The last entry of the log, durable or not."""
+        return self._log.last_index
+
+    @property
+    def last(self) -> LogId:
+        """Index and term of the last entry."""
+        return self._log.last
+
+    @property
+    def commit(self) -> int:
+        """The last entry known to be committed."""
+        return self._commit
+
+    @property
+    def durable(self) -> int:
+        """The last entry on this replica's disk."""
+        return self._tickets.durable
+
+    @property
+    def ready(self) -> bool:
+        """Whether this replica leads and knows everything that was committed before its term."""
+        return self._role is Role.LEADER and self._commit >= self._term_start
+
+    @property
+    def voters(self) -> tuple[NodeId, ...]:
+        """Who votes."""
+        return self._conf.voters
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether `take_effects` has something to hand out."""
+        return self._dirty
+
+    def status(self) -> CoreStatus:
+        """A picture of this replica for people."""
+        peers: tuple[PeerStatus, ...] = ()
+        if self._role is Role.LEADER:
+            peers = tuple(
+                PeerStatus(p.peer, p.match, p.next, p.state, self._is_active(p), p.behind_base, p.disk_ok, p.applied)
+                for p in self._peers.values()
+            )
+        return CoreStatus(
+            node_id=self.node_id,
+            role=self._role,
+            term=self._term,
+            leader_id=self._leader_id,
+            base=self._log.base,
+            last=self._log.last,
+            commit=self._commit,
+            durable=self._tickets.durable,
+            uncommitted_bytes=self._uncommitted_bytes,
+            peers=peers,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two calls."""
+        check_core(self)
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message, now: float) -> None:
+        """Take a message of a peer; late, repeated and reordered ones are harmless."""
+        self._now = now
+        if message.src not in self._peers:
+            return
+        if message.term != self._term and not self._settle_term(message):
+            return
+        # The data path comes first.
+        match message:
+            case AppendReq():
+                self._on_append_req(message)
+            case AppendResp():
+                self._on_append_resp(message)
+            case Heartbeat():
+                self._on_heartbeat(message)
+            case HeartbeatResp():
+                self._on_heartbeat_resp(message)
+            case PreVoteReq():
+                self._on_pre_vote_req(message)
+            case PreVoteResp():
+                self._on_pre_vote_resp(message)
+            case VoteReq():
+                self._on_vote_req(message)
+            case VoteResp():
+                self._on_vote_resp(message)
+            case TimeoutNow():
+                self._on_timeout_now(message)
+
+    def propose(self, count: int, nbytes: int, now: float) -> int | Refusal:
+        """Append ``count`` entries of ``nbytes`` bytes in sum; returns the index of the first, or why not.
+
+        Once accepted they may become committed whatever happens next; `Effects.commit` and `Effects.failed_from` say
+        what became of them.
+        """
+        assert count > 0, f"{count} entries were proposed"
+        self._now = now
+        if self._role is not Role.LEADER:
+            return Refusal.NOT_LEADER
+        if self._uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
+            return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
+        first = self._log.last_index + 1
+        self._append_own(Span(first, first + count - 1, self._term, nbytes))
+        self._shell_last = self._log.last_index
+        return first
+
+    def storage_done(self, ticket: int, now: float) -> None:
+        """Everything up to ``ticket`` is durable; a ticket that is known to be done changes nothing."""
+        self._now = now
+        self._disk_slow = False
+        advanced = self._tickets.complete(ticket)
+        if self._release_held() and self._role is Role.CANDIDATE:
+            # The vote requests leave only now, so the round begins now.
+            self._wait_to_retry(self._backoff)
+        if not advanced:
+            return
+        if self._role is Role.LEADER:
+            self._advance_commit()
+        elif self._verified_durable > self._told_durable:
+            self._answer_due = True
+            self._dirty = True
+
+    def tick(self, now: float) -> None:
+        """Let the time-out happen that is due, if one is."""
+        self._now = now
+        if now < self.next_deadline():
+            return
+        if self._role is Role.LEADER:
+            self._beat()
+        else:
+            self._on_silence()
+
+    def next_deadline(self) -> float:
+        """When `tick` must be called at the latest."""
+        return self._heartbeat_at if self._role is Role.LEADER else self._quiet_since + self._patience
+
+    def peer_lost(self, peer: NodeId, now: float) -> None:
+        """The process of ``peer`` has ended for certain. If it led, nobody needs to wait for its silence."""
+        self._now = now
+        if self._role is Role.LEADER:
+            if (progress := self._peers.get(peer)) is not None:
+                self._probe(progress, progress.match + 1, awaiting=True)
+        elif peer == self._leader_id:
+            self._become_follower(self._term, None)
+            if self._electable:
+                self._ask_around()
+
+    def disk_slow(self, age_seconds: float, now: float) -> None:
+        """The oldest write is ``age_seconds`` old: do not lead, nor try to, until `storage_done` is called."""
+        assert age_seconds > 0, f"a write {age_seconds} s old is not slow"
+        self._now = now
+        if not self._peers:
+            return
+        self._disk_slow = True
+        if self._role is Role.LEADER:
+            self._hand_over()
+        elif self._role is not Role.FOLLOWER:
+            self._become_follower(self._term, None)
+
+    def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
+        """The spans that `Effects.fetch` asked for, from exactly that entry on; empty if they are gone."""
+        self._now = now
+        if self._role is Role.LEADER:
+            self._take_fetched(self._peers[peer], tuple(spans))
+
+    def compact(self, index: int, now: float) -> None:
+        """The log's committed entries up to ``index`` were deleted."""
+        self._now = now
+        assert index <= self._commit, f"entries up to {index} were deleted, {self._commit} is committed"
+        self._log.compact(index)
+        self._tail.compact(index)
+        if self._role is Role.LEADER:
+            for progress in self._peers.values():
+                if progress.next <= index:
+                    progress.behind_base = True
+                    self._probe(progress, progress.next, awaiting=True)
+
+    def take_effects(self) -> Effects:
+        """Everything to be done since the last call; see `Effects` for the order in which it may be done."""
+        effects = Effects()
+        if self._role is Role.LEADER:
+            self._replicate()
+        elif self._answer_due:
+            self._answer_appends()
+        effects.storage = self._issue_storage()
+        if self._outbox or self._released:
+            effects.send = self._leaving()
+        if self._fetches:
+            effects.fetch = self._fetches
+            self._fetches = []
+        if self._commit != self._told_commit:
+            effects.commit = self._told_commit = self._commit
+        told = self._told_role
+        if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
+            effects.role = self._told_role = RoleChange(self._role, self._term, self._leader_id)
+        effects.failed_from, self._failed_from = self._failed_from, None
+        self._dirty = False
+        return effects
+
+    # -- terms -------------------------------------------------------------------------------------------------
+
+    def _settle_term(self, message: Message) -> bool:
+        """Deal with a message of another term; returns whether it is then handled as one of the current term."""
+        if message.term < self._term:
+            return self._answer_old_term(message)
+        leader_id = None
+        match message:
+            case PreVoteReq() | PreVoteResp(granted=True):
+                return True
+            case VoteReq(force=False) if self._follows_another(message.src):
+                return False
+            case AppendReq() | Heartbeat() | TimeoutNow():
+                leader_id = message.src
+            case _:
+                pass
+        self._become_follower(message.term, leader_id)
+        if isinstance(message, PreVoteResp):
+            # Only the term stood in the way, so there is no reason to wait long before asking again.
+            self._wait_to_retry()
+        return True
+
+    def _answer_old_term(self, message: Message) -> bool:
+        """Tell a leader or candidate of an older term that it is outdated; everything else is dropped."""
+        if isinstance(message, AppendReq):
+            self._post(AppendResp(self.node_id, message.src, self._term, message.seq, False, 0, 0, NONE))
+        elif isinstance(message, Heartbeat):
+            self._post(HeartbeatResp(self.node_id, message.src, self._term, message.seq, message.read_round, 0))
+        return isinstance(message, PreVoteReq)

@@ -1,0 +1,262 @@
+"""What every role of a core shares: its log, its hard state, and what waits to be written or sent."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from raftlog.consensus.effects import Fetch, StorageOp
+from raftlog.consensus.logview import LogView
+from raftlog.consensus.messages import AppendReq, AppendResp, Message
+from raftlog.consensus.progress import Progress
+from raftlog.consensus.tail import Tail
+from raftlog.consensus.tickets import Tickets
+from raftlog.consensus.types import (
+    ConfState,
+    CoreConfig,
+    HardState,
+    LogId,
+    NodeId,
+    Role,
+    RoleChange,
+    Span,
+)
+
+
+class CoreState:
+    """State of a core and the steps from which the roles are made; see `RaftCore` for the whole."""
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        conf: ConfState,
+        config: CoreConfig,
+        hard_state: HardState,
+        term_runs: Sequence[tuple[int, int]],
+        base: LogId,
+        last_index: int,
+        commit: int,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        self.node_id = node_id
+        self.config = config
+        self._conf = conf
+        self._rng = rng
+        self._now = now
+        self._peers: dict[NodeId, Progress] = {voter: Progress(voter) for voter in conf.voters if voter != node_id}
+        self._log = LogView(base, term_runs, last_index)
+        self._tail = Tail(config.tail_bytes_max, config.tail_spans_max)
+        self._tickets = Tickets(last_index)
+        self._commit = max(base.index, min(commit, last_index))
+
+        # A crash may keep entries of a term and lose the hard state written with them. No vote of that term can have
+        # left then, since it waits for the same write: the term may be taken from the log, with the vote still free.
+        self._term = max(hard_state.term, self._log.last.term)
+        self._voted_for = hard_state.voted_for if self._term == hard_state.term else None
+        self._hard_state_changed = self._term != hard_state.term
+        self._role = Role.FOLLOWER
+        self._leader_id: NodeId | None = None
+
+        # A follower: how far its log was checked against this term's leader, and what that leader was told.
+        self._verified = self._commit
+        self._leader_seq = 0
+        self._told_durable = 0
+        self._untold_bytes = 0
+        self._answer_due = False
+        self._leader_heard_at = float("-inf")
+
+        # Elections: silence since ``_quiet_since`` for ``_patience`` seconds starts one.
+        self._quiet_since = now
+        self._patience = 0.0
+        self._votes: dict[NodeId, bool] = {}
+        self._failed_rounds = 0
+        self._disk_slow = False
+
+        # A leader: where its term begins, what is not committed yet, and when it beats next.
+        self._term_start = 0
+        self._uncommitted: deque[Span] = deque()
+        self._uncommitted_bytes = 0
+        self._heartbeat_at = now
+
+        # Output. ``_shell_last`` is where the log ends outside, with the entries that a leader proposed itself.
+        self._dirty = self._hard_state_changed
+        self._new_spans: list[Span] = []
+        self._truncate_from: int | None = None
+        self._shell_last = last_index
+        self._outbox: list[Message] = []
+        self._held: deque[tuple[int, Message]] = deque()
+        self._released: list[Message] = []
+        self._fetches: list[Fetch] = []
+        self._told_commit = self._commit
+        self._told_role = RoleChange(self._role, self._term, None)
+        self._failed_from: int | None = None
+
+        self._wait_for_leader()
+
+    # -- the log -----------------------------------------------------------------------------------------------
+
+    def _append(self, span: Span, *, exact: bool = True) -> None:
+        """Add entries to the log and to what must be written; not ``exact`` if ``span.nbytes`` is an estimate."""
+        log = self._log
+        assert span.first == log.last_index + 1, f"entry {span.first} appended to a log that ends at {log.last_index}"
+        log.append(span.last, span.term)
+        if exact:
+            self._tail.append(span, self._commit)
+        else:
+            self._tail.clear()
+        self._new_spans.append(span)
+        self._dirty = True
+
+    def _truncate(self, first: int) -> None:
+        """Cut the log's end off, wherever it got to already."""
+        assert first > self._commit, f"entries from {first} were to be cut, {self._commit} is committed"
+        assert self._role is not Role.LEADER, f"the leader of term {self._term} was to cut its own log at {first}"
+        self._log.truncate(first)
+        self._tail.truncate(first)
+        self._tickets.truncate(first - 1)
+        spans = self._new_spans
+        while spans and spans[-1].last >= first:
+            span = spans.pop()
+            if span.first < first:
+                spans.append(span.up_to(first - 1))
+        if first <= self._shell_last:
+            self._shell_last = first - 1
+            if self._truncate_from is None or first < self._truncate_from:
+                self._truncate_from = first
+        self._dirty = True
+
+    def _commit_to(self, index: int) -> None:
+        """Entries up to ``index`` are decided."""
+        assert self._commit < index <= self._log.last_index, (
+            f"commit index {self._commit} cannot move to {index}, the log ends at {self._log.last_index}"
+        )
+        self._commit = index
+        self._dirty = True
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0].last <= index:
+            self._uncommitted_bytes -= uncommitted.popleft().nbytes
+
+    @property
+    def _verified_durable(self) -> int:
+        """How much of this term's leader's log is on this replica's disk."""
+        return min(self._tickets.durable, self._verified)
+
+    # -- roles and terms ---------------------------------------------------------------------------------------
+
+    def _become_follower(self, term: int, leader_id: NodeId | None) -> None:
+        """Follow ``leader_id``, or wait for a leader of ``term`` to show up."""
+        if self._role is Role.LEADER:
+            self._give_up_proposals()
+        if term > self._term:
+            self._enter_term(term, None)
+        assert term == self._term, f"term {term} after term {self._term}"
+        self._role = Role.FOLLOWER
+        self._leader_id = leader_id
+        self._dirty = True
+        self._wait_for_leader()
+
+    def _give_up_proposals(self) -> None:
+        first = max(self._commit + 1, self._term_start)
+        if first <= self._log.last_index and (self._failed_from is None or first < self._failed_from):
+            self._failed_from = first
+        self._uncommitted.clear()
+        self._uncommitted_bytes = 0
+        self._verified = self._commit
+        # They may name entries that the next leader cuts off before this step's messages are sent.
+        self._outbox = [m for m in self._outbox if type(m) is not AppendReq]
+        self._fetches.clear()
+
+    def _enter_term(self, term: int, voted_for: NodeId | None) -> None:
+        assert term > self._term, f"term {term} does not follow term {self._term}"
+        self._term = term
+        self._voted_for = voted_for
+        self._hard_state_changed = True
+        # Of the log only the committed part is certain to be what the leader of the new term has.
+        self._verified = self._commit
+        self._leader_seq = 0
+        self._told_durable = 0
+        self._untold_bytes = 0
+        self._answer_due = False
+
+    def _wait_for_leader(self) -> None:
+        """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody."""
+        config = self.config
+        self._quiet_since = self._now
+        self._patience = (
+            self._rng.uniform(config.election_timeout_seconds_min, config.election_timeout_seconds_max)
+            if self._peers
+            else 0.0
+        )
+
+    def _wait_to_retry(self, factor: int = 1) -> None:
+        """Wait a short while before the next round of an election."""
+        config = self.config
+        self._quiet_since = self._now
+        self._patience = factor * self._rng.uniform(config.vote_retry_seconds_min, config.vote_retry_seconds_max)
+
+    # -- output ------------------------------------------------------------------------------------------------
+
+    def _post(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._dirty = True
+
+    def _answer_appends(self) -> None:
+        """Tell the leader once how far its log got here, however many requests and writes that covers."""
+        self._answer_due = False
+        if self._role is not Role.FOLLOWER or self._leader_id is None:
+            return
+        self._told_durable = self._verified_durable
+        self._untold_bytes = 0
+        self._outbox.append(
+            AppendResp(
+                self.node_id,
+                self._leader_id,
+                self._term,
+                self._leader_seq,
+                True,
+                self._verified,
+                self._told_durable,
+                self._log.last,
+            )
+        )
+
+    def _issue_storage(self) -> StorageOp | None:
+        """What must be written since the last ticket."""
+        if not (self._new_spans or self._hard_state_changed or self._truncate_from is not None):
+            return None
+        hard_state = HardState(self._term, self._voted_for) if self._hard_state_changed else None
+        ticket = self._tickets.issue(self._log.last_index, with_hard_state=hard_state is not None)
+        op = StorageOp(ticket, self._truncate_from, tuple(self._new_spans), hard_state)
+        self._new_spans.clear()
+        self._truncate_from = None
+        self._hard_state_changed = False
+        self._shell_last = self._log.last_index
+        return op
+
+    def _leaving(self) -> Sequence[Message]:
+        """Messages that may leave now; while term or vote are not durable, new ones are held."""
+        outbox = self._outbox
+        if outbox and not self._tickets.hard_state_durable:
+            ticket = self._tickets.issued
+            self._held.extend([(ticket, message) for message in outbox])
+            outbox.clear()
+        if self._released:
+            outbox = self._released + outbox
+            self._released = []
+        self._outbox = []
+        return outbox
+
+    def _release_held(self) -> bool:
+        """Let go what waited for completed tickets, unless its term is over; returns whether anything was held."""
+        held = self._held
+        if not held or held[0][0] > self._tickets.done:
+            return False
+        while held and held[0][0] <= self._tickets.done:
+            message = held.popleft()[1]
+            if message.term >= self._term:
+                self._released.append(message)
+        self._dirty = True
+        return True

@@ -1,0 +1,101 @@
+"""The spans at the end of a log, from which a leader builds what it sends."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+
+from raftlog.consensus.types import Span
+
+
+class Tail:
+    """Whole spans without gaps up to the end of the log, bounded in bytes and in number.
+
+    A span that had to be cut has no exact size any more; rather than remember a guess, the tail then forgets
+    everything and starts anew behind it.
+    """
+
+    __slots__ = ("_bytes_max", "_firsts", "_head", "_spans", "_spans_max", "nbytes")
+
+    def __init__(self, bytes_max: int, spans_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._spans_max = spans_max
+        self._spans: list[Span] = []
+        self._firsts: list[int] = []
+        # Spans before the head are forgotten; they leave the lists when they are half of them.
+        self._head = 0
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._spans) - self._head
+
+    def append(self, span: Span, commit: int) -> None:
+        """Add the log's new end; spans that are committed up to ``commit`` may be forgotten to stay within bounds."""
+        spans = self._spans
+        assert len(spans) == self._head or spans[-1].last + 1 == span.first, (
+            f"span at {span.first} leaves a gap behind {spans[-1].last}"
+        )
+        spans.append(span)
+        self._firsts.append(span.first)
+        self.nbytes += span.nbytes
+        while (self.nbytes > self._bytes_max or len(spans) - self._head > self._spans_max) and (
+            spans[self._head].last <= commit
+        ):
+            self.nbytes -= spans[self._head].nbytes
+            self._head += 1
+        if self._head > 64 and self._head * 2 > len(spans):
+            del spans[: self._head], self._firsts[: self._head]
+            self._head = 0
+
+    def clear(self) -> None:
+        """Forget everything; the next span may begin anywhere."""
+        self._spans.clear()
+        self._firsts.clear()
+        self._head = 0
+        self.nbytes = 0
+
+    def truncate(self, first: int) -> None:
+        """Forget the entries from ``first`` on."""
+        spans = self._spans
+        while len(spans) > self._head and spans[-1].last >= first:
+            span = spans.pop()
+            self._firsts.pop()
+            self.nbytes -= span.nbytes
+            if span.first < first:
+                self.clear()
+
+    def compact(self, index: int) -> None:
+        """Forget every span that begins at or before ``index``."""
+        keep = max(bisect_right(self._firsts, index, self._head), self._head)
+        self.nbytes -= sum(span.nbytes for span in self._spans[self._head : keep])
+        self._head = keep
+
+    def after(self, index: int) -> list[Span]:
+        """Every remembered span that ends behind ``index``."""
+        start = max(bisect_right(self._firsts, index, self._head) - 1, self._head)
+        return [span for span in self._spans[start:] if span.last > index]
+
+    def chunk(self, first: int, bytes_max: int) -> tuple[Span, ...]:
+        """Spans from the one that holds ``first`` on: at least one, and no further one beyond ``bytes_max``.
+
+        Empty when that span is forgotten. The first span may begin before ``first``, since it cannot be cut.
+        """
+        spans = self._spans
+        start = bisect_right(self._firsts, first, self._head) - 1
+        if start < self._head:
+            return ()
+        end = start + 1
+        if end == len(spans):
+            return (spans[start],)
+        nbytes = spans[start].nbytes
+        while end < len(spans) and (nbytes := nbytes + spans[end].nbytes) <= bytes_max:
+            end += 1
+        return tuple(spans[start:end])
+
+    def check_invariants(self) -> None:
+        """Spans join without gaps and their bytes add up."""
+        spans = self._spans[self._head :]
+        for before, span in itertools.pairwise(spans):
+            assert before.last + 1 == span.first, f"span at {span.first} follows one that ends at {before.last}"
+        nbytes = sum(span.nbytes for span in spans)
+        assert nbytes == self.nbytes, f"spans hold {nbytes} bytes, counted were {self.nbytes}"

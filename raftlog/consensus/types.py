@@ -1,0 +1,207 @@
+"""Values of the consensus core: identities, positions in the log, membership and settings."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, NewType
+
+import msgspec
+
+NodeId = NewType("NodeId", str)
+
+
+class Role(enum.Enum):
+    """What a replica is at the moment."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class EntryKind(enum.IntEnum):
+    """What an entry is for."""
+
+    NORMAL = 1
+    NOOP = 2
+    CONFIG = 3
+
+
+class Refusal(enum.Enum):
+    """Why a proposal was not taken; nothing happened."""
+
+    NOT_LEADER = "not leader"
+    NOT_READY = "not ready"
+    BUSY = "busy"
+    TOO_LARGE = "too large"
+    TRANSFERRING = "leadership is being handed over"
+    DISK_FULL = "disk full"
+
+
+class PeerState(enum.Enum):
+    """How a leader sends to a peer: one message at a time until the logs agree, or a window of them."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+
+
+class LogId(msgspec.Struct, frozen=True, gc=False):
+    """A position in the log together with the term of the entry there. The first index is 1."""
+
+    index: int
+    term: int
+
+    def is_at_least(self, other: LogId) -> bool:
+        """Whether a log that ends here is as up to date as one that ends at ``other`` (Raft thesis 3.6.1)."""
+        return self.term > other.term or (self.term == other.term and self.index >= other.index)
+
+
+NONE: Final = LogId(0, 0)
+"""Before the first entry."""
+
+NOOP_BYTES: Final = 48
+"""Size of an entry without a body."""
+
+
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive entries ``first`` to ``last`` (both included) of one term and kind, ``nbytes`` in sum.
+
+    In a span that was cut out of a larger one ``nbytes`` is an estimate, since the core does not know single entries.
+    """
+
+    first: int
+    last: int
+    term: int
+    nbytes: int
+    kind: EntryKind = EntryKind.NORMAL
+
+    def up_to(self, last: int) -> Span:
+        """The part that ends at ``last``."""
+        return self._part(self.first, last)
+
+    def since(self, first: int) -> Span:
+        """The part that begins at ``first``."""
+        return self._part(first, self.last)
+
+    def _part(self, first: int, last: int) -> Span:
+        assert self.first <= first <= last <= self.last, (
+            f"entries {first} to {last} are not within {self.first} to {self.last}"
+        )
+        nbytes = self.nbytes * (last - first + 1) // (self.last - self.first + 1)
+        return Span(first, last, self.term, nbytes, self.kind)
+
+
+class ConfState(msgspec.Struct, frozen=True):
+    """Who votes: 1, 3 or 5 nodes, fixed for the lifetime of a group.
+
+    Raises:
+        ValueError: another number of voters, or one of them twice.
+    """
+
+    voters: tuple[NodeId, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.voters) not in (1, 3, 5):
+            raise ValueError(f"a group has 1, 3 or 5 voters, not {len(self.voters)}: {', '.join(self.voters)}")
+        if len(set(self.voters)) != len(self.voters):
+            raise ValueError(f"a voter is named twice: {', '.join(self.voters)}")
+
+
+class HardState(msgspec.Struct, frozen=True, gc=False):
+    """What a replica must never forget: its term, and whom it voted for in it (Raft thesis 3.8)."""
+
+    term: int = 0
+    voted_for: NodeId | None = None
+
+
+class RoleChange(msgspec.Struct, frozen=True, gc=False):
+    """Role, term and known leader of this replica from now on."""
+
+    role: Role
+    term: int
+    leader_id: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Timing and limits of a core, checked against one another.
+
+    A window (``inflight_*``) is per peer. ``tail_*`` bounds what the core remembers of the end of the log; older
+    parts are asked for by `Effects.fetch`, of which at most ``catch_up_bytes_max`` are under way per peer.
+    ``durable_commit`` commits what is on the disks of a majority; without it, being received by a majority is enough.
+
+    Raises:
+        ValueError: two settings contradict each other.
+    """
+
+    heartbeat_seconds: float = 0.2
+    election_timeout_seconds_min: float = 1.5
+    election_timeout_seconds_max: float = 3.0
+    vote_retry_seconds_min: float = 0.2
+    vote_retry_seconds_max: float = 0.5
+    append_bytes_max: int = 256 * 1024
+    inflight_messages_max: int = 256
+    inflight_bytes_max: int = 16 * 1024 * 1024
+    uncommitted_bytes_max: int = 64 * 1024 * 1024
+    accept_ack_bytes: int = 1024 * 1024
+    tail_bytes_max: int = 64 * 1024 * 1024
+    tail_spans_max: int = 65_536
+    catch_up_bytes_max: int = 2 * 1024 * 1024
+    durable_commit: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < 2 * self.heartbeat_seconds < self.election_timeout_seconds_min:
+            raise ValueError(
+                f"two heartbeats of {self.heartbeat_seconds} s must fit into the election timeout of "
+                f"{self.election_timeout_seconds_min} s"
+            )
+        for name, low, high in (
+            ("election timeout", self.election_timeout_seconds_min, self.election_timeout_seconds_max),
+            ("vote retry", self.vote_retry_seconds_min, self.vote_retry_seconds_max),
+        ):
+            if not 0 < low < high:
+                raise ValueError(f"{name}: {low} s must be above 0 and below {high} s")
+        for name in ("append_bytes_max", "inflight_messages_max", "uncommitted_bytes_max", "tail_spans_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
+        if self.inflight_bytes_max < self.append_bytes_max:
+            raise ValueError(
+                f"a window of {self.inflight_bytes_max} bytes is smaller than one message ({self.append_bytes_max})"
+            )
+        # A follower stays silent until that much has come in, so a smaller window would wait for its disk each time.
+        if not 0 <= self.accept_ack_bytes < min(self.inflight_bytes_max, self.catch_up_bytes_max):
+            raise ValueError(
+                f"acknowledging every {self.accept_ack_bytes} bytes needs larger windows than "
+                f"{self.inflight_bytes_max} (in flight) and {self.catch_up_bytes_max} (catching up)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A leader's view of a peer; ``active`` means that it answered within an election timeout."""
+
+    peer: NodeId
+    match: int
+    next: int
+    state: PeerState
+    active: bool
+    behind_base: bool
+    disk_ok: bool
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """A replica's view of itself, and of its peers while it leads."""
+
+    node_id: NodeId
+    role: Role
+    term: int
+    leader_id: NodeId | None
+    base: LogId
+    last: LogId
+    commit: int
+    durable: int
+    uncommitted_bytes: int
+    peers: tuple[PeerStatus, ...]
