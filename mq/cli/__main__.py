@@ -1,0 +1,6 @@
+"""`python -m mq.cli` is `raftmq`."""
+
+from mq.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The command line: one typer application, one module per group of commands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from mq.cli import demo, dev, messages, servers, status, topics
+from mq.cli.errors import EXIT_REFUSED, CommandFailed
+
+app = typer.Typer(
+    name="raftmq",
+    help="A message broker that speaks the RocketMQ protocol and keeps every message in a Raft log.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("namesrv")(servers.namesrv)
+app.command("broker")(servers.broker)
+app.command("dev")(dev.dev)
+app.command("demo")(demo.demo)
+app.command("produce")(messages.produce)
+app.command("consume")(messages.consume)
+app.command("status")(status.status)
+app.add_typer(topics.app, name="topic")
+
+
+def main() -> None:
+    """Run the command that ``sys.argv`` names; ends the process with its exit code."""
+    if not __debug__:
+        print("raftmq: assertions guard the log; start Python without -O and PYTHONOPTIMIZE", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)
+    try:
+        app()
+    except CommandFailed as failed:
+        print(f"raftmq: {failed}", file=sys.stderr)
+        sys.exit(failed.exit_code)

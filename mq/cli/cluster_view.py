@@ -1,0 +1,179 @@
+"""What a cluster says of itself: the name servers' list of brokers, and each broker's own figures, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import trio
+
+from mq.cli.errors import EXIT_FAILED, CommandFailed
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+
+UNREACHABLE = "unreachable"
+ANSWER_SECONDS = 3.0
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Turn what the client raises, and addresses it cannot read, into a message and an exit code."""
+    try:
+        yield
+    except ClientError as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica of a group. Numbers are None when nobody who knows them answers.
+
+    ``lag_entries`` counts log entries that the leader has and this replica has not stored; ``lag_bytes`` is the
+    distance between the leader's commit position and this replica's.
+    """
+
+    node_id: str
+    address: str | None
+    role: str
+    term: int | None = None
+    last_index: int | None = None
+    commit_index: int | None = None
+    applied_index: int | None = None
+    commit_position: int | None = None
+    lag_entries: int | None = None
+    lag_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """A broker group: one Raft group. ``leader`` is a node id, or None while there is none."""
+
+    cluster: str
+    group: str
+    durability: str | None
+    leader: str | None
+    replicas: tuple[ReplicaStatus, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAnswer:
+    """A broker as the name server lists it, and its figures (request code 28), or None when it did not answer."""
+
+    cluster: str
+    group: str
+    broker_id: int
+    address: str
+    figures: Mapping[str, str] | None
+
+
+def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
+    """The answers of all brokers, put together by group: pure."""
+    groups: dict[tuple[str, str], list[BrokerAnswer]] = {}
+    for answer in answers:
+        groups.setdefault((answer.cluster, answer.group), []).append(answer)
+    return [_group_status(cluster, group, members) for (cluster, group), members in sorted(groups.items())]
+
+
+def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> GroupStatus:
+    # Of two that call themselves leader the higher term is right; the other one has not heard of it yet.
+    leading = [a.figures for a in answers if a.figures is not None and a.figures.get("raftmq.role") == "leader"]
+    leader = max(leading, key=lambda figures: _number(figures, "term") or 0, default=None)
+    peers: dict[str, dict[str, object]] = json.loads(leader.get("raftmq.peers", "{}")) if leader else {}
+    replicas = []
+    for answer in sorted(answers, key=lambda a: a.broker_id):
+        if answer.figures is None:
+            replicas.append(ReplicaStatus(f"id {answer.broker_id}", answer.address, UNREACHABLE))
+        else:
+            replicas.append(_replica_status(answer.address, answer.figures, leader, peers))
+    replicas += _silent_peers(replicas, leader, peers)
+    durability = next((a.figures.get("raftmq.durability") for a in answers if a.figures is not None), None)
+    return GroupStatus(
+        cluster=cluster,
+        group=group,
+        durability=durability,
+        leader=leader.get("raftmq.nodeId") if leader else None,
+        replicas=tuple(sorted(replicas, key=lambda replica: replica.node_id)),
+    )
+
+
+def _replica_status(
+    address: str,
+    figures: Mapping[str, str],
+    leader: Mapping[str, str] | None,
+    peers: Mapping[str, Mapping[str, object]],
+) -> ReplicaStatus:
+    node_id = figures.get("raftmq.nodeId", "?")
+    commit_position = _number(figures, "commitPosition")
+    lag_entries = lag_bytes = None
+    if leader is not None:
+        leader_last, leader_position = _number(leader, "lastIndex"), _number(leader, "commitPosition")
+        stored = 0 if figures is leader else None
+        match = peers.get(node_id, {}).get("matchIndex")
+        if stored is None and leader_last is not None and isinstance(match, int):
+            stored = max(0, leader_last - match)
+        lag_entries = stored
+        if leader_position is not None and commit_position is not None:
+            lag_bytes = max(0, leader_position - commit_position)
+    return ReplicaStatus(
+        node_id=node_id,
+        address=address,
+        role=figures.get("raftmq.role", "?"),
+        term=_number(figures, "term"),
+        last_index=_number(figures, "lastIndex"),
+        commit_index=_number(figures, "commitIndex"),
+        applied_index=_number(figures, "appliedIndex"),
+        commit_position=commit_position,
+        lag_entries=lag_entries,
+        lag_bytes=lag_bytes,
+    )
+
+
+def _silent_peers(
+    seen: list[ReplicaStatus], leader: Mapping[str, str] | None, peers: Mapping[str, Mapping[str, object]]
+) -> list[ReplicaStatus]:
+    """Members that the leader counts and no name server lists: a replica that died is forgotten there at once."""
+    if leader is None:
+        return []
+    last_index = _number(leader, "lastIndex")
+    known = {replica.node_id for replica in seen}
+    silent = []
+    for node_id, peer in peers.items():
+        match = peer.get("matchIndex")
+        if node_id not in known and not (peer.get("active") and UNREACHABLE in {r.role for r in seen}):
+            lag = max(0, last_index - match) if isinstance(match, int) and last_index is not None else None
+            silent.append(ReplicaStatus(node_id, None, UNREACHABLE, lag_entries=lag))
+    return silent
+
+
+def _number(figures: Mapping[str, str], name: str) -> int | None:
+    text = figures.get(f"raftmq.{name}", "")
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+async def ask_cluster(namesrv: str) -> list[GroupStatus]:
+    """Ask a name server for the brokers and every broker for its figures, all at once. Raises ClientError."""
+    answers: list[BrokerAnswer] = []
+    async with Admin(namesrv) as admin, trio.open_nursery() as nursery:
+        info = await admin.cluster_info()
+
+        async def ask(cluster: str, group: str, broker_id: int, address: str) -> None:
+            figures: Mapping[str, str] | None = None
+            with trio.move_on_after(ANSWER_SECONDS):
+                try:
+                    figures = await admin.broker_runtime(address)
+                except ClientError:
+                    figures = None  # shown as unreachable, which is what it is
+            answers.append(BrokerAnswer(cluster, group, broker_id, address, figures))
+
+        for data in info.brokers.values():
+            for broker_id, address in data.broker_addrs.items():
+                nursery.start_soon(ask, data.cluster, data.broker_name, broker_id, address)
+    return group_statuses(answers)

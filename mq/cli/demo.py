@@ -1,0 +1,313 @@
+"""`raftmq demo`: real messages through a group of three, the leader killed in the middle, and the sum at the end.
+
+The parent sends, kills and counts; name server, replicas and the two consumers are processes of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import mq
+from mq.cli.cluster_view import client_errors
+from mq.cli.demo_consumer import parse_line
+from mq.cli.demo_text import source_directory, source_lines, tag_of
+from mq.cli.demo_verdict import History, Queue, Verdict
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+from mq.client.message import Message, SendResult
+from mq.client.producer import Producer
+
+TOPIC = "Demo"
+QUEUES = 8
+CONSUMER_GROUP = "demo_readers"
+CONSUMERS = ("consumer 1", "consumer 2")
+
+IN_FLIGHT_MAX = 512
+SEND_SECONDS_MAX = 60.0
+STALLED_SECONDS_MAX = 60.0
+
+
+def demo(
+    lines: Annotated[int, typer.Option(min=100, help="How many lines of text to send.")] = 100_000,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where data and logs go; default: a temporary directory.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+) -> None:
+    """Send real text through three replicas, kill the leader in the middle, and count what arrives.
+
+    Exit code 1 if anything acknowledged is missing, changed, or out of order within its queue.
+    """
+    console = Console()
+    text = source_lines(source_directory(), lines)
+    if len(text) < lines:
+        console.print(f"{source_directory()} has only {len(text):,} lines; sending these")
+    base = directory
+    try:
+        if base is None:
+            base = Path(tempfile.mkdtemp(prefix="raftmq-demo-"))
+        base.mkdir(parents=True, exist_ok=True)
+        if any(base.iterdir()):
+            raise CommandFailed(f"{base} is not empty; the demonstration needs a directory of its own")
+        console.print(f"{len(text):,} lines from the Python sources in {source_directory()}; data and logs in {base}")
+        with client_errors():
+            outcome = run_trio(partial(run_demo, text, base, console))
+    except DevClusterFailed as failed:
+        raise CommandFailed(str(failed), EXIT_FAILED) from failed
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or base}: {error.strerror or error}") from error
+    console.print(table_of(outcome))
+    for example in outcome.verdict.examples:
+        console.print(f"  {example}", style="red")
+    if not outcome.is_good:
+        console.print(f"FAILED; data and logs are kept in {base}", style="bold red")
+        raise typer.Exit(EXIT_FAILED)
+    if directory is None and not keep:
+        _remove(base)
+    console.print("Everything acknowledged arrived, unchanged and in order.", style="bold green")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The verdict, and the times. ``failover_seconds``: from SIGKILL to the first acknowledgement after it that a
+    new leader can have given, taken as the end of the longest pause between acknowledgements."""
+
+    verdict: Verdict
+    killed: str
+    new_leader: str
+    failover_seconds: float
+    send_seconds: float
+    total_seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """The promises were kept, and the leader did change."""
+        return self.verdict.is_good and self.killed != self.new_leader
+
+
+def table_of(outcome: Outcome) -> Table:
+    """The outcome for people."""
+    verdict = outcome.verdict
+    paused = outcome.send_seconds - outcome.failover_seconds
+    rows: list[tuple[str, str, bool]] = [
+        ("sent", f"{verdict.sent:,}", True),
+        ("acknowledged (on disk on a majority)", f"{verdict.acknowledged:,}", verdict.acknowledged > 0),
+        ("outcome unknown to the producer", f"{verdict.outcome_unknown:,}", True),
+        ("rejected", f"{verdict.rejected:,}", True),
+        ("sent more than once because of the kill", f"{verdict.sent_again:,}", True),
+        ("consumed, distinct", f"{verdict.consumed:,}", True),
+        ("duplicates", f"{verdict.duplicates:,}", True),
+        ("lost", f"{verdict.lost:,}", verdict.lost == 0),
+        ("out of order within a queue", f"{verdict.out_of_order:,}", verdict.out_of_order == 0),
+        ("changed or misplaced", f"{verdict.wrong_content:,}", verdict.wrong_content == 0),
+        (
+            "leader killed -> new leader",
+            f"{outcome.killed} -> {outcome.new_leader}",
+            outcome.killed != outcome.new_leader,
+        ),
+        ("failover: kill to next acknowledgement", f"{outcome.failover_seconds:.2f} s", True),
+        ("sending, failover included", f"{verdict.acknowledged / outcome.send_seconds:,.0f} msgs/s", True),
+        ("sending, without failover", f"{verdict.acknowledged / max(paused, 0.001):,.0f} msgs/s", True),
+        ("sent, killed, sent on and consumed in", f"{outcome.total_seconds:.1f} s", True),
+    ]
+    table = Table(show_header=False)
+    for name, value, is_good in rows:
+        table.add_row(name, value, style=None if is_good else "bold red")
+    return table
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the tasks of one demonstration share; all of them run in one thread."""
+
+    text: Sequence[bytes]
+    history: History = field(default_factory=History)
+    ack_times: list[float] = field(default_factory=list)
+    in_flight: int = 0
+    room: trio.Event = field(default_factory=trio.Event)
+    moved: trio.Event = field(default_factory=trio.Event)
+
+    def settled(self, number: int, outcome: SendResult | ClientError) -> None:
+        """The producer's answer for one message."""
+        self.in_flight -= 1
+        self.room.set()
+        if isinstance(outcome, SendResult):
+            queue = Queue(outcome.queue.broker_name, outcome.queue.queue_id)
+            self.history.acknowledged(number, queue, outcome.queue_offset, first_attempt=outcome.attempts == 1)
+            self.ack_times.append(trio.current_time())
+        elif outcome.stored == "unknown":
+            self.history.unknown.add(number)
+        else:
+            self.history.rejected.add(number)
+        self.moved.set()
+
+    async def wait_moved(self, seconds: float) -> None:
+        """Until something was acknowledged or consumed. Raises trio.TooSlowError after ``seconds``."""
+        self.moved = trio.Event()
+        with trio.fail_after(seconds):
+            await self.moved.wait()
+
+
+async def run_demo(text: Sequence[bytes], directory: Path, console: Console) -> Outcome:
+    """The whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError."""
+    run = _Run(text)
+    announce = partial(console.print, highlight=False)
+    async with DevCluster.open(
+        directory, ports=Ports.free(3), on_progress=lambda what: announce(f"{what} ...")
+    ) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, read_queues=QUEUES, write_queues=QUEUES)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for name in CONSUMERS:
+                await nursery.start(_read_consumer, name, cluster, run)
+            nursery.start_soon(_show_progress, run, console)
+            nursery.start_soon(_send_all, run, cluster.namesrv)
+            killed, killed_at = await _kill_leader_halfway(run, cluster, announce)
+            sent_at = await _wait_settled(run)
+            await _wait_consumed(run)
+            nursery.cancel_scope.cancel()
+        ended = trio.current_time()
+        new_leader = await cluster.leader()
+    return Outcome(
+        verdict=run.history.verdict(),
+        killed=killed,
+        new_leader=new_leader,
+        failover_seconds=longest_pause_end(run.ack_times, killed_at) - killed_at,
+        send_seconds=sent_at - began,
+        total_seconds=ended - began,
+    )
+
+
+def longest_pause_end(times: Sequence[float], since: float) -> float:
+    """The end of the longest pause in ``times`` (rising) after ``since``; ``since`` if nothing comes after it."""
+    later = [since, *(time for time in times if time > since)]
+    pauses = ((end - start, end) for start, end in itertools.pairwise(later))
+    return max(pauses, default=(0.0, since))[1]
+
+
+async def _send_all(run: _Run, namesrv: str) -> None:
+    async with Producer(
+        namesrv, "demo_writers", timeout=SEND_SECONDS_MAX, retries=100, in_flight_max=2 * IN_FLIGHT_MAX
+    ) as producer:
+        for number, line in enumerate(run.text):
+            while run.in_flight >= IN_FLIGHT_MAX:
+                run.room = trio.Event()
+                await run.room.wait()
+            message = Message(TOPIC, line, tags=tag_of(line), keys=[str(number)])
+            run.in_flight += 1
+            run.history.sent += 1
+            producer.send_nowait(message, partial(run.settled, number))
+            if number % 64 == 0:
+                await trio.sleep(0)
+        await producer.flush()
+
+
+async def _kill_leader_halfway(run: _Run, cluster: DevCluster, announce: partial[None]) -> tuple[str, float]:
+    leader = await cluster.leader()
+    while len(run.history.acknowledgements) < len(run.text) // 2:
+        await run.wait_moved(STALLED_SECONDS_MAX)
+    cluster.kill(leader)
+    killed_at = trio.current_time()
+    announce(
+        f"killed the leader {leader} (SIGKILL) after {len(run.history.acknowledgements):,} acknowledged messages, "
+        f"{run.in_flight} in flight"
+    )
+    return leader, killed_at
+
+
+async def _wait_settled(run: _Run) -> float:
+    while run.history.sent < len(run.text) or run.in_flight:
+        await run.wait_moved(SEND_SECONDS_MAX + STALLED_SECONDS_MAX)
+    return run.ack_times[-1] if run.ack_times else trio.current_time()
+
+
+async def _wait_consumed(run: _Run) -> None:
+    """Until all that was acknowledged is consumed, or nothing more comes: then it is lost, and the verdict says so."""
+    try:
+        while run.history.missing:
+            await run.wait_moved(STALLED_SECONDS_MAX)
+    except trio.TooSlowError:
+        return
+
+
+async def _read_consumer(
+    name: str, cluster: DevCluster, run: _Run, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    crcs = [zlib.crc32(line) for line in run.text]
+    async with _consumer_process(name, cluster) as output:
+        task_status.started()
+        rest = b""
+        async for chunk in output:
+            *complete, rest = (rest + chunk).split(b"\n")
+            for line in complete:
+                consumed = parse_line(line)
+                queue = Queue(consumed.broker_name, consumed.queue_id)
+                intact = consumed.number < len(crcs) and crcs[consumed.number] == consumed.crc
+                run.history.delivered(name, queue, consumed.queue_offset, consumed.number, intact=intact)
+            run.moved.set()
+    raise DevClusterFailed(f"{name} ended; its log is {cluster.log_path(name.replace(' ', '-'))}")
+
+
+@asynccontextmanager
+async def _consumer_process(name: str, cluster: DevCluster) -> AsyncIterator[trio.abc.ReceiveStream]:
+    """A consumer and the stream of its lines. It ends with the block, or with us, since it reads our pipe."""
+    arguments = [sys.executable, "-m", "mq.cli.demo_consumer", cluster.namesrv, TOPIC, CONSUMER_GROUP]
+    root = str(Path(mq.__file__).parent.parent)
+    with cluster.log_path(name.replace(" ", "-")).open("ab") as log:
+        async with trio.open_nursery() as nursery:
+            process: trio.Process = await nursery.start(
+                partial(
+                    trio.run_process,
+                    arguments,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    check=False,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": root},
+                )
+            )
+            assert process.stdout is not None, "asked for a pipe and got none"
+            yield process.stdout
+            nursery.cancel_scope.cancel()
+
+
+async def _show_progress(run: _Run, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=5) as progress:
+        acknowledged = progress.add_task("acknowledged", total=len(run.text))
+        consumed = progress.add_task("consumed", total=len(run.text))
+        try:
+            while True:
+                progress.update(acknowledged, completed=len(run.history.acknowledgements))
+                progress.update(consumed, completed=len(run.history.consumed))
+                await trio.sleep(0.2)
+        finally:
+            progress.update(acknowledged, completed=len(run.history.acknowledgements))
+            progress.update(consumed, completed=len(run.history.consumed))
+
+
+def _remove(directory: Path) -> None:
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)

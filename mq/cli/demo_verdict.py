@@ -1,0 +1,170 @@
+"""What happened in the demonstration, and whether it kept what the product promises: pure.
+
+Messages are known by their number: the position of the line in the text. Three things are recorded: what was
+acknowledged and where the acknowledgement said it was stored; what was not acknowledged; and every delivery.
+
+Order within a queue means here:
+
+- a consumer gets new messages of a queue with rising offsets (one it has had before may come again: a duplicate);
+- of two messages acknowledged at their first attempt in one queue, the one sent first has the lower offset. A message
+  that had to be sent again while others were in flight may end up behind them; that is the price of pipelining, and
+  such messages are left out of this rule;
+- an offset holds one message for ever: what was acknowledged there, and the same for every consumer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Queue(NamedTuple):
+    """A queue of the demonstration's topic."""
+
+    broker_name: str
+    queue_id: int
+
+
+class Acknowledgement(NamedTuple):
+    """Where the broker said it stored a message. ``first_attempt``: no attempt before had failed."""
+
+    queue: Queue
+    queue_offset: int
+    first_attempt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Counts of what happened; the lists hold a sentence for each of the first few breaches."""
+
+    sent: int
+    acknowledged: int
+    outcome_unknown: int
+    rejected: int
+    sent_again: int
+    deliveries: int
+    consumed: int
+    duplicates: int
+    lost: int
+    out_of_order: int
+    wrong_content: int
+    examples: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Nothing acknowledged is missing, changed, or out of order within its queue."""
+        return self.lost == 0 and self.out_of_order == 0 and self.wrong_content == 0
+
+
+_EXAMPLES_MAX = 5
+
+
+@dataclass(slots=True)
+class History:
+    """Collects what happens; `verdict` judges it. Numbers of messages must be sent in rising order."""
+
+    sent: int = 0
+    acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
+    unknown: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
+    deliveries: int = 0
+    consumed: set[int] = field(default_factory=set)
+    _had: dict[tuple[str, Queue], set[int]] = field(default_factory=dict)
+    _highest: dict[tuple[str, Queue], int] = field(default_factory=dict)
+    _contents: dict[Queue, dict[int, int]] = field(default_factory=dict)
+    _consumer_breaches: int = 0
+    _content_breaches: int = 0
+    _examples: list[str] = field(default_factory=list)
+
+    def acknowledged(self, number: int, queue: Queue, queue_offset: int, *, first_attempt: bool) -> None:
+        """Message ``number`` was acknowledged."""
+        self.acknowledgements[number] = Acknowledgement(queue, queue_offset, first_attempt)
+
+    def delivered(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:
+        """A consumer got message ``number``; ``intact`` says whether its body is the line that was sent."""
+        self.deliveries += 1
+        self.consumed.add(number)
+        if not intact:
+            self._content_breaches += 1
+            self._note(f"{_where(queue, queue_offset)}: the body is not line {number}")
+        before = self._contents.setdefault(queue, {}).setdefault(queue_offset, number)
+        if before != number:
+            self._content_breaches += 1
+            self._note(f"{_where(queue, queue_offset)} was message {before} once and message {number} later")
+        key = (consumer, queue)
+        had = self._had.setdefault(key, set())
+        if queue_offset in had:
+            return
+        had.add(queue_offset)
+        highest = self._highest.get(key, -1)
+        if queue_offset < highest:
+            self._consumer_breaches += 1
+            self._note(f"{consumer} got {_where(queue, queue_offset)} after offset {highest}")
+        else:
+            self._highest[key] = queue_offset
+
+    @property
+    def missing(self) -> int:
+        """Messages that were acknowledged and have not been consumed (yet)."""
+        return sum(number not in self.consumed for number in self.acknowledgements)
+
+    def verdict(self) -> Verdict:
+        """Judge what was recorded so far."""
+        lost = [number for number in self.acknowledgements if number not in self.consumed]
+        for number in lost[:_EXAMPLES_MAX]:
+            self._note(f"message {number} was acknowledged and never consumed")
+        misplaced = self._misplaced()
+        return Verdict(
+            sent=self.sent,
+            acknowledged=len(self.acknowledgements),
+            outcome_unknown=len(self.unknown),
+            rejected=len(self.rejected),
+            sent_again=sum(not each.first_attempt for each in self.acknowledgements.values()),
+            deliveries=self.deliveries,
+            consumed=len(self.consumed),
+            duplicates=self.deliveries - len(self.consumed),
+            lost=len(lost),
+            out_of_order=self._consumer_breaches + self._send_order_breaches(),
+            wrong_content=self._content_breaches + misplaced,
+            examples=tuple(self._examples[:_EXAMPLES_MAX]),
+        )
+
+    def _misplaced(self) -> int:
+        breaches = 0
+        places: dict[tuple[Queue, int], int] = {}
+        for number, (queue, queue_offset, _) in self.acknowledgements.items():
+            held = self._contents.get(queue, {}).get(queue_offset)
+            other = places.setdefault((queue, queue_offset), number)
+            if held is not None and held != number:
+                breaches += 1
+                self._note(f"message {number} was acknowledged at {_where(queue, queue_offset)}, which holds {held}")
+            elif other != number:
+                breaches += 1
+                self._note(f"messages {other} and {number} were both acknowledged at {_where(queue, queue_offset)}")
+        return breaches
+
+    def _send_order_breaches(self) -> int:
+        breaches = 0
+        highest: dict[Queue, tuple[int, int]] = {}
+        for number in sorted(self.acknowledgements):
+            queue, queue_offset, first_attempt = self.acknowledgements[number]
+            if not first_attempt:
+                continue
+            last_offset, last_number = highest.get(queue, (-1, -1))
+            if queue_offset < last_offset:
+                breaches += 1
+                self._note(
+                    f"message {number} is at {_where(queue, queue_offset)}, before message {last_number} "
+                    f"at {last_offset}, which was sent earlier"
+                )
+            else:
+                highest[queue] = queue_offset, number
+        return breaches
+
+    def _note(self, sentence: str) -> None:
+        if len(self._examples) < _EXAMPLES_MAX:
+            self._examples.append(sentence)
+
+
+def _where(queue: Queue, queue_offset: int) -> str:
+    return f"{queue.broker_name}/{queue.queue_id} offset {queue_offset}"

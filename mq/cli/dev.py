@@ -1,0 +1,82 @@
+"""`raftmq dev`: a whole group on this machine, with one command and no configuration."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+from rich.console import Console
+
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import CommandFailed, run_trio
+from mq.cli.servers import split_settings
+
+
+def dev(
+    directory: Annotated[Path, typer.Option("--dir", help="Where data and logs are kept, also between two runs.")],
+    nodes: Annotated[int, typer.Option(help="Replicas: 1, 3 or 5.")] = 3,
+    base_port: Annotated[
+        int | None,
+        typer.Option(min=1024, max=65_000, help="Name server; brokers get the next ones."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of all brokers; may be repeated.", metavar="NAME=VALUE"),
+    ] = None,
+) -> None:
+    """Run a name server and a group of brokers until ctrl-C. A second run in the same directory finds all data."""
+    if nodes not in (1, 3, 5):
+        raise CommandFailed(f"--nodes {nodes}: a group has 1, 3 or 5 replicas")
+    settings = split_settings(setting or [])
+    ports = Ports.from_base(base_port, nodes) if base_port is not None else None
+    console = Console()
+
+    def announce(what: str) -> None:
+        console.print(f"{what} ...")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_cancel_on_signal, nursery.cancel_scope)
+            async with DevCluster.open(
+                directory,
+                nodes=nodes,
+                ports=ports,
+                settings=settings,
+                on_progress=lambda text: console.print(f"{text} ..."),
+            ) as cluster:
+                await _announce(cluster, console)
+                await trio.sleep_forever()
+
+    try:
+        run_trio(main)
+    except DevClusterFailed as failed:
+        raise CommandFailed(str(failed)) from failed
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
+    console.print("stopped; all data is kept in", str(directory))
+
+
+async def _announce(cluster: DevCluster, console: Console) -> None:
+    leader = await cluster.leader()
+    console.print(f"name server   {cluster.namesrv}")
+    for node_id in cluster.node_ids:
+        console.print(f"{node_id:13s} {cluster.address(node_id)}{'  (leader)' if node_id == leader else ''}")
+    console.print(f"logs          {cluster.directory / 'logs'}")
+    option = "" if cluster.namesrv == "127.0.0.1:9876" else f" --namesrv {cluster.namesrv}"
+    console.print("\nIn another terminal:", highlight=False)
+    console.print(f"  echo hello | raftmq produce Greetings{option}", highlight=False)
+    console.print(f"  raftmq consume Greetings --group readers --count 1{option}", highlight=False)
+    console.print(f"  raftmq status{option}\n", highlight=False)
+    console.print("ready; ctrl-C stops everything", highlight=False)
+
+
+async def _cancel_on_signal(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()

@@ -1,0 +1,328 @@
+"""A name server and a broker group as child processes: for development, the demonstration, tests and benchmarks.
+
+Theory of operation. Each server runs in a session of its own, so that ctrl-C on the terminal reaches the parent only
+and the parent decides the order in which things stop. Each holds the reading end of a pipe whose writing end is ours:
+should we be killed, the kernel closes it and the servers stop by themselves. Nothing is restarted unless asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import trio
+
+import mq
+from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
+from mq.cli.errors import lone_errors
+from mq.client.errors import ClientError
+
+READY_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.05
+STOP_SECONDS_MAX = 10.0
+
+HOST = "127.0.0.1"
+
+
+class DevClusterFailed(Exception):
+    """A server did not come up, or stopped when nobody asked it to; the message says which and its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the servers listen, all on the loopback address. ``clients`` and ``replication`` are by node."""
+
+    namesrv: int
+    clients: tuple[int, ...]
+    replication: tuple[int, ...]
+
+    @classmethod
+    def conventional(cls, nodes: int) -> Ports:
+        """The ports RocketMQ's users expect: 9876 for the name server, 10911 and up for brokers."""
+        return cls(9876, tuple(10911 + i for i in range(nodes)), tuple(10931 + i for i in range(nodes)))
+
+    @classmethod
+    def from_base(cls, base: int, nodes: int) -> Ports:
+        """``base`` for the name server and the next ones for the brokers."""
+        first = base + 1
+        return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
+
+    @classmethod
+    def free(cls, nodes: int, rng: random.Random | None = None) -> Ports:
+        """Ports that nobody listens on now.
+
+        They lie below the range from which the kernel takes ports for outgoing connections: a port from that range
+        could be lost to one of them between the death of a broker and its restart.
+        """
+        rng = rng or random.Random()
+        for _ in range(200):
+            ports = cls.from_base(rng.randrange(12_000, 32_000 - 2 * nodes), nodes)
+            if all(map(_is_free, (ports.namesrv, *ports.clients, *ports.replication))):
+                return ports
+        raise DevClusterFailed("no run of free ports was found between 12000 and 32000 in 200 attempts")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    process: trio.Process
+    log: Path
+    wanted: bool = True
+
+
+@dataclass(slots=True)
+class DevCluster:
+    """One name server and one broker group in ``directory``; made by `open`.
+
+    ``node_ids`` are n0, n1, ...; each keeps its data in a directory of that name, logs are in ``logs/``. Starting
+    again in the same directory uses the same ports, since replicas must find each other again.
+    """
+
+    directory: Path
+    ports: Ports
+    settings: Mapping[str, str]
+    group: str
+    _nursery: trio.Nursery
+    _children: dict[str, _Child] = field(default_factory=dict)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        directory: Path,
+        *,
+        nodes: int = 3,
+        ports: Ports | None = None,
+        settings: Mapping[str, str] | None = None,
+        group: str = "broker-a",
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> AsyncIterator[DevCluster]:
+        """Start everything, wait until the group has a leader and all replicas are registered, and stop it at the end.
+
+        Args:
+            ports: default: those of the last time in this directory, else the conventional ones.
+            settings: further settings of every broker, by the names of BrokerSettings.
+            on_progress: told in words what is being waited for.
+
+        Raises:
+            DevClusterFailed: with the last words of the server that did not come up.
+            OSError: the directory cannot be used.
+        """
+        directory, ports = _prepare_directory(directory, nodes, ports)
+        async with lone_errors(), trio.open_nursery() as nursery:
+            cluster = cls(directory, ports, dict(settings or {}), group, nursery)
+            try:
+                on_progress("starting the name server")
+                await cluster._start_namesrv()
+                for node_id in cluster.node_ids:
+                    on_progress(f"starting {node_id}")
+                    await cluster.start(node_id)
+                on_progress("waiting for a leader")
+                await cluster.wait_ready()
+                yield cluster
+            finally:
+                with trio.CancelScope(shield=True):  # bounded: `_stop` kills whoever does not stop in time
+                    await cluster._stop_all()
+                nursery.cancel_scope.cancel()
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """The replicas' ids, in order."""
+        return tuple(f"n{number}" for number in range(len(self.ports.clients)))
+
+    @property
+    def namesrv(self) -> str:
+        """Address of the name server."""
+        return f"{HOST}:{self.ports.namesrv}"
+
+    def address(self, node_id: str) -> str:
+        """Where clients reach a replica."""
+        return f"{HOST}:{self.ports.clients[self.node_ids.index(node_id)]}"
+
+    def pid(self, node_id: str) -> int:
+        """Process id of a replica that was started."""
+        return self._children[node_id].process.pid
+
+    def log_path(self, name: str) -> Path:
+        """Log file of a replica, or of "namesrv"."""
+        return self.directory / "logs" / f"{name}.log"
+
+    def is_running(self, name: str) -> bool:
+        """Whether this server was started and has not ended."""
+        child = self._children.get(name)
+        return child is not None and child.process.poll() is None
+
+    async def start(self, node_id: str) -> None:
+        """Start a replica, the first time or after it was killed or stopped. Does not wait until it serves."""
+        number = self.node_ids.index(node_id)
+        peers = ",".join(
+            f"{name}@{HOST}:{port}" for name, port in zip(self.node_ids, self.ports.replication, strict=True)
+        )
+        arguments = ["broker", "--group", self.group, "--node-id", node_id, "--peers", peers]
+        arguments += ["--listen", f"{HOST}:{self.ports.clients[number]}", "--namesrv", self.namesrv]
+        arguments += ["--data-dir", str(self.directory / node_id)]
+        for name, value in self.settings.items():
+            arguments += ["--set", f"{name}={value}"]
+        await self._spawn(node_id, arguments)
+
+    def kill(self, node_id: str) -> None:
+        """SIGKILL: what it had not synced is in the page cache at best, its connections are reset."""
+        child = self._children[node_id]
+        child.wanted = False
+        child.process.kill()
+
+    async def stop(self, node_id: str) -> None:
+        """SIGTERM, and wait until it has ended."""
+        await self._stop(self._children[node_id])
+
+    async def status(self) -> GroupStatus | None:
+        """What the group says of itself, or None if no replica is registered (yet). Raises ClientError."""
+        groups = await ask_cluster(self.namesrv)
+        return next((group for group in groups if group.group == self.group), None)
+
+    async def leader(self) -> str:
+        """Node id of the leader; waits until there is one. Raises DevClusterFailed after a minute."""
+        status = await self._wait_status("a leader", lambda status: status.leader is not None)
+        assert status.leader is not None, "waited for a leader and got none"
+        return status.leader
+
+    async def wait_ready(self) -> None:
+        """Wait until there is a leader that takes messages, and every running replica is registered."""
+        running = {node_id for node_id in self.node_ids if self.is_running(node_id)}
+
+        def is_ready(status: GroupStatus) -> bool:
+            there = {replica.node_id: replica.role for replica in status.replicas if replica.role != UNREACHABLE}
+            return status.leader is not None and running <= there.keys()
+
+        await self._wait_status(f"a leader and {len(running)} replicas", is_ready)
+
+    async def _wait_status(self, what: str, is_good: Callable[[GroupStatus], bool]) -> GroupStatus:
+        status: GroupStatus | None = None
+        with trio.move_on_after(READY_SECONDS_MAX):
+            while True:
+                self._check_children()
+                try:
+                    status = await self.status()
+                except ClientError:
+                    status = None  # not up yet
+                if status is not None and is_good(status):
+                    return status
+                await trio.sleep(POLL_SECONDS)
+        raise DevClusterFailed(
+            f"no {what} within {READY_SECONDS_MAX:g} s; last seen: {status}; logs are in {self.directory / 'logs'}"
+        )
+
+    def _check_children(self) -> None:
+        for child in self._children.values():
+            code = child.process.poll()
+            if code is not None and child.wanted:
+                raise DevClusterFailed(f"{child.name} stopped with exit code {code}: {_last_words(child.log)}")
+
+    async def _start_namesrv(self) -> None:
+        await self._spawn("namesrv", ["namesrv", "--listen", self.namesrv])
+        with trio.move_on_after(READY_SECONDS_MAX):
+            while True:
+                self._check_children()
+                try:
+                    stream = await trio.open_tcp_stream(HOST, self.ports.namesrv)
+                except OSError:
+                    await trio.sleep(POLL_SECONDS)
+                else:
+                    await trio.aclose_forcefully(stream)
+                    self._check_children()  # somebody else may have answered on a port that ours could not have
+                    return
+        raise DevClusterFailed(
+            f"the name server does not listen on {self.namesrv}: {_last_words(self.log_path('namesrv'))}"
+        )
+
+    async def _spawn(self, name: str, arguments: list[str]) -> None:
+        assert not self.is_running(name), f"{name} is running already"
+        log = self.log_path(name)
+        root = str(Path(mq.__file__).parent.parent)
+        with log.open("ab") as output:
+            process = await self._nursery.start(
+                partial(
+                    trio.run_process,
+                    [sys.executable, "-m", "mq.cli", *arguments, "--until-stdin-closes"],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *_inherited_path()])},
+                )
+            )
+        self._children[name] = _Child(name, process, log)
+
+    async def _stop(self, child: _Child) -> None:
+        child.wanted = False
+        if child.process.poll() is None:
+            child.process.send_signal(signal.SIGTERM)
+            with trio.move_on_after(STOP_SECONDS_MAX):
+                await child.process.wait()
+        if child.process.poll() is None:
+            child.process.kill()
+        await child.process.wait()
+
+    async def _stop_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for name, child in self._children.items():
+                if name != "namesrv":
+                    nursery.start_soon(self._stop, child)
+        if (namesrv := self._children.get("namesrv")) is not None:
+            await self._stop(namesrv)
+
+
+def _inherited_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return (lines[-1] if lines else "it said nothing") + f" (see {log})"
+
+
+def _prepare_directory(directory: Path, nodes: int, ports: Ports | None) -> tuple[Path, Ports]:
+    directory = directory.resolve()
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    return directory, _remembered_ports(directory, nodes, ports)
+
+
+def _remembered_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
+    """The ports this directory was used with; ``wanted`` (or the conventional ones) the first time. Writes them down.
+
+    Raises DevClusterFailed if the directory belongs to a group of another size.
+    """
+    path = directory / "cluster.json"
+    if path.exists():
+        try:
+            known = json.loads(path.read_text())
+            ports = Ports(int(known["namesrv"]), tuple(known["clients"]), tuple(known["replication"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DevClusterFailed(f"{path} cannot be read: {error}") from error
+        if len(ports.clients) != nodes:
+            raise DevClusterFailed(f"{directory} holds a group of {len(ports.clients)} replicas, not of {nodes}")
+        if wanted is None or wanted == ports:
+            return ports
+    chosen = wanted or Ports.conventional(nodes)
+    path.write_text(json.dumps(asdict(chosen)) + "\n")
+    return chosen

@@ -1,0 +1,49 @@
+"""How a command says that it cannot do what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+EXIT_FAILED = 1
+"""The command ran, and what it found or did is not what was wanted."""
+
+EXIT_REFUSED = 2
+"""The command could not begin: an option, an address, a directory or a file is wrong."""
+
+
+class CommandFailed(Exception):
+    """Ends the command with one message for people and an exit code; no traceback."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_trio(main: Callable[[], Awaitable[T]]) -> T:
+    """Run ``main`` on trio. A lone exception comes out as itself, without the groups that nurseries put around it."""
+    try:
+        return trio.run(main)
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+
+
+@asynccontextmanager
+async def lone_errors() -> AsyncIterator[None]:
+    """The same for a block: an exception that leaves it alone leaves it without groups."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

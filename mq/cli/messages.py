@@ -1,0 +1,140 @@
+"""`raftmq produce` and `raftmq consume`: lines of text in and out, for hands and for scripts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+import trio
+import typer
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.consumer import PushConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, SendResult
+from mq.client.producer import Producer
+
+_ROOM = 512
+_EXAMPLES_MAX = 3
+
+
+def produce(
+    topic: str,
+    tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None,
+    key_prefix: Annotated[str | None, typer.Option(help="Key of a message: this text and the line number.")] = None,
+    group: Annotated[str, typer.Option(help="Producer group.")] = "raftmq_cli",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to try for each message.")] = 15.0,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Send each line of standard input as one message. Exit code 1 unless all of them were acknowledged."""
+    counts = {"sent": 0, "acknowledged": 0, "not stored": 0, "outcome unknown": 0}
+    examples: list[str] = []
+    in_flight = 0
+    room = trio.Event()
+
+    def settled(outcome: SendResult | ClientError) -> None:
+        nonlocal in_flight
+        in_flight -= 1
+        room.set()
+        if isinstance(outcome, SendResult):
+            counts["acknowledged"] += 1
+            return
+        counts["outcome unknown" if outcome.stored == "unknown" else "not stored"] += 1
+        if len(examples) < _EXAMPLES_MAX:
+            examples.append(str(outcome))
+
+    async def main() -> None:
+        nonlocal in_flight, room
+        async with Producer(namesrv, group, timeout=timeout, retries=20, in_flight_max=2 * _ROOM) as producer:
+            async for number, body in _numbered_lines(Lines()):
+                while in_flight >= _ROOM:
+                    room = trio.Event()
+                    await room.wait()
+                keys = [f"{key_prefix}{number}"] if key_prefix is not None else []
+                counts["sent"] += 1
+                in_flight += 1
+                try:
+                    producer.send_nowait(Message(topic, body, tags=tag, keys=keys), settled)
+                except ClientError as refused:
+                    settled(refused)
+            await producer.flush()
+
+    with client_errors():
+        run_trio(main)
+    print(", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent"), file=sys.stderr)
+    if counts["acknowledged"] != counts["sent"]:
+        raise CommandFailed("; ".join(examples), EXIT_FAILED)
+
+
+class Lines:
+    """Cuts bytes as they come into numbered lines without their line feeds; empty lines count and are left out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._number = 0
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The lines that ``data`` completes; with no data, which means the end, also one without a line feed."""
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        if not data:
+            complete, self._rest = [*complete, self._rest], b""
+        found = []
+        for line in complete:
+            self._number += 1
+            if body := line.rstrip(b"\r"):
+                found.append((self._number, body))
+        return found
+
+
+async def _numbered_lines(lines: Lines) -> AsyncIterator[tuple[int, bytes]]:
+    descriptor = sys.stdin.fileno()
+    data = b"begin"
+    while data:
+        data = await trio.to_thread.run_sync(os.read, descriptor, 65536, abandon_on_cancel=True)
+        for line in lines.feed(data):
+            yield line
+
+
+def consume(
+    topic: str,
+    group: Annotated[str, typer.Option(help="Consumer group; its members share the queues.")],
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages; default: ctrl-C.")] = None,
+    consume_from: Annotated[str, typer.Option("--from", help="Where a new group begins: first or last.")] = "first",
+    tags: Annotated[str, typer.Option(help='Which tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Print the body of each message of a topic, one a line."""
+    begin: Literal["first", "last"]
+    match consume_from:
+        case "first":
+            begin = "first"
+        case "last":
+            begin = "last"
+        case _:
+            raise CommandFailed(f"--from {consume_from!r} is neither first nor last")
+
+    async def main() -> None:
+        left = count
+        async with PushConsumer(namesrv, group, consume_from=begin) as consumer:
+            consumer.subscribe(topic, tags)
+            async for delivery in consumer.deliveries():
+                with delivery as message:
+                    _print_body(message.body)
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        break
+
+    with client_errors():
+        run_trio(main)
+
+
+def _print_body(body: bytes) -> None:
+    """Unbuffered: a message is acknowledged right after, and must not be lost with us."""
+    data = body + b"\n"
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]

@@ -1,0 +1,162 @@
+"""`raftmq namesrv` and `raftmq broker`: one server each, in the foreground, until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import trio
+import typer
+from pydantic import ValidationError
+
+from mq.cli.errors import CommandFailed, run_trio
+from mq.cli.logs import LEVELS, configure_logging
+
+T = TypeVar("T")
+
+LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.", metavar="LEVEL")]
+WithParent = Annotated[
+    bool, typer.Option("--until-stdin-closes", hidden=True, help="Stop when whoever started this process is gone.")
+]
+
+
+def namesrv(
+    listen: Annotated[
+        str, typer.Option(help="Where brokers and clients connect.", metavar="HOST:PORT")
+    ] = "0.0.0.0:9876",
+    log_level: LogLevel = "info",
+    until_stdin_closes: WithParent = False,
+) -> None:
+    """Run a name server: it tells clients which broker leads which group."""
+    from mq.namesrv.server import serve
+    from mq.namesrv.settings import NamesrvSettings
+
+    host, port = split_address(listen)
+    settings = checked(lambda: NamesrvSettings(listen_host=host, listen_port=port))
+    configure_logging(checked_level(log_level))
+    try:
+        run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
+    except OSError as error:
+        raise CommandFailed(f"cannot listen on {listen}: {error.strerror or error}") from error
+
+
+def broker(
+    config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags come before it.", metavar="FILE")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster.")] = None,
+    group: Annotated[str | None, typer.Option(help="Broker name: one Raft group.")] = None,
+    node_id: Annotated[str | None, typer.Option(help="This replica: n0, n1, ...")] = None,
+    peers: Annotated[str | None, typer.Option(help="All replicas: n0@HOST:PORT,n1@HOST:PORT,...")] = None,
+    listen: Annotated[str | None, typer.Option(help="Where clients connect.", metavar="HOST:PORT")] = None,
+    namesrv: Annotated[str | None, typer.Option(help="Name servers, separated by semicolons.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the log and everything made from it is kept.")] = None,
+    durability: Annotated[str | None, typer.Option(help="quorum-fsync, or the weaker quorum-memory.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    log_level: LogLevel = "info",
+    until_stdin_closes: WithParent = False,
+) -> None:
+    """Run one replica of a broker group."""
+    from mq.broker.server import StartRefused, serve
+    from mq.broker.settings import BrokerSettings
+    from raftlog import SegmentError
+
+    flags: dict[str, object] = {
+        "cluster": cluster,
+        "group": group,
+        "node_id": node_id,
+        "peers": peers,
+        "listen": listen,
+        "namesrv": namesrv,
+        "data_dir": data_dir,
+        "durability": durability,
+        **split_settings(setting or []),
+    }
+    settings = checked(lambda: BrokerSettings.load(config, **flags), config)
+    configure_logging(checked_level(log_level))
+    try:
+        run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
+    except StartRefused as refused:
+        raise CommandFailed(str(refused)) from refused
+    except SegmentError as failed:
+        raise CommandFailed(f"the log in {settings.data_dir} cannot be used: {failed}") from failed
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}") from error
+
+
+def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool = False) -> None:
+    """Run ``serve`` until it returns, SIGINT or SIGTERM arrives, or (on demand) standard input ends."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_cancel_on_signal, nursery.cancel_scope)
+            if until_stdin_closes:
+                nursery.start_soon(_cancel_on_stdin_end, nursery.cancel_scope)
+            await serve()
+            nursery.cancel_scope.cancel()
+
+    run_trio(main)
+
+
+async def _cancel_on_signal(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()
+
+
+async def _cancel_on_stdin_end(scope: trio.CancelScope) -> None:
+    # Whoever started us holds the other end of this pipe. The kernel closes it even when that process is killed, so
+    # no server outlives a crashed `raftmq dev`. The blocked thread is a daemon: it does not hold up the exit.
+    while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):
+        pass
+    scope.cancel()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` as a pair. Raises CommandFailed."""
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise CommandFailed(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def split_settings(pairs: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict. Raises CommandFailed."""
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name.strip():
+            raise CommandFailed(f"--set {pair!r} is no NAME=VALUE")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def checked_level(level: str) -> str:
+    """``level`` if there is such a log level. Raises CommandFailed."""
+    if level not in LEVELS:
+        raise CommandFailed(f"--log-level {level!r} is none of {', '.join(LEVELS)}")
+    return level
+
+
+def checked(load: Callable[[], T], config: Path | None = None) -> T:
+    """What ``load`` makes of the settings. Raises CommandFailed that names file, setting and what is wrong with it."""
+    where = f"{config}: " if config is not None else ""
+    try:
+        return load()
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc']) or 'settings'}: {fault['msg']}" for fault in error.errors()
+        )
+        raise CommandFailed(f"{where}{faults}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{where}is no TOML: {error}") from error
+    except OSError as error:
+        raise CommandFailed(f"{where}{error.strerror or error}") from error
