@@ -142,7 +142,7 @@ class PendingCheckpoint:
         self._queues = queues
 
     def commit(self) -> bool:
-        """Sync the queue files, write the checkpoint, remove what is no longer needed. Blocks; for a worker thread.
+        """Sync the queue files, write the checkpoint, remove dropped topics. Blocks; for a worker thread.
 
         Returns whether the checkpoint is durable. It is not if a topic was dropped meanwhile; the next one will be.
         Raises OSError; if a sync of queue files failed no further checkpoint can be taken by this process.
@@ -151,16 +151,20 @@ class PendingCheckpoint:
         try:
             sync(self._queues.root, self.changes)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and self._queues.dropped_count != self.checkpoint.dropped_count:
+            if isinstance(error, FileNotFoundError) and self._is_overtaken():
                 return False
             self.sync_failure = error
             raise
+        if self._is_overtaken():
+            return False
         _write_durably(self._directory, _FILE_NAME, encode_checkpoint(self.checkpoint))
         self.committed = True
-        for path in self.changes.retired:
-            _unlink_if_there(os.path.join(self._queues.root, path))
         remove_dropped(self._queues.root, self.checkpoint.dropped_count)
         return True
+
+    def _is_overtaken(self) -> bool:
+        """Whether a topic was dropped meanwhile: then its files were moved, perhaps before they were synced."""
+        return self._queues.dropped_count != self.checkpoint.dropped_count
 
 
 class Checkpointer:
@@ -184,6 +188,7 @@ class Checkpointer:
             raise CheckpointImpossible(self._queues.root, str(last.sync_failure))
         self._queues.flush_all()
         changes = self._queues.take_changes()
+        since = changes
         if last is not None and not last.committed:
             changes = last.changes.merge(changes)
         checkpoint = Checkpoint(
@@ -195,6 +200,9 @@ class Checkpointer:
             state=state,
         )
         self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, changes)
+        if last is not None and last.committed:
+            # Not in the worker, where a new topic of the same name may just be writing to the same path.
+            self._queues.remove_retired(last.changes, since)
         return self._last
 
 
@@ -216,10 +224,3 @@ def _sync_directory(directory: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _unlink_if_there(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return

@@ -20,19 +20,32 @@ _FILE_NAME = re.compile(r"[0-9]{20}")
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What happened to the files since it was last asked.
-
-    ``files`` and ``directories`` must be synced before a checkpoint may rely on them; ``retired`` files may be
-    unlinked once a checkpoint that does not need them is durable. Paths are relative to the root.
-    """
+    """What happened to the files since it was last asked. Paths are relative to the root."""
 
     files: set[str]
+    """Written or cut: to be synced before a checkpoint may rely on them."""
     directories: set[str]
+    """Have new names in them: to be synced after the files."""
     retired: set[str]
+    """No longer needed: may be unlinked once a checkpoint that does without them is durable."""
+    forgotten: set[str]
+    """Directories that were moved away; nothing that was said before about paths below them holds."""
 
     def merge(self, later: Changes) -> Changes:
-        """Both together."""
-        return Changes(self.files | later.files, self.directories | later.directories, self.retired | later.retired)
+        """These changes and later ones together."""
+        return Changes(
+            outside(self.files, later.forgotten) | later.files,
+            outside(self.directories, later.forgotten) | later.directories,
+            outside(self.retired, later.forgotten) | later.retired,
+            self.forgotten | later.forgotten,
+        )
+
+
+def outside(paths: set[str], directories: set[str]) -> set[str]:
+    """Those paths that are not one of the top-level directories, nor below one."""
+    if not directories:
+        return paths
+    return {path for path in paths if path.partition(os.sep)[0] not in directories}
 
 
 class QueueFiles:
@@ -46,9 +59,7 @@ class QueueFiles:
         self.root = root
         self._open_files_max = open_files_max
         self._descriptors: OrderedDict[str, int] = OrderedDict()
-        self._changed: set[str] = set()
-        self._changed_directories: set[str] = set()
-        self._retired: set[str] = set()
+        self._changes = Changes(set(), set(), set(), set())
 
     @property
     def open_count(self) -> int:
@@ -65,7 +76,7 @@ class QueueFiles:
         Raises OSError; then a prefix of the data may have been written, and writing again is safe.
         """
         descriptor = self._descriptor(path, create=True)
-        self._changed.add(path)
+        self._changes.files.add(path)
         view = memoryview(data)
         while view:
             written = os.pwrite(descriptor, view, position)
@@ -75,7 +86,7 @@ class QueueFiles:
     def truncate(self, path: str, size: int) -> None:
         """Cut the file to ``size`` bytes. Raises OSError."""
         os.ftruncate(self._descriptor(path, create=False), size)
-        self._changed.add(path)
+        self._changes.files.add(path)
 
     def size(self, path: str) -> int:
         """Size in bytes, 0 if there is no such file. Raises OSError."""
@@ -95,31 +106,26 @@ class QueueFiles:
     def remove(self, path: str) -> None:
         """Unlink one file if it exists. Raises OSError."""
         self._close(path)
-        self._changed.discard(path)
+        self._changes.files.discard(path)
         with suppress(FileNotFoundError):
             os.unlink(self._absolute(path))
 
     def retire(self, path: str) -> None:
         """Give up a file that is no longer needed, but leave it in place: the last checkpoint may still name it."""
         self._close(path)
-        self._changed.discard(path)
-        self._retired.add(path)
+        self._changes.files.discard(path)
+        self._changes.retired.add(path)
 
     def forget(self, directory: str) -> None:
-        """Close everything below ``directory`` and no longer count it as changed or retired."""
-        prefix = directory + os.sep
-        for path in [path for path in self._descriptors if path.startswith(prefix)]:
+        """Close everything below a top-level directory that is about to be moved away."""
+        assert os.sep not in directory, f"{directory} is not a top-level directory"
+        for path in [path for path in self._descriptors if path.startswith(directory + os.sep)]:
             self._close(path)
-        self._changed = {path for path in self._changed if not path.startswith(prefix)}
-        self._retired = {path for path in self._retired if not path.startswith(prefix)}
-        self._changed_directories = {
-            path for path in self._changed_directories if path != directory and not path.startswith(prefix)
-        }
+        self._changes = self._changes.merge(Changes(set(), set(), set(), {directory}))
 
     def take_changes(self) -> Changes:
         """What has changed since the last call."""
-        changes = Changes(self._changed, self._changed_directories, self._retired)
-        self._changed, self._changed_directories, self._retired = set(), set(), set()
+        changes, self._changes = self._changes, Changes(set(), set(), set(), set())
         return changes
 
     def close(self) -> None:
@@ -154,9 +160,9 @@ class QueueFiles:
         # A new file survives a power loss only if every directory on the way to it is synced too.
         directory = os.path.dirname(path)
         while directory:
-            self._changed_directories.add(directory)
+            self._changes.directories.add(directory)
             directory = os.path.dirname(directory)
-        self._changed_directories.add("")
+        self._changes.directories.add("")
         return descriptor
 
     def _close(self, path: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.errors import QueueFileDamaged
-from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles
+from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles, outside
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
@@ -219,6 +219,14 @@ class QueueStore:
     def take_changes(self) -> Changes:
         """Files changed since the last call, for a checkpoint."""
         return self._files.take_changes()
+
+    def remove_retired(self, durable: Changes, since: Changes) -> None:
+        """Remove files that a durable checkpoint does without. Raises OSError.
+
+        ``durable`` are the checkpoint's changes, ``since`` those after it.
+        """
+        for path in outside(durable.retired, since.forgotten):
+            self._files.remove(path)
 
     def close(self) -> None:
         """Close all descriptors. Entries in memory are given up; the log has them."""

@@ -1,0 +1,334 @@
+"""Checkpoints: what survives a crash, and what is derived from the log again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mq.store import checkpoint as checkpoint_module
+from mq.store.checkpoint import (
+    Checkpoint,
+    Checkpointer,
+    encode_checkpoint,
+    load_checkpoint,
+    open_store,
+    reset_store,
+)
+from mq.store.errors import CheckpointDamaged, CheckpointImpossible
+from mq.store.queue_store import QueueStore
+from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, contents, derived
+
+
+def take(directory: Path, store: QueueStore, log: Log, *, checkpointer: Checkpointer | None = None) -> Checkpoint:
+    pending = (checkpointer or Checkpointer(str(directory), store)).prepare(
+        applied_index=len(log.events), applied_term=3, applied_pos=log.end, state=b"state"
+    )
+    assert pending.commit()
+    return pending.checkpoint
+
+
+def fill(directory: Path) -> tuple[QueueStore, Log]:
+    store, log = open_store(str(directory), TINY).queues, Log()
+    for topic, queue_id, count in (("A", 0, 3), ("A", 1, 9), ("B", 0, 1), ("A", 0, 4)):
+        apply(store, log.send(topic, queue_id, count))
+    return store, log
+
+
+def test_nothing_there_is_an_empty_state(tmp_path: Path) -> None:
+    opened = open_store(str(tmp_path / "new"), TINY)
+    assert opened.checkpoint == Checkpoint()
+    assert opened.checkpoint.applied_index == 0
+    assert opened.rebuild_reason is None
+    assert len(opened.queues) == 0
+
+
+def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    written = take(tmp_path, store, log)
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.rebuild_reason is None
+    assert opened.checkpoint == written
+    assert (written.applied_index, written.applied_term, written.applied_pos) == (4, 3, 17 * ENTRY_BYTES)
+    assert written.state == b"state"
+    assert contents(opened.queues) == derived(log)
+
+
+def test_what_came_after_the_checkpoint_is_replayed(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    written = take(tmp_path, store, log)
+    for _ in range(3):
+        apply(store, log.send("A", 1, 5))
+        apply(store, log.send("C", 0, 1))
+    store.flush_all()
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.queues.table() == written.queues
+    for event in log.events[written.applied_index :]:
+        apply(opened.queues, event)
+    assert contents(opened.queues) == derived(log)
+
+
+def test_without_a_checkpoint_queue_files_count_for_nothing(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path)
+    store.flush_all()
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.checkpoint == Checkpoint()
+    assert len(opened.queues) == 0
+    assert [path for path in (tmp_path / "consumequeue").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("position", [0, 7, 8, 11, 12, 19, 20, 40, -1])
+def test_a_flipped_bit_in_the_checkpoint_means_rebuild(tmp_path: Path, position: int) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    path = tmp_path / "checkpoint"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+    with pytest.raises(CheckpointDamaged, match="checkpoint"):
+        load_checkpoint(str(tmp_path))
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.checkpoint == Checkpoint()
+    assert opened.rebuild_reason is not None
+    assert len(opened.queues) == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("size", [0, 1, 19, 20, 50])
+def test_a_cut_checkpoint_means_rebuild(tmp_path: Path, size: int) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    os.truncate(tmp_path / "checkpoint", size)
+    assert open_store(str(tmp_path), TINY).rebuild_reason is not None
+
+
+def test_a_checkpoint_of_a_newer_version_means_rebuild(tmp_path: Path) -> None:
+    import zlib
+    from struct import pack
+
+    import cbor2
+
+    payload = cbor2.dumps({"applied_index": 5, "learners": []})
+    (tmp_path / "checkpoint").write_bytes(pack(">8sIQ", b"RAFTMQC1", zlib.crc32(payload), len(payload)) + payload)
+    with pytest.raises(CheckpointDamaged, match="learners"):
+        load_checkpoint(str(tmp_path))
+
+
+def _shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("damage", [_shorten, Path.unlink], ids=["shorter", "missing"])
+def test_queue_files_short_of_the_checkpoint_mean_rebuild(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    damage(tmp_path / "consumequeue" / "A" / "1" / "00000000000000000080")
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.rebuild_reason is not None
+    assert "00000000000000000080" in opened.rebuild_reason
+    assert opened.checkpoint.applied_index == 0
+    for event in log.events:
+        apply(opened.queues, event)
+    assert contents(opened.queues) == derived(log)
+
+
+def test_reset_forgets_checkpoint_and_files(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    assert len(reset_store(str(tmp_path), TINY)) == 0
+    assert load_checkpoint(str(tmp_path)) is None
+
+
+def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    first = take(tmp_path, store, log)
+    apply(store, log.send("A", 0, 6))
+    Checkpointer(str(tmp_path), store).prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"later")
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.checkpoint == first
+    apply(opened.queues, log.events[-1])
+    assert contents(opened.queues) == derived(log)
+
+
+def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    pending = Checkpointer(str(tmp_path), store).prepare(
+        applied_index=4, applied_term=3, applied_pos=log.end, state=b""
+    )
+    apply(store, log.send("A", 0, 6))
+    store.flush_all()
+    assert pending.commit()
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.checkpoint.applied_index == 4
+    apply(opened.queues, log.events[-1])
+    assert contents(opened.queues) == derived(log)
+
+
+def test_queue_files_are_synced_before_the_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything the checkpoint counts on must be durable when it appears, names of new files included."""
+    store, log = fill(tmp_path)
+    synced: set[str] = set()
+    real_fsync, real_fdatasync, real_rename = os.fsync, os.fdatasync, os.rename
+
+    def note(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def fsync(descriptor: int) -> None:
+        real_fsync(descriptor)
+        note(descriptor)
+
+    def fdatasync(descriptor: int) -> None:
+        real_fdatasync(descriptor)
+        note(descriptor)
+
+    def rename(source: str, target: str) -> None:
+        root = tmp_path / "consumequeue"
+        missing = [str(path) for path in (root, *root.rglob("*")) if str(path) not in synced]
+        assert missing == []
+        assert source in synced
+        real_rename(source, target)
+        synced.add("renamed")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(os, "rename", rename)
+    take(tmp_path, store, log)
+    assert "renamed" in synced
+    assert str(tmp_path) in synced
+
+
+def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, log = fill(tmp_path)
+    checkpointer = Checkpointer(str(tmp_path), store)
+    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="the disk is gone"):
+            pending.commit()
+    assert load_checkpoint(str(tmp_path)) is None
+    with pytest.raises(CheckpointImpossible, match="the disk is gone"):
+        checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+
+
+def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = fill(tmp_path)
+    checkpointer = Checkpointer(str(tmp_path), store)
+    first = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+
+    def fail(directory: str, name: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_module, "_write_durably", fail)
+        with pytest.raises(OSError, match="no space"):
+            first.commit()
+    apply(store, log.send("D", 0, 1))
+    second = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"")
+    assert second.changes.files > first.changes.files
+    assert second.commit()
+    third = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"")
+    assert third.changes.files == set()
+    assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
+
+
+def test_a_topic_dropped_after_the_checkpoint_is_there_again_after_a_crash(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    written = take(tmp_path, store, log)
+    before = contents(store)
+    for event in (log.send("A", 0, 2), log.drop("A"), log.send("A", 0, 7), log.drop("A"), log.send("A", 1, 1)):
+        apply(store, event)
+        store.flush_all()
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.rebuild_reason is None
+    assert contents(opened.queues) == before
+    for event in log.events[written.applied_index :]:
+        apply(opened.queues, event)
+    assert contents(opened.queues) == derived(log)
+    take(tmp_path, opened.queues, log)
+    assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
+
+
+def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    apply(store, log.drop("A"))
+    dropped = tmp_path / "consumequeue" / ".dropped"
+    assert any(path.is_file() for path in dropped.rglob("*"))
+    take(tmp_path, store, log)
+    assert not any(path.is_file() for path in dropped.rglob("*"))
+    assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
+
+
+def test_a_crash_before_dropped_files_are_removed_does_not_revive_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    apply(store, log.drop("A"))
+    apply(store, log.send("A", 0, 1))
+    monkeypatch.setattr(checkpoint_module, "remove_dropped", lambda root, dropped_count: None)
+    take(tmp_path, store, log)
+    opened = open_store(str(tmp_path), TINY)
+    assert contents(opened.queues) == derived(log)
+    assert opened.rebuild_reason is None
+
+
+def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    checkpointer = Checkpointer(str(tmp_path), store)
+    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+    apply(store, log.drop("A"))
+    assert pending.commit() is False
+    assert load_checkpoint(str(tmp_path)) is None
+    again = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"")
+    assert again.commit()
+    assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
+
+
+def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    checkpointer = Checkpointer(str(tmp_path), store)
+    take(tmp_path, store, log, checkpointer=checkpointer)
+    before = contents(store)
+    oldest = tmp_path / "consumequeue" / "A" / "1" / "00000000000000000000"
+    assert store.expire_some(9 * ENTRY_BYTES) == 0
+    assert oldest.exists()
+    assert contents(open_store(str(tmp_path), TINY).queues) == before
+    take(tmp_path, store, log, checkpointer=checkpointer)
+    take(tmp_path, store, log, checkpointer=checkpointer)
+    assert not oldest.exists()
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.rebuild_reason is None
+    queue = opened.queues.get("A", 1)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset) == (6, 9)
+
+
+def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    checkpointer = Checkpointer(str(tmp_path), store)
+    assert store.expire_some(9 * ENTRY_BYTES) == 0
+    take(tmp_path, store, log, checkpointer=checkpointer)
+    apply(store, log.drop("A"))
+    apply(store, log.send("A", 1, 9))
+    for _ in range(3):
+        take(tmp_path, store, log, checkpointer=checkpointer)
+    assert contents(open_store(str(tmp_path), TINY).queues)["A", 1] == derived(log)["A", 1]
+
+
+def test_encoding_round_trips_large_tables(tmp_path: Path) -> None:
+    queues = {f"T{number}": [(queue_id, number, number + queue_id) for queue_id in range(8)] for number in range(50)}
+    written = Checkpoint(applied_index=7, applied_term=2, applied_pos=2**40, queues=queues, state=bytes(range(256)))
+    (tmp_path / "checkpoint").write_bytes(encode_checkpoint(written))
+    assert load_checkpoint(str(tmp_path)) == written

@@ -1,0 +1,169 @@
+"""All queues of a replica: arrival, flushing, growth, dropping, expiry."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mq.protocol.names import NameRefused
+from mq.store.dispatch import QUEUE_ENTRY, QueueRun
+from mq.store.queue_store import QueueStore, QueueStoreSettings
+
+TINY = QueueStoreSettings(entries_per_file=8, open_files_max=3, flush_bytes=100)
+
+
+def run_of(topic: str, queue_id: int, first: int, end: int, *, position: int = 0) -> QueueRun:
+    entries = b"".join(QUEUE_ENTRY.pack(position + number * 50, 50, number) for number in range(first, end))
+    return QueueRun(topic, queue_id, first, entries)
+
+
+def new_store(root: Path) -> QueueStore:
+    return QueueStore.open(str(root), TINY, queues={}, dropped_count=0, log_end=0)
+
+
+def files_of(root: Path) -> dict[str, int]:
+    return {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_runs_create_queues_on_demand(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    assert store.get("A", 0) is None
+    assert store.max_offset("A", 0) == 0
+    assert store.append_run(run_of("A", 0, 0, 3)) == 3
+    assert store.append_run(run_of("A", 1, 0, 2)) == 2
+    assert store.append_run(run_of("A", 0, 3, 4)) == 1
+    queue = store.get("A", 0)
+    assert queue is not None
+    assert queue.read(0, 9) == run_of("A", 0, 0, 4).entries
+    assert store.table() == {"A": [(0, 0, 4), (1, 0, 2)]}
+    assert len(store) == 2
+    assert files_of(tmp_path) == {}
+
+
+def test_a_topic_that_is_no_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    with pytest.raises(NameRefused):
+        store.append_run(run_of("../../etc", 0, 0, 1))
+    store.flush_all()
+    assert files_of(tmp_path) == {}
+    assert len(store) == 0
+
+
+def test_grown_queues_are_told_once_with_their_new_entries(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 3))
+    store.append_run(run_of("B", 7, 0, 1))
+    store.append_run(run_of("A", 0, 3, 5))
+    assert store.take_grown() == [
+        ("A", 0, bytearray(run_of("A", 0, 0, 5).entries)),
+        ("B", 7, bytearray(run_of("B", 7, 0, 1).entries)),
+    ]
+    assert store.take_grown() == []
+    assert store.append_run(run_of("A", 0, 2, 5)) == 0
+    assert store.take_grown() == []
+    assert store.append_run(run_of("A", 0, 4, 6)) == 1
+    assert store.take_grown() == [("A", 0, bytearray(run_of("A", 0, 5, 6).entries))]
+
+
+def test_flush_takes_full_queues_at_once_and_others_when_a_round_old(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("SMALL", 0, 0, 1))
+    store.append_run(run_of("FULL", 0, 0, 5))
+    assert store.flush_some() == 1
+    assert files_of(tmp_path) == {"FULL/0/00000000000000000000": 100}
+    store.append_run(run_of("YOUNG", 0, 0, 1))
+    assert store.flush_some() == 1
+    assert files_of(tmp_path) == {"FULL/0/00000000000000000000": 100, "SMALL/0/00000000000000000000": 20}
+    assert store.flush_some() == 1
+    assert store.dirty_count == 0
+
+
+def test_flush_stops_at_its_limit_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    for queue_id in range(10):
+        store.append_run(run_of("A", queue_id, 0, 1))
+    assert store.flush_some(limit=4) == 0
+    assert [store.flush_some(limit=4) for _ in range(4)] == [4, 4, 2, 0]
+    assert len(files_of(tmp_path)) == 10
+
+
+def test_failed_flush_loses_nothing(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 3))
+    (tmp_path / "A").write_text("a file where a directory belongs")
+    with pytest.raises(OSError):
+        store.flush_all()
+    assert store.dirty_count == 1
+    (tmp_path / "A").unlink()
+    store.flush_all()
+    assert store.dirty_count == 0
+    queue = store.get("A", 0)
+    assert queue is not None
+    assert queue.read(0, 3) == run_of("A", 0, 0, 3).entries
+
+
+def test_many_queues_share_few_descriptors(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for queue_id in range(50):
+        store.append_run(run_of("A", queue_id, 0, 20))
+    store.flush_all()
+    assert len(os.listdir("/proc/self/fd")) - before == TINY.open_files_max
+    for queue in store.queues():
+        assert queue.read(0, 99) == run_of("A", queue.queue_id, 0, 20).entries
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_dropped_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 9))
+    store.append_run(run_of("A", 1, 0, 2))
+    store.append_run(run_of("AB", 0, 0, 2))
+    store.flush_all()
+    store.append_run(run_of("A", 0, 9, 10))
+    store.drop_topic("A")
+    assert store.get("A", 0) is None
+    assert store.get("A", 1) is None
+    assert [row[0] for row in store.take_grown()] == ["AB"]
+    assert store.append_run(run_of("A", 0, 0, 2, position=7000)) == 2
+    store.flush_all()
+    queue = store.get("A", 0)
+    assert queue is not None
+    assert queue.read(0, 9) == run_of("A", 0, 0, 2, position=7000).entries
+    assert store.max_offset("AB", 0) == 2
+
+
+def test_dropping_a_topic_without_queues_changes_nothing(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.drop_topic("A")
+    assert store.dropped_count == 0
+
+
+def test_expiry_goes_through_all_queues_in_pieces(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    for queue_id in range(5):
+        store.append_run(run_of("A", queue_id, 0, 10))
+    store.flush_all()
+    assert store.expire_some(3 * 50, limit=2) == 3
+    assert [queue.min_offset for queue in store.queues()] == [3, 3, 0, 0, 0]
+    assert store.expire_some(3 * 50, limit=2) == 1
+    assert store.expire_some(3 * 50, limit=2) == 0
+    assert [queue.min_offset for queue in store.queues()] == [3] * 5
+    assert store.expire_some(3 * 50, limit=2) == 0
+    assert store.expire_some(4 * 50, limit=10) == 0
+    assert [queue.min_offset for queue in store.queues()] == [4] * 5
+
+
+def test_opening_removes_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 5))
+    store.append_run(run_of("A", 1, 0, 5))
+    store.append_run(run_of("B", 0, 0, 5))
+    store.flush_all()
+    store.close()
+    reopened = QueueStore.open(str(tmp_path), TINY, queues={"A": [(0, 0, 4)]}, dropped_count=0, log_end=1000)
+    assert files_of(tmp_path) == {"A/0/00000000000000000000": 80}
+    assert reopened.table() == {"A": [(0, 0, 4)]}
