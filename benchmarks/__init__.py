@@ -1,0 +1,1 @@
+"""Measurements: one script per question."""

@@ -1,0 +1,64 @@
+"""What is measured: the cases, and a measurement as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BODIES = (128, 1024)
+SHAPES = ((1, 1), (64, 1), (4, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``nodes`` replicas, bodies of ``body_bytes``, ``connections`` with ``in_flight`` messages each."""
+
+    nodes: int
+    body_bytes: int
+    connections: int
+    in_flight: int
+
+    @property
+    def name(self) -> str:
+        """As in the tables and for ``--case``."""
+        return f"{self.nodes}n-{self.body_bytes}-{self.connections}x{self.in_flight}"
+
+    @property
+    def load(self) -> str:
+        """The load alone, for people."""
+        body = f"{self.body_bytes} B" if self.body_bytes < 1024 else f"{self.body_bytes // 1024} KiB"
+        return f"{body} {self.connections}x{self.in_flight}"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One measured window. CPU in microseconds per acknowledged message; shares in cores."""
+
+    messages_per_second: float
+    p50_ms: float
+    p99_ms: float
+    leader_us: float
+    follower_us: tuple[float, ...]
+    generator_us: float
+    generator_cores_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All windows of a case, and what was seen once: memory of the replicas (leader first), load average before."""
+
+    case: Case
+    windows: tuple[Window, ...]
+    rss_mib: tuple[float, ...]
+    load_average: float
+    durability: str
+
+    @property
+    def median(self) -> Window:
+        """The window with the median rate: figures that belong together, not medians from different windows."""
+        ordered = sorted(self.windows, key=lambda window: window.messages_per_second)
+        return ordered[len(ordered) // 2]
+
+
+def all_cases(nodes: tuple[int, ...] = (1, 3)) -> list[Case]:
+    """Every case, in the order of the tables."""
+    return [Case(n, body, *shape) for n in nodes for body in BODIES for shape in SHAPES]

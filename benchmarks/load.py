@@ -1,0 +1,200 @@
+"""The load generator: one operating system process with a fixed number of messages in flight on each connection.
+
+It does as little as can be done: raw non-blocking sockets under epoll, frames built before the start and sent again
+as they are, replies cut by their length and matched by a regular expression over the whole chunk. Latency is from
+handing a frame to `send` to the return of the `recv` that brought its reply. Nothing is computed from the samples
+before the last window has ended.
+
+Run as ``python -m benchmarks.load``: one JSON object on standard input (`Job`), one on standard output (`Report`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import resource
+import select
+import socket
+import sys
+import time
+from array import array
+from dataclasses import asdict, dataclass
+
+from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame
+
+RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
+"""Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one reply."""
+
+BUCKETS_PER_E = 50
+"""Latencies are reported in logarithmic buckets: 50 to a factor of e, so a figure is right within 2 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
+    ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key."""
+
+    address: tuple[str, int]
+    connections: int
+    in_flight: int
+    body_bytes: int
+    begin: float
+    window_seconds: float
+    windows: int
+    first_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`)."""
+
+    messages: list[int]
+    cpu_seconds: list[float]
+    latencies: list[dict[int, int]]
+
+
+class LoadFailed(Exception):
+    """The broker refused a message or closed a connection; the message has its words."""
+
+
+class _Connection:
+    __slots__ = ("fd", "frames", "received", "sock", "started", "unsent")
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.sock = socket.create_connection(job.address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setblocking(False)
+        self.fd = self.sock.fileno()
+        first = job.first_slot + number * job.in_flight
+        slots = range(first, first + job.in_flight)
+        self.frames = {b"%d" % slot: send_frame(slot, job.body_bytes, slot % QUEUES) for slot in slots}
+        self.started: dict[bytes, float] = {}
+        self.received = b""
+        self.unsent: memoryview | None = None
+
+    def send(self, data: bytes | memoryview) -> bool:
+        """False if the kernel did not take all: the rest is in ``unsent``."""
+        try:
+            taken = self.sock.send(data)
+        except BlockingIOError:
+            taken = 0
+        if taken == len(data):
+            self.unsent = None
+            return True
+        self.unsent = memoryview(data)[taken:]
+        return False
+
+
+def generate(job: Job) -> Report:
+    """Keep the messages in flight until the last window ends. Raises LoadFailed, OSError."""
+    monotonic = time.clock_gettime
+    clock_id = time.CLOCK_MONOTONIC
+    epoll = select.epoll()
+    connections = {c.fd: c for c in (_Connection(job, number) for number in range(job.connections))}
+    for connection in connections.values():
+        epoll.register(connection.fd, select.EPOLLIN)
+        now = monotonic(clock_id)
+        connection.started = dict.fromkeys(connection.frames, now)
+        if not connection.send(b"".join(connection.frames.values())):
+            epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+
+    windows = [array("d") for _ in range(job.windows)]
+    cpu_marks: list[float] = []
+    samples = array("d")
+    boundary, window = job.begin, -1
+    while True:
+        events = epoll.poll(max(0.0, boundary - monotonic(clock_id)))
+        now = monotonic(clock_id)
+        while now >= boundary:
+            cpu_marks.append(_cpu_seconds())
+            window += 1
+            if window == job.windows:
+                return Report(
+                    messages=[len(latencies) for latencies in windows],
+                    cpu_seconds=[end - start for start, end in itertools.pairwise(cpu_marks)],
+                    latencies=[_buckets(latencies) for latencies in windows],
+                )
+            samples = windows[window]
+            boundary += job.window_seconds
+        for fd, event in events:
+            connection = connections[fd]
+            if event & select.EPOLLOUT and connection.unsent is not None and connection.send(connection.unsent):
+                epoll.modify(fd, select.EPOLLIN)
+            if event & ~select.EPOLLOUT:
+                _receive(connection, samples, epoll)
+
+
+def _receive(connection: _Connection, samples: array[float], epoll: select.epoll) -> None:
+    size = connection.sock.recv_into(RECEIVE_BUFFER)
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    if not size:
+        raise LoadFailed(f"{connection.sock.getpeername()} closed the connection")
+    chunk = bytes(RECEIVE_BUFFER[:size])
+    data = connection.received + chunk if connection.received else chunk
+    frames, end = complete_bytes(data)
+    replies = data if end == len(data) else data[:end]
+    connection.received = data[end:]
+    opaques = OPAQUE.findall(replies)
+    codes = CODE.findall(replies)
+    if len(opaques) != frames or codes.count(b"0") != frames:
+        remarks = [remark.decode(errors="replace") for remark in REMARK.findall(replies)][:3]
+        raise LoadFailed(f"{frames} replies, of which not all are good: codes {sorted(set(codes))}, remarks {remarks}")
+    if not frames:
+        return
+    started = connection.started
+    samples.extend([now - started[opaque] for opaque in opaques])
+    frame_of = connection.frames
+    again = b"".join([frame_of[opaque] for opaque in opaques])
+    # A frame that must wait for room in the socket counts from here too: its wait is part of its latency.
+    started.update(dict.fromkeys(opaques, time.clock_gettime(time.CLOCK_MONOTONIC)))
+    if connection.unsent is not None:
+        connection.unsent = memoryview(bytes(connection.unsent) + again)
+    elif not connection.send(again):
+        epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _buckets(latencies: array[float]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    log = math.log
+    for seconds in latencies:
+        bucket = int(log(max(seconds, 1e-6) * 1e6) * BUCKETS_PER_E)
+        counts[bucket] = counts.get(bucket, 0) + 1
+    return counts
+
+
+def bucket_seconds(bucket: int) -> float:
+    """The middle of a bucket."""
+    return math.exp((bucket + 0.5) / BUCKETS_PER_E) / 1e6
+
+
+def quantile(counts: dict[int, int], share: float) -> float:
+    """The latency in seconds that ``share`` of the samples do not exceed; 0 if there are none."""
+    total = sum(counts.values())
+    seen = 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= share * total:
+            return bucket_seconds(bucket)
+    return 0.0
+
+
+def main() -> None:
+    """Read a job, do it, write the report."""
+    given = json.load(sys.stdin)
+    job = Job(**{**given, "address": tuple(given["address"])})
+    try:
+        report = generate(job)
+    except (LoadFailed, OSError) as error:
+        print(f"load generator: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

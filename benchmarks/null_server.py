@@ -1,0 +1,65 @@
+"""A server that acknowledges every frame at once and does nothing: shows how fast the load generator can go.
+
+A broker is measured rightly only where the generator could have gone faster. Run as
+``python -m benchmarks.null_server PORT``; ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import sys
+
+from benchmarks.frames import OPAQUE, complete_bytes
+
+_REPLY = b'{"code":0,"extFields":{"msgId":"7F00000100002A9F0000000000000000","queueId":"0","queueOffset":"0"},"flag":1,'
+
+
+def _reply(opaque: bytes) -> bytes:
+    header = _REPLY + b'"opaque":%b}' % opaque
+    return struct.pack(">II", 4 + len(header), len(header)) + header
+
+
+def serve(port: int) -> None:
+    """Answer until standard input ends. A reply that the socket does not take at once is an error here: there are
+    never more than the generator has in flight."""
+    listener = socket.create_server(("127.0.0.1", port))
+    epoll = select.epoll()
+    epoll.register(listener.fileno(), select.EPOLLIN)
+    epoll.register(sys.stdin.fileno(), select.EPOLLIN)
+    connections: dict[int, tuple[socket.socket, bytearray]] = {}
+    replies: dict[bytes, bytes] = {}
+    buffer = memoryview(bytearray(256 * 1024))
+    while True:
+        for fd, _ in epoll.poll():
+            if fd == sys.stdin.fileno():
+                return
+            if fd == listener.fileno():
+                sock, _ = listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connections[sock.fileno()] = sock, bytearray()
+                epoll.register(sock.fileno(), select.EPOLLIN)
+                continue
+            sock, received = connections[fd]
+            try:
+                size = sock.recv_into(buffer)
+            except ConnectionResetError:
+                size = 0
+            if not size:
+                epoll.unregister(fd)
+                del connections[fd]
+                sock.close()
+                continue
+            received += buffer[:size]
+            _, end = complete_bytes(received)
+            found = OPAQUE.findall(received[:end])
+            del received[:end]
+            for opaque in found:
+                if opaque not in replies:
+                    replies[opaque] = _reply(opaque)
+            sock.sendall(b"".join([replies[opaque] for opaque in found]))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,292 @@
+"""How many messages a second, how late, and for how much CPU, with one replica and with three.
+
+Workload: SEND_MESSAGE_V2 requests as stock clients send them, bodies of 128 B and 1 KiB, one topic of 8 queues; 1 and
+64 connections with one message in flight each, and 4 connections with 256 each. Real processes, real files, the
+default durability (a majority has synced to disk before each reply). Not measured: batches, consumers beside the
+producers, many topics, networks other than loopback, several machines.
+
+``python -m benchmarks.produce`` (``make bench``); options: see ``--help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.cases import Case, Measurement, Window, all_cases
+from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.load import Job, Report, quantile
+from benchmarks.procfs import cpu_seconds, load_average, machine, rss_bytes
+from benchmarks.report import markdown, write_section
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import run_trio
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+
+ROOT = Path(__file__).parent.parent
+WORKERS_MAX = 2
+CONNECT_SECONDS = 1.0
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    nodes: list[int]
+    case: list[str]
+    quick: bool
+    windows: int
+    seconds: float
+    warmup: float
+    durability: str
+    dir: Path | None
+    no_write: bool
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, action="append", default=[], help="only groups of this size (repeatable)")
+    parser.add_argument("--case", action="append", default=[], help="only this case, as 3n-128-4x256 (repeatable)")
+    parser.add_argument("--quick", action="store_true", help="short windows; docs/performance.md stays as it is")
+    parser.add_argument("--windows", type=int, default=5, help="measured windows of a case")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
+    parser.add_argument("--warmup", type=float, default=2.0, help="seconds before the first window")
+    parser.add_argument("--durability", default="quorum-fsync", choices=("quorum-fsync", "quorum-memory"))
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.windows, plan.seconds, plan.warmup, plan.no_write = 3, 0.5, 0.5, True
+    known = {case.name for case in all_cases()}
+    if unknown := set(plan.case) - known:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    if unknown_nodes := set(plan.nodes) - {1, 3}:
+        parser.error(f"cases are for 1 and 3 nodes, not {', '.join(map(str, sorted(unknown_nodes)))}")
+    return plan
+
+
+async def run_load(
+    address: tuple[str, int], case: Case, plan: Plan, pids: Sequence[int]
+) -> tuple[list[Report], list[list[float]]]:
+    """Drive ``address`` as the case says; return the workers' reports, and the CPU seconds of ``pids`` per window."""
+    workers = min(WORKERS_MAX, case.connections)
+    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup
+    jobs = []
+    first_connection = 0
+    for worker in range(workers):
+        connections = case.connections // workers + (worker < case.connections % workers)
+        jobs.append(
+            Job(
+                address=address,
+                connections=connections,
+                in_flight=case.in_flight,
+                body_bytes=case.body_bytes,
+                begin=begin,
+                window_seconds=plan.seconds,
+                windows=plan.windows,
+                first_slot=1 + first_connection * case.in_flight,
+            )
+        )
+        first_connection += connections
+    reports: list[Report] = []
+    marks: list[list[float]] = []
+
+    async def work(job: Job) -> None:
+        done = await trio.run_process(
+            [sys.executable, "-m", "benchmarks.load"],
+            stdin=json.dumps(asdict(job)).encode(),
+            capture_stdout=True,
+            cwd=ROOT,
+        )
+        report = json.loads(done.stdout)
+        report["latencies"] = [{int(k): v for k, v in counts.items()} for counts in report["latencies"]]
+        reports.append(Report(**report))
+
+    async def mark_windows() -> None:
+        for window in range(plan.windows + 1):
+            await trio.sleep(begin + window * plan.seconds - time.clock_gettime(time.CLOCK_MONOTONIC))
+            marks.append([cpu_seconds(pid) for pid in pids])
+
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(work, job)
+        nursery.start_soon(mark_windows)
+    return reports, [
+        [after - before for before, after in zip(start, end, strict=True)] for start, end in itertools.pairwise(marks)
+    ]
+
+
+def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> tuple[Window, ...]:
+    """What the workers counted and the servers used (leader first), window by window: pure."""
+    windows = []
+    for number, used in enumerate(cpu):
+        messages = sum(report.messages[number] for report in reports)
+        counts: dict[int, int] = {}
+        for report in reports:
+            for bucket, count in report.latencies[number].items():
+                counts[bucket] = counts.get(bucket, 0) + count
+        per_message = 1e6 / max(messages, 1)
+        leader, *followers = used or [0.0]
+        windows.append(
+            Window(
+                messages_per_second=messages / seconds,
+                p50_ms=1e3 * quantile(counts, 0.5),
+                p99_ms=1e3 * quantile(counts, 0.99),
+                leader_us=leader * per_message,
+                follower_us=tuple(follower * per_message for follower in followers),
+                generator_us=sum(report.cpu_seconds[number] for report in reports) * per_message,
+                generator_cores_max=max(report.cpu_seconds[number] for report in reports) / seconds,
+            )
+        )
+    return tuple(windows)
+
+
+async def measure(cluster: DevCluster, case: Case, plan: Plan) -> Measurement:
+    """One case against a running group. Raises DevClusterFailed if the leader changed meanwhile."""
+    leader = await cluster.leader()
+    order = [leader, *(node_id for node_id in cluster.node_ids if node_id != leader)]
+    pids = [cluster.pid(node_id) for node_id in order]
+    before = load_average()
+    host, _, port = cluster.address(leader).rpartition(":")
+    reports, cpu = await run_load((host, int(port)), case, plan, pids)
+    if await cluster.leader() != leader:
+        raise DevClusterFailed(f"{case.name}: the leader changed meanwhile; is this machine too busy?")
+    return Measurement(
+        case=case,
+        windows=windows_of(reports, cpu, plan.seconds),
+        rss_mib=tuple(rss_bytes(pid) / 2**20 for pid in pids),
+        load_average=before,
+        durability=plan.durability,
+    )
+
+
+async def measure_ceiling(case: Case, plan: Plan) -> float:
+    """Messages a second that the generator reaches against a server that does nothing."""
+    async with _null_server() as port:
+        reports, cpu = await run_load(("127.0.0.1", port), case, plan, [])
+    return statistics.median(window.messages_per_second for window in windows_of(reports, cpu, plan.seconds))
+
+
+@asynccontextmanager
+async def _null_server() -> AsyncIterator[int]:
+    port = Ports.free(1).namesrv
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(
+                trio.run_process,
+                [sys.executable, "-m", "benchmarks.null_server", str(port)],
+                stdin=subprocess.PIPE,
+                cwd=ROOT,
+                check=False,
+            )
+        )
+        with trio.fail_after(10):
+            while True:
+                try:
+                    stream = await trio.open_tcp_stream("127.0.0.1", port)
+                except OSError:
+                    await trio.sleep(0.05)
+                else:
+                    await stream.aclose()
+                    break
+        yield port
+        nursery.cancel_scope.cancel()
+
+
+async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str, float]]:
+    """All cases of the plan, and the generator's ceilings by load."""
+    cases = [
+        case
+        for case in all_cases()
+        if (not plan.nodes or case.nodes in plan.nodes) and (not plan.case or case.name in plan.case)
+    ]
+    loads = list(dict.fromkeys(replace(case, nodes=0) for case in cases if case.connections > 1))
+    ceilings = {}
+    for load in loads:
+        ceilings[load.load] = await measure_ceiling(load, plan)
+        print(f"generator alone {load.load:>14}: {ceilings[load.load]:>9,.0f} msgs/s", flush=True)
+    measurements = []
+    for nodes in sorted({case.nodes for case in cases}):
+        settings = {"durability": plan.durability}
+        async with DevCluster.open(
+            directory / f"{nodes}", nodes=nodes, ports=Ports.free(nodes), settings=settings
+        ) as cluster:
+            async with Admin(cluster.namesrv) as admin:
+                await admin.create_topic(TOPIC, read_queues=QUEUES, write_queues=QUEUES)
+            for case in (case for case in cases if case.nodes == nodes):
+                measurement = await measure(cluster, case, plan)
+                measurements.append(measurement)
+                print(line_of(measurement), flush=True)
+    return measurements, ceilings
+
+
+def line_of(measurement: Measurement) -> str:
+    """A measurement in a line for the terminal."""
+    window = measurement.median
+    followers = " + ".join(f"{us:.1f}" for us in window.follower_us)
+    rss = " / ".join(f"{mib:.0f}" for mib in measurement.rss_mib)
+    return (
+        f"{measurement.case.nodes} node(s) {measurement.case.load:>14}: {window.messages_per_second:>9,.0f} msgs/s, "
+        f"p50 {window.p50_ms:6.2f} p99 {window.p99_ms:6.2f} ms, "
+        f"CPU us/msg: leader {window.leader_us:.1f}{f', followers {followers}' if followers else ''}, "
+        f"generator {window.generator_us:.1f} ({100 * window.generator_cores_max:.0f} % of a core at most); "
+        f"RSS {rss} MiB; load average {measurement.load_average:.1f}"
+    )
+
+
+def main() -> None:
+    """Measure, print, and write docs/performance.md and benchmarks/results/."""
+    plan = parse_arguments(sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+        try:
+            measurements, ceilings = run_trio(partial(run, plan, Path(directory)))
+        except (DevClusterFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            sys.exit(1)
+    now = datetime.now(UTC)
+    results = ROOT / "benchmarks" / "results" / f"produce-{now:%Y%m%dT%H%M%SZ}.json"
+    if plan.no_write:
+        return
+    results.parent.mkdir(exist_ok=True)
+    results.write_text(
+        json.dumps(
+            {
+                "machine": machine(),
+                "date": f"{now:%Y-%m-%d %H:%M} UTC",
+                "command": " ".join(["python -m benchmarks.produce", *sys.argv[1:]]),
+                "generatorCeilings": ceilings,
+                "measurements": [asdict(measurement) for measurement in measurements],
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    section = markdown(
+        measurements,
+        command=" ".join(["make bench", *([f'ARGS="{" ".join(sys.argv[1:])}"'] if sys.argv[1:] else [])]),
+        machine=machine(),
+        date=f"{now:%Y-%m-%d %H:%M} UTC",
+        ceilings=ceilings,
+    )
+    write_section(ROOT / "docs" / "performance.md", section)
+    print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Measurements as a table, and the marked section of docs/performance.md that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.cases import Measurement
+
+BEGIN = "<!-- measured by `make bench`: begin -->"
+END = "<!-- measured by `make bench`: end -->"
+
+
+def markdown(
+    measurements: Sequence[Measurement], *, command: str, machine: str, date: str, ceilings: Mapping[str, float]
+) -> str:
+    """A section: how it was measured, and a table for each number of nodes."""
+    loads = [measurement.load_average for measurement in measurements]
+    lines = [
+        f"Command: `{command}`. Date: {date}. Load average before each case: {min(loads):.1f} to {max(loads):.1f}.",
+        f"Machine: {machine}; servers and load generator share it.",
+        f"Each line is the median window of {len(measurements[0].windows)}, after a warm-up.",
+        "",
+    ]
+    for nodes in sorted({measurement.case.nodes for measurement in measurements}):
+        group = [measurement for measurement in measurements if measurement.case.nodes == nodes]
+        heading = "One replica" if nodes == 1 else f"{nodes} replicas"
+        lines += [
+            f"### {heading}, {group[0].durability}",
+            "",
+            "| load | msgs/s | p50 / p99 ms | leader us/msg | followers us/msg | RSS MiB | generator us/msg, core |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+            *(_row(measurement) for measurement in group),
+            "",
+        ]
+    lines += [
+        "CPU is user and system time of the process (`/proc/PID/stat`) over the window, divided by the messages",
+        "acknowledged in it. The last column is the load generator's own CPU: per message, and the share of one core",
+        "that its busiest process used. Against a server that answers at once and does nothing, the same generator",
+        "reached " + ", ".join(f"{rate:,.0f} msgs/s at {load}" for load, rate in ceilings.items()) + ".",
+    ]
+    return "\n".join(lines)
+
+
+def _row(measurement: Measurement) -> str:
+    window = measurement.median
+    followers = " + ".join(f"{us:.1f}" for us in window.follower_us) or "-"
+    rss = " / ".join(f"{mib:.0f}" for mib in measurement.rss_mib)
+    return (
+        f"| {measurement.case.load} | {window.messages_per_second:,.0f} | {window.p50_ms:.2f} / {window.p99_ms:.2f} "
+        f"| {window.leader_us:.1f} | {followers} | {rss} "
+        f"| {window.generator_us:.1f}, {100 * window.generator_cores_max:.0f} % |"
+    )
+
+
+def replace_section(text: str, section: str) -> str:
+    """``text`` with what stands between the two marks replaced. Raises ValueError if it has no marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no section between {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{section}\n\n{END}{after}"
+
+
+def write_section(path: Path, section: str) -> None:
+    """Replace the measured section of the file at ``path``."""
+    path.write_text(replace_section(path.read_text(), section))
