@@ -135,6 +135,10 @@ class LongPolling(Generic[PullT]):
             self._release(held)
         return len(dropped)
 
+    def memory_count(self) -> int:
+        """How many pulls are in memory: those that wait, and answered ones not yet cleared away."""
+        return len(self._heap)
+
     def _release(self, held: _Held[PullT]) -> None:
         held.pull = None
         in_queue = self._by_queue[held.key]

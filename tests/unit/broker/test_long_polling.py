@@ -1,0 +1,169 @@
+"""Pulls that wait: who is woken, who expires, what is bounded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.broker.long_polling import LongPolling
+from mq.store.dispatch import QUEUE_ENTRY
+
+KEY = ("T", 0)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Wants messages with one of these tag codes; any, if there are none."""
+
+    name: str
+    codes: frozenset[int] = frozenset()
+
+    def matches(self, code: int) -> bool:
+        return not self.codes or code in self.codes
+
+
+def entries(*codes: int) -> bytes:
+    return b"".join(QUEUE_ENTRY.pack(100 * number, 100, code) for number, code in enumerate(codes))
+
+
+def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    for name in ("a", "b"):
+        assert polling.hold(KEY, 5, 10.0, Pull(name), "c1")
+    assert polling.hold(("T", 1), 5, 10.0, Pull("other queue"), "c1")
+    assert polling.hold(("U", 0), 5, 10.0, Pull("other topic"), "c1")
+    assert polling.grown(KEY, entries(0)) == [Pull("a"), Pull("b")]
+    assert polling.grown(KEY, entries(0)) == []
+    assert len(polling) == 2
+
+
+@pytest.mark.parametrize(
+    ("codes", "woken"), [((1,), ["one"]), ((2,), []), ((2, 3, 1), ["one", "three"]), ((-5,), ["negative"]), ((), [])]
+)
+def test_only_a_matching_tag_wakes(codes: tuple[int, ...], woken: list[str]) -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    for name, code in (("one", 1), ("three", 3), ("negative", -5)):
+        polling.hold(KEY, 0, 10.0, Pull(name, frozenset([code])), "c1")
+    assert [pull.name for pull in polling.grown(KEY, entries(*codes))] == woken
+    assert len(polling) == 3 - len(woken)
+
+
+def test_with_the_first_offset_only_entries_at_or_behind_the_wanted_one_count() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    polling.hold(KEY, 12, 10.0, Pull("late", frozenset([1])), "c1")
+    assert polling.grown(KEY, entries(1, 1), first_offset=10) == []
+    assert polling.grown(KEY, entries(1, 2, 3), first_offset=11) == []
+    assert polling.grown(KEY, entries(2, 1), first_offset=11) == [Pull("late", frozenset([1]))]
+
+
+def test_pulls_expire_at_their_deadline_earliest_first() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    assert polling.next_deadline() == math.inf
+    for name, deadline in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
+        polling.hold(KEY, 0, deadline, Pull(name), "c1")
+    assert polling.next_deadline() == 10.0
+    assert polling.expired(9.99) == []
+    assert [pull.name for pull in polling.expired(20.0)] == ["early", "middle"]
+    assert polling.next_deadline() == 30.0
+    assert polling.expired(20.0) == []
+    assert [pull.name for pull in polling.expired(99.0)] == ["late"]
+    assert len(polling) == 0
+
+
+def test_a_woken_pull_does_not_expire_and_does_not_count_for_the_next_deadline() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    polling.hold(KEY, 0, 10.0, Pull("a", frozenset([1])), "c1")
+    polling.hold(KEY, 0, 20.0, Pull("b", frozenset([2])), "c1")
+    polling.grown(KEY, entries(1))
+    assert polling.next_deadline() == 20.0
+    assert polling.expired(15.0) == []
+    assert polling.expired(20.0) == [Pull("b", frozenset([2]))]
+
+
+def test_an_expired_pull_is_not_woken() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
+    polling.expired(10.0)
+    assert polling.grown(KEY, entries(0)) == []
+
+
+def test_a_closed_connection_takes_its_pulls_along() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
+    polling.hold(("T", 1), 0, 10.0, Pull("b"), "c1")
+    polling.hold(KEY, 0, 10.0, Pull("c"), "c2")
+    assert polling.drop_connection("c1") == 2
+    assert polling.drop_connection("c1") == 0
+    assert polling.grown(KEY, entries(0)) == [Pull("c")]
+    assert polling.expired(99.0) == []
+
+
+def test_too_many_in_all_are_refused_until_there_is_room() -> None:
+    polling: LongPolling[Pull] = LongPolling(held_max=2)
+    assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
+    assert polling.hold(KEY, 0, 10.0, Pull("b"), "c2")
+    assert not polling.hold(KEY, 0, 10.0, Pull("c"), "c3")
+    assert len(polling.grown(KEY, entries(0))) == 2
+    assert polling.hold(KEY, 0, 10.0, Pull("c"), "c3")
+
+
+def test_too_many_on_one_connection_do_not_harm_another() -> None:
+    polling: LongPolling[Pull] = LongPolling(held_per_connection_max=1)
+    assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
+    assert not polling.hold(KEY, 0, 10.0, Pull("b"), "c1")
+    assert polling.hold(KEY, 0, 10.0, Pull("c"), "c2")
+    polling.drop_connection("c1")
+    assert polling.hold(KEY, 0, 10.0, Pull("d"), "c1")
+
+
+def test_pulls_that_were_answered_do_not_pile_up() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    polling.hold(("quiet", 0), 0, 1e9, Pull("quiet"), "c0")
+    for _ in range(2000):
+        polling.hold(KEY, 0, 1e9, Pull("a"), "c1")
+        polling.grown(KEY, entries(0))
+    assert polling.memory_count() < 200
+    assert len(polling) == 1
+
+
+_steps = st.one_of(
+    st.tuples(st.just("hold"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 2), st.integers(1, 30)),
+    st.tuples(st.just("grown"), st.integers(0, 2), st.lists(st.integers(1, 3), max_size=3)),
+    st.tuples(st.just("drop"), st.integers(0, 2)),
+    st.tuples(st.just("later"), st.integers(0, 15)),
+)
+
+
+@given(steps=st.lists(_steps, max_size=40))
+def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
+    """Every pull ends exactly once, and for the right reason."""
+    polling: LongPolling[Pull] = LongPolling(held_max=8, held_per_connection_max=4)
+    model: list[tuple[int, int, Pull, int]] = []
+    now = 0
+    for number, step in enumerate(steps):
+        match step:
+            case ("hold", int(queue_id), int(code), int(connection), int(seconds)):
+                pull = Pull(str(number), frozenset([code] if code else []))
+                room = len(model) < 8 and sum(row[3] == connection for row in model) < 4
+                assert polling.hold(("T", queue_id), 0, float(now + seconds), pull, connection) == room
+                if room:
+                    model.append((queue_id, now + seconds, pull, connection))
+            case ("grown", int(queue_id), list(codes)):
+                woken = [row for row in model if row[0] == queue_id and any(map(row[2].matches, codes))]
+                assert polling.grown(("T", queue_id), entries(*codes)) == [row[2] for row in woken]
+                model = [row for row in model if row not in woken]
+            case ("drop", int(connection)):
+                dropped = [row for row in model if row[3] == connection]
+                assert polling.drop_connection(connection) == len(dropped)
+                model = [row for row in model if row not in dropped]
+            case ("later", int(seconds)):
+                now += seconds
+                over = sorted((row for row in model if row[1] <= now), key=lambda row: row[1])
+                assert polling.expired(float(now)) == [row[2] for row in over]
+                model = [row for row in model if row not in over]
+        assert len(polling) == len(model)
+        assert polling.next_deadline() == min((row[1] for row in model), default=math.inf)

@@ -1,0 +1,328 @@
+"""The replicated metadata: commands, rules, determinism, snapshots."""
+
+from __future__ import annotations
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.broker.metadata import (
+    Changes,
+    Command,
+    CommandRefused,
+    CommandUnknown,
+    CommitOffsets,
+    DataVersion,
+    DeleteGroup,
+    DeleteTopic,
+    GroupConfig,
+    Metadata,
+    PutGroup,
+    PutTopic,
+    ResetOffset,
+    SnapshotDamaged,
+    TopicConfig,
+    auto_create,
+    decode_command,
+    encode_command,
+)
+from mq.store.dispatch import META_TOPIC
+
+
+def topic(name: str = "T", queues: int = 4, perm: int = 6, **more: bool) -> TopicConfig:
+    return TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm, **more)
+
+
+def put(name: str = "T", queues: int = 4, perm: int = 6, timestamp_ms: int = 1000) -> PutTopic:
+    return PutTopic(config=topic(name, queues, perm), timestamp_ms=timestamp_ms)
+
+
+def commit(*rows: tuple[str, str, int, int]) -> CommitOffsets:
+    return CommitOffsets(offsets=list(rows))
+
+
+EXAMPLES: list[Command] = [
+    put(),
+    DeleteTopic(name="T", timestamp_ms=5),
+    PutGroup(config=GroupConfig(name="g", retry_times_max=-1), timestamp_ms=5),
+    DeleteGroup(name="g", timestamp_ms=5, remove_offsets=True),
+    commit(("g", "T", 0, 7), ("g", "T", 1, 2**40)),
+    commit(),
+    ResetOffset(group="g", topic="T", queue_id=3, offset=0),
+]
+
+
+@pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: type(command).__name__)
+def test_commands_round_trip(command: Command) -> None:
+    assert decode_command(encode_command(command)) == command
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"not cbor at all",
+        cbor2.dumps([1, 2]),
+        cbor2.dumps({"kind": "put_learner", "node": "n9"}),
+        cbor2.dumps({"kind": "delete_topic", "name": "T", "timestamp_ms": 1, "archive": True}),
+        cbor2.dumps({"kind": "delete_topic", "name": "T"}),
+        cbor2.dumps({"kind": "delete_topic", "name": "../T", "timestamp_ms": 1}),
+        cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", 0, -1]]}),
+        cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", 0]]}),
+    ],
+    ids=[
+        "empty", "break", "text", "array", "new kind", "new field", "missing field", "bad name", "bad offset", "short row",
+    ],
+)  # fmt: skip
+def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
+    with pytest.raises(CommandUnknown):
+        decode_command(body)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        put(""),
+        put("a/b"),
+        put("x" * 300),
+        put(META_TOPIC),
+        put(queues=-1),
+        put(queues=100_000),
+        put(perm=16),
+        DeleteTopic(name="..", timestamp_ms=1),
+        PutGroup(config=GroupConfig(name="a b"), timestamp_ms=1),
+        DeleteGroup(name="", timestamp_ms=1),
+        commit(("g", "T", 0, 1), ("g", "T/", 0, 1)),
+        commit(("g", "T", -1, 1)),
+        commit(("g", "T", 0, -1)),
+        commit(("g", "T", 0, 2**63)),
+        ResetOffset(group="g\n", topic="T", queue_id=0, offset=0),
+    ],
+    ids=repr,
+)
+def test_what_is_not_allowed_does_not_enter_the_log(command: Command) -> None:
+    with pytest.raises(CommandRefused):
+        encode_command(command)
+
+
+def test_put_topic_creates_replaces_and_counts_versions() -> None:
+    metadata = Metadata()
+    assert metadata.apply(put(timestamp_ms=10)) == Changes(topics=("T",))
+    assert metadata.data_version == DataVersion(1, 10)
+    assert metadata.apply(put(timestamp_ms=20)) == Changes()
+    assert metadata.data_version == DataVersion(1, 10)
+    assert metadata.apply(put(queues=8, timestamp_ms=30)) == Changes(topics=("T",))
+    assert metadata.data_version == DataVersion(2, 30)
+    assert metadata.topics == {"T": topic(queues=8)}
+
+
+def test_delete_topic_takes_its_offsets_along() -> None:
+    metadata = Metadata()
+    for command in (put("T"), put("U"), commit(("g", "T", 0, 5), ("g", "U", 0, 6), ("h", "T", 1, 7))):
+        metadata.apply(command)
+    assert metadata.apply(DeleteTopic(name="T", timestamp_ms=9)) == Changes(
+        topics=("T",), deleted_topics=("T",), offsets=2
+    )
+    assert metadata.consumer_offsets == {("g", "U"): {0: 6}}
+    assert metadata.apply(DeleteTopic(name="T", timestamp_ms=10)) == Changes()
+    assert metadata.data_version == DataVersion(3, 9)
+    metadata.apply(put("T"))
+    assert metadata.consumer_offset("g", "T", 0) is None
+
+
+def test_an_offset_that_arrives_after_its_topic_is_deleted_is_not_kept() -> None:
+    metadata = Metadata()
+    for command in (put("T"), DeleteTopic(name="T", timestamp_ms=9)):
+        metadata.apply(command)
+    assert metadata.apply(commit(("g", "T", 0, 5))) == Changes()
+    assert metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=5)) == Changes()
+    metadata.apply(put("T"))
+    assert metadata.consumer_offset("g", "T", 0) is None
+
+
+def test_committed_offsets_never_go_back_but_a_reset_may() -> None:
+    metadata = Metadata()
+    metadata.apply(put("T"))
+    seen = []
+    for offset in (0, 5, 3, 5, 9, 0):
+        metadata.apply(commit(("g", "T", 0, offset)))
+        seen.append(metadata.consumer_offset("g", "T", 0))
+    assert seen == [0, 5, 5, 5, 9, 9]
+    assert metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=2)) == Changes(offsets=1)
+    assert metadata.consumer_offset("g", "T", 0) == 2
+    metadata.apply(commit(("g", "T", 0, 3)))
+    assert metadata.consumer_offset("g", "T", 0) == 3
+
+
+def test_offset_zero_is_an_offset() -> None:
+    metadata = Metadata()
+    metadata.apply(put("T"))
+    assert metadata.consumer_offset("g", "T", 0) is None
+    assert metadata.apply(commit(("g", "T", 0, 0))) == Changes(offsets=1)
+    assert metadata.consumer_offset("g", "T", 0) == 0
+
+
+def test_offsets_do_not_change_the_data_version() -> None:
+    metadata = Metadata()
+    metadata.apply(put("T"))
+    version = metadata.data_version
+    metadata.apply(commit(("g", "T", 0, 5)))
+    assert metadata.data_version == version
+
+
+@pytest.mark.parametrize(("remove_offsets", "left"), [(False, 5), (True, None)])
+def test_delete_group(remove_offsets: bool, left: int | None) -> None:
+    metadata = Metadata()
+    for command in (put("T"), PutGroup(config=GroupConfig(name="g"), timestamp_ms=2), commit(("g", "T", 0, 5))):
+        metadata.apply(command)
+    changes = metadata.apply(DeleteGroup(name="g", timestamp_ms=3, remove_offsets=remove_offsets))
+    assert changes.groups == ("g",)
+    assert metadata.groups == {}
+    assert metadata.consumer_offset("g", "T", 0) == left
+
+
+# -- rules about topics ------------------------------------------------------------------------------------------------
+
+
+def metadata_with(*configs: TopicConfig) -> Metadata:
+    metadata = Metadata()
+    for config in configs:
+        metadata.apply(PutTopic(config=config, timestamp_ms=1))
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("template_queues", "asked", "created"), [(8, 4, 4), (8, 16, 8), (2, 4, 2), (8, 1, 1), (8, 0, None), (8, -3, None)]
+)
+def test_auto_create_takes_the_smaller_number_of_queues(template_queues: int, asked: int, created: int | None) -> None:
+    metadata = metadata_with(topic("TBW102", template_queues, perm=7))
+    command = auto_create(metadata, "new", "TBW102", asked, 77)
+    assert command == (None if created is None else PutTopic(config=topic("new", created, perm=6), timestamp_ms=77))
+
+
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [("new", "missing"), ("new", "closed"), ("there", "TBW102"), ("a/b", "TBW102"), (META_TOPIC, "TBW102")],
+)
+def test_auto_create_refuses(name: str, template: str) -> None:
+    metadata = metadata_with(topic("TBW102", 8, perm=7), topic("closed", 8, perm=6), topic("there"))
+    assert auto_create(metadata, name, template, 4, 77) is None
+
+
+def test_auto_create_inherits_a_read_only_template_without_the_inherit_bit() -> None:
+    metadata = metadata_with(topic("template", 8, perm=5))
+    command = auto_create(metadata, "new", "template", 4, 77)
+    assert command is not None
+    assert command.config.perm == 4
+
+
+def test_system_topics_are_created_once_and_marked() -> None:
+    metadata = Metadata()
+    for body in metadata.missing_system_topics("DefaultCluster", "broker-a", 50):
+        metadata.apply(decode_command(body))
+    assert {name: (config.write_queues, config.perm) for name, config in metadata.topics.items()} == {
+        "TBW102": (8, 7),
+        "SELF_TEST_TOPIC": (1, 6),
+        "DefaultCluster": (16, 7),
+        "broker-a": (1, 7),
+    }
+    assert metadata.system_topics == frozenset(metadata.topics)
+    assert metadata.missing_system_topics("DefaultCluster", "broker-a", 60) == []
+    metadata.apply(put("mine"))
+    assert "mine" not in metadata.system_topics
+
+
+def test_a_cluster_whose_name_no_topic_may_have_gets_none() -> None:
+    names = [decode_command(body) for body in Metadata().missing_system_topics("my.cluster", "TBW102", 50)]
+    assert [command.config.name for command in names if isinstance(command, PutTopic)] == ["TBW102", "SELF_TEST_TOPIC"]
+
+
+def test_topic_table_has_every_topic() -> None:
+    metadata = metadata_with(topic("A", 3, perm=4), topic("B"))
+    table = metadata.topic_table()
+    assert sorted(table) == ["A", "B"]
+    assert (table["A"].read_queue_nums, table["A"].write_queue_nums, table["A"].perm) == (3, 3, 4)
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+_names = st.sampled_from(["A", "B", "C"])
+_groups = st.sampled_from(["g", "h"])
+_offset_rows = st.tuples(_groups, _names, st.integers(0, 2), st.integers(0, 9))
+_commands: st.SearchStrategy[Command] = st.one_of(
+    st.builds(put, _names, st.integers(1, 3), st.sampled_from([4, 6]), st.integers(1, 99)),
+    st.builds(DeleteTopic, name=_names, timestamp_ms=st.integers(1, 99)),
+    st.builds(
+        PutGroup,
+        config=st.builds(GroupConfig, name=_groups, retry_queues=st.integers(1, 2)),
+        timestamp_ms=st.integers(1, 99),
+    ),
+    st.builds(DeleteGroup, name=_groups, timestamp_ms=st.integers(1, 99), remove_offsets=st.booleans()),
+    st.builds(CommitOffsets, offsets=st.lists(_offset_rows, max_size=5)),
+    st.builds(ResetOffset, group=_groups, topic=_names, queue_id=st.integers(0, 2), offset=st.integers(0, 9)),
+)
+
+
+@given(commands=st.lists(_commands, max_size=30), cut=st.integers(0, 30))
+def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: list[Command], cut: int) -> None:
+    """One replica applies everything; one goes through the encoded form; one restarts from a snapshot on the way."""
+    whole, encoded, restarted = Metadata(), Metadata(), Metadata()
+    for number, command in enumerate(commands):
+        whole.apply(command)
+        encoded.apply(decode_command(encode_command(command)))
+        restarted.apply(command)
+        if number == cut:
+            snapshot = restarted.snapshot()
+            restarted = Metadata()
+            restarted.restore(snapshot)
+    assert whole.snapshot() == encoded.snapshot() == restarted.snapshot()
+    assert whole.topics == restarted.topics
+    assert whole.groups == restarted.groups
+    assert whole.consumer_offsets == restarted.consumer_offsets
+
+
+@given(commands=st.lists(_commands, max_size=30))
+def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Command]) -> None:
+    metadata = Metadata()
+    for command in commands:
+        before = {key: dict(rows) for key, rows in metadata.consumer_offsets.items()}
+        metadata.apply(command)
+        if isinstance(command, CommitOffsets | PutTopic | PutGroup):
+            for key, rows in before.items():
+                for queue_id, offset in rows.items():
+                    assert metadata.consumer_offsets[key][queue_id] >= offset
+
+
+def test_snapshot_does_not_depend_on_the_order_of_arrival() -> None:
+    one, other = Metadata(), Metadata()
+    rows = [("g", "A", 0, 1), ("g", "A", 1, 2), ("f", "B", 0, 3)]
+    for metadata, names in ((one, "AB"), (other, "BA")):
+        for name in names:
+            metadata.apply(put(name))
+    one.apply(commit(*rows))
+    other.apply(commit(*reversed(rows)))
+    assert one.snapshot() == other.snapshot()
+
+
+def test_the_empty_snapshot_is_the_beginning() -> None:
+    metadata = metadata_with(topic("A"))
+    metadata.restore(b"")
+    assert metadata.snapshot() == Metadata().snapshot()
+
+
+@pytest.mark.parametrize("snapshot", [b"\xff", cbor2.dumps({"format": 2}), cbor2.dumps([])])
+def test_a_damaged_snapshot_changes_nothing(snapshot: bytes) -> None:
+    metadata = metadata_with(topic("A"))
+    before = metadata.snapshot()
+    with pytest.raises(SnapshotDamaged):
+        metadata.restore(snapshot)
+    assert metadata.snapshot() == before
+
+
+def test_a_snapshot_of_another_format_is_refused() -> None:
+    content = cbor2.loads(metadata_with(topic("A")).snapshot())
+    content["format"] = 2
+    with pytest.raises(SnapshotDamaged, match="format 2"):
+        Metadata().restore(cbor2.dumps(content))
