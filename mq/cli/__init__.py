@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from mq.cli.app import main
-
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command that ``sys.argv`` names; ends the process with its exit code."""
+    # Only here: whoever imports one module of this package must not pay for all commands.
+    from mq.cli.app import main as run
+
+    run()

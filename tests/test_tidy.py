@@ -1,0 +1,239 @@
+"""Rules of this project that no off-the-shelf checker has, as a walk over the syntax trees; each with its remedy.
+
+The second half tests the rules themselves against small sources that break them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "tests")
+
+PURE = (
+    "raftlog/consensus",
+    "raftlog/segment/codec.py",
+    "raftlog/segment/recovery.py",
+    "mq/protocol",
+    "mq/namesrv/route_table.py",
+)
+"""Same input, same output: no clock, no chance, no waiting, no files, no log in here."""
+
+IMPURE_MODULES = frozenset(
+    {"asyncio", "anyio", "logging", "os", "selectors", "socket", "structlog", "subprocess", "threading", "time", "trio"}
+)
+IMPURE_CALLS = frozenset({"open", "print", "input"})
+RANDOM_ALLOWED = frozenset({"Random"})
+
+FORBIDDEN_NAMES = frozenset({"utils", "util", "common", "helper", "helpers", "manager", "managers", "misc"})
+
+LINES_MAX = 600
+LONG_FILES: dict[str, int] = {}
+"""Files that may be longer, with the length they must not exceed. Entries may be lowered and removed, never raised."""
+
+
+def python_files() -> list[Path]:
+    return sorted(
+        path for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.py") if "__pycache__" not in path.parts
+    )
+
+
+def is_pure(relative: str) -> bool:
+    return any(relative == pure or relative.startswith(f"{pure}/") for pure in PURE)
+
+
+def impurities(source: str) -> Iterator[str]:
+    """What a pure module must not contain, each as `line: what and the remedy`."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                yield f"{node.lineno}: waits; return an effect and let the shell carry it out"
+            case ast.Import(names=names):
+                for alias in names:
+                    if alias.name.partition(".")[0] in IMPURE_MODULES:
+                        yield f"{node.lineno}: imports {alias.name}; take what you need as an argument"
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in IMPURE_MODULES:
+                yield f"{node.lineno}: imports from {module}; take what you need as an argument"
+            case ast.ImportFrom(module="random", names=names):
+                for alias in names:
+                    if alias.name not in RANDOM_ALLOWED:
+                        yield f"{node.lineno}: imports random.{alias.name}; take a random.Random as an argument"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="random"), attr=attribute)):
+                yield f"{node.lineno}: calls random.{attribute}; take a random.Random as an argument"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="datetime"), attr="now" | "utcnow" | "today")):
+                yield f"{node.lineno}: reads the clock; take the time as an argument"
+            case ast.Call(func=ast.Name(id=name)) if name in IMPURE_CALLS:
+                yield f"{node.lineno}: calls {name}(); input and output belong to the shell"
+            case _:
+                pass
+
+
+def name_breaches(relative: str) -> Iterator[str]:
+    for part in Path(relative).with_suffix("").parts:
+        if part.strip("_") in FORBIDDEN_NAMES:
+            yield f"{relative}: {part!r} says nothing; name the module after the noun it is about"
+
+
+def titles(markdown: str) -> list[str]:
+    """Level-one headings outside of fenced code."""
+    found, fenced = [], False
+    for line in markdown.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif not fenced and line.startswith("# "):
+            found.append(line)
+    return found
+
+
+def length_breaches(lengths: Iterable[tuple[str, int]], allowed: dict[str, int]) -> Iterator[str]:
+    for relative, lines in lengths:
+        limit = allowed.get(relative, LINES_MAX)
+        if lines > limit:
+            yield f"{relative}: {lines} lines, {limit} are allowed; it probably has two subjects"
+        elif relative in allowed and lines <= LINES_MAX:
+            yield f"{relative}: {lines} lines; take it off LONG_FILES"
+
+
+# ------------------------------------------------------------------------------------------ the project
+
+
+def test_pure_modules_have_no_clock_chance_waiting_or_io() -> None:
+    breaches = [
+        f"{relative}:{what}"
+        for path in python_files()
+        if is_pure(relative := path.relative_to(ROOT).as_posix())
+        for what in impurities(path.read_text())
+    ]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_module_names_are_nouns_of_the_subject() -> None:
+    breaches = [breach for path in python_files() for breach in name_breaches(path.relative_to(ROOT).as_posix())]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_nothing_is_left_to_be_fixed_before_merge() -> None:
+    mark = "FIX" + "ME"
+    breaches = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in python_files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if mark in line
+    ]
+    assert not breaches, f"{mark} means: not before merge\n" + "\n".join(breaches)
+
+
+def test_files_are_short_enough_to_have_one_subject() -> None:
+    lengths = [(path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())) for path in python_files()]
+    breaches = list(length_breaches(lengths, LONG_FILES))
+    assert not breaches, "\n".join(breaches)
+
+
+def test_documents_have_exactly_one_title() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    breaches = [f"{path.relative_to(ROOT)}: {len(titles(path.read_text()))} titles" for path in documents]
+    breaches = [breach for breach in breaches if not breach.endswith(" 1 titles")]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    breaches = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in documents
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+        if "://" not in target and not (path.parent / target).exists()
+    ]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_imports_run_one_way() -> None:
+    from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == EXIT_STATUS_SUCCESS, "a contract of [tool.importlinter] in pyproject.toml is broken, see above"
+
+
+def test_lock_file_names_hashes_and_no_place() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock, "requirements.lock must not say where packages come from"
+    assert not re.search(r"^--(index|extra-index|find-links|trusted)", lock, re.MULTILINE), "options of one machine"
+    pinned = re.findall(r"^[a-z0-9][\w.-]*==\S+ \\$", lock, re.MULTILINE)
+    named = re.findall(r"^[a-z0-9][\w.-]*", lock, re.MULTILINE)
+    assert pinned, "requirements.lock is empty"
+    assert len(pinned) == len(named), "every requirement needs an exact version and hashes"
+
+
+def test_scripts_are_executable() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: file modes may be lost")
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage", "deploy/*.sh", ".ci/run"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    breaches = [line for line in listed if not line.startswith("100755")]
+    assert not breaches, "\n".join(breaches)
+
+
+# -------------------------------------------------------------------------------------------- the rules
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "async def f(): pass",
+        "import time",
+        "import os.path",
+        "from trio import sleep",
+        "from random import choice",
+        "import random\nrandom.random()",
+        "from datetime import datetime\ndatetime.now()",
+        "open('x')",
+        "print(1)",
+    ],
+)
+def test_impurity_is_found(source: str) -> None:
+    assert list(impurities(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import struct, zlib",
+        "from random import Random\ndef f(rng: Random) -> float: return rng.random()",
+        "class Log:\n    def open(self): ...\nLog().open()",
+        "def f(time: float) -> float: return time",
+    ],
+)
+def test_pure_source_passes(source: str) -> None:
+    assert not list(impurities(source))
+
+
+def test_pureness_is_by_path_and_not_by_prefix_of_a_name() -> None:
+    assert is_pure("mq/protocol/frames.py")
+    assert is_pure("raftlog/segment/codec.py")
+    assert not is_pure("raftlog/segment/writer.py")
+    assert not is_pure("mq/protocol_extra/x.py")
+
+
+def test_forbidden_module_names_are_found() -> None:
+    assert list(name_breaches("mq/broker/utils.py"))
+    assert list(name_breaches("mq/common/frames.py"))
+    assert not list(name_breaches("mq/broker/long_polling.py"))
+
+
+def test_length_ratchet_only_goes_down() -> None:
+    assert list(length_breaches([("a.py", 601)], {}))
+    assert not list(length_breaches([("a.py", 600)], {}))
+    assert not list(length_breaches([("a.py", 700)], {"a.py": 700}))
+    assert list(length_breaches([("a.py", 701)], {"a.py": 700}))
+    assert list(length_breaches([("a.py", 500)], {"a.py": 700}))
+
+
+def test_titles_in_code_do_not_count() -> None:
+    assert titles("# One\n```\n# not this\n```\n## nor this\n") == ["# One"]

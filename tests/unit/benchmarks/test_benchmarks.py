@@ -1,0 +1,86 @@
+"""The arithmetic of the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import pytest
+
+from benchmarks.cases import Case, Measurement, Window
+from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
+from benchmarks.load import BUCKETS_PER_E, Report, quantile
+from benchmarks.produce import windows_of
+from benchmarks.report import BEGIN, END, markdown, replace_section
+
+
+def test_frame_has_its_lengths_and_a_json_header() -> None:
+    frame = send_frame(7, 128, 3)
+    length, header_length = struct.unpack_from(">II", frame)
+    assert length == len(frame) - 4
+    header = json.loads(frame[8 : 8 + header_length])
+    assert (header["code"], header["opaque"], header["extFields"]["e"]) == (310, 7, "3")
+    assert len(frame) == 8 + header_length + 128
+    assert 330 <= header_length <= 390
+    assert OPAQUE.findall(frame) == [b"7"]
+    assert CODE.findall(frame) == [b"310"]
+
+
+def test_complete_frames_end_before_a_torn_one() -> None:
+    frame = send_frame(1, 10, 0)
+    assert complete_bytes(frame * 2) == (2, 2 * len(frame))
+    for cut in (0, 3, 4, 5, len(frame) - 1):
+        assert complete_bytes(frame + frame[:cut]) == (1, len(frame))
+
+
+def bucket(seconds: float) -> int:
+    return int(math.log(seconds * 1e6) * BUCKETS_PER_E)
+
+
+def test_quantiles_are_right_within_two_percent() -> None:
+    counts = {bucket(0.001): 98, bucket(0.5): 2}
+    assert quantile(counts, 0.5) == pytest.approx(0.001, rel=0.02)
+    assert quantile(counts, 0.99) == pytest.approx(0.5, rel=0.02)
+    assert quantile({}, 0.5) == 0.0
+
+
+def test_windows_divide_cpu_by_the_messages_of_all_workers() -> None:
+    reports = [
+        Report(messages=[600, 0], cpu_seconds=[0.1, 0.0], latencies=[{bucket(0.001): 600}, {}]),
+        Report(messages=[400, 0], cpu_seconds=[0.2, 0.0], latencies=[{bucket(0.001): 400}, {}]),
+    ]
+    first, second = windows_of(reports, [[0.01, 0.004, 0.002], [0.0, 0.0, 0.0]], seconds=0.5)
+    assert first.messages_per_second == 2000
+    assert first.leader_us == pytest.approx(10)
+    assert first.follower_us == pytest.approx((4, 2))
+    assert first.generator_us == pytest.approx(300)
+    assert first.generator_cores_max == pytest.approx(0.4)
+    assert second.messages_per_second == 0
+
+
+def measurement(rates: list[float]) -> Measurement:
+    windows = tuple(Window(rate, 1.0, 2.0, 3.0, (4.0, 5.0), 6.0, 0.7) for rate in rates)
+    return Measurement(Case(3, 1024, 4, 256), windows, (50.0, 40.0, 41.0), 0.5, "quorum-fsync")
+
+
+def test_median_window_is_by_rate() -> None:
+    assert measurement([1.0, 100.0, 10.0]).median.messages_per_second == 10.0
+
+
+def test_section_is_replaced_and_the_rest_is_kept() -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    section = markdown(
+        [measurement([10.0])], command="make bench", machine="m", date="d", ceilings={"1 KiB 4x256": 300_000.0}
+    )
+    replaced = replace_section(text, section)
+    assert replaced.startswith("before\n")
+    assert replaced.endswith("after\n")
+    assert "old" not in replaced
+    assert "| 1 KiB 4x256 | 10 | 1.00 / 2.00 | 3.0 | 4.0 + 5.0 | 50 / 40 / 41 | 6.0, 70 % |" in replaced
+    assert replace_section(replaced, section) == replaced
+
+
+def test_text_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no section"):
+        replace_section("nothing", "new")

@@ -1,0 +1,99 @@
+"""What `raftmq status` makes of the brokers' answers."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+from mq.cli.cluster_view import UNREACHABLE, BrokerAnswer, GroupStatus, group_statuses
+from mq.cli.status import table_of
+
+
+def figures(
+    node_id: str, role: str, *, term: int = 3, last: int = 100, position: int = 5000, **more: str
+) -> dict[str, str]:
+    return {
+        "raftmq.nodeId": node_id,
+        "raftmq.role": role,
+        "raftmq.term": str(term),
+        "raftmq.lastIndex": str(last),
+        "raftmq.commitIndex": str(last),
+        "raftmq.appliedIndex": str(last),
+        "raftmq.commitPosition": str(position),
+        "raftmq.durability": "quorum-fsync",
+        **{f"raftmq.{name}": value for name, value in more.items()},
+    }
+
+
+def peers(**match: tuple[int, bool]) -> str:
+    return json.dumps({name: {"matchIndex": index, "active": active} for name, (index, active) in match.items()})
+
+
+def answer(broker_id: int, known: dict[str, str] | None, group: str = "broker-a") -> BrokerAnswer:
+    return BrokerAnswer("DefaultCluster", group, broker_id, f"127.0.0.1:{10911 + broker_id}", known)
+
+
+def test_lag_is_what_the_leader_has_and_the_follower_has_not() -> None:
+    leader = figures("n1", "leader", peers=peers(n0=(90, True), n2=(100, True)))
+    [group] = group_statuses(
+        [answer(0, leader), answer(1, figures("n0", "follower", position=4000)), answer(3, figures("n2", "follower"))]
+    )
+    assert group.leader == "n1"
+    assert [(r.node_id, r.lag_entries, r.lag_bytes) for r in group.replicas] == [
+        ("n0", 10, 1000),
+        ("n1", 0, 0),
+        ("n2", 0, 0),
+    ]
+
+
+def test_registered_replica_that_does_not_answer_is_unreachable() -> None:
+    leader = figures("n0", "leader", peers=peers(n1=(100, True)))
+    [group] = group_statuses([answer(0, leader), answer(2, None)])
+    assert [replica.role for replica in group.replicas if replica.address == "127.0.0.1:10913"] == [UNREACHABLE]
+
+
+def test_dead_replica_that_no_name_server_lists_is_shown_from_the_leaders_view() -> None:
+    leader = figures("n1", "leader", peers=peers(n0=(60, False), n2=(100, True)))
+    [group] = group_statuses([answer(0, leader), answer(3, figures("n2", "follower"))])
+    [dead] = [replica for replica in group.replicas if replica.role == UNREACHABLE]
+    assert (dead.node_id, dead.address, dead.lag_entries) == ("n0", None, 40)
+
+
+def test_of_two_leaders_the_higher_term_leads() -> None:
+    old = figures("n0", "leader", term=3, peers=peers())
+    new = figures("n1", "leader", term=4, peers=peers())
+    [group] = group_statuses([answer(0, old), answer(2, new)])
+    assert group.leader == "n1"
+
+
+def test_group_without_leader_says_so_and_has_no_lag() -> None:
+    [group] = group_statuses([answer(1, figures("n0", "follower")), answer(2, figures("n1", "candidate"))])
+    assert group.leader is None
+    assert {replica.lag_entries for replica in group.replicas} == {None}
+    assert "NO LEADER" in shown(group)
+
+
+def test_groups_are_told_apart() -> None:
+    first = answer(0, figures("n0", "leader", peers=peers()), group="broker-a")
+    second = answer(0, figures("n0", "leader", peers=peers()), group="broker-b")
+    assert [group.group for group in group_statuses([second, first])] == ["broker-a", "broker-b"]
+
+
+def test_foreign_broker_without_our_figures_is_shown() -> None:
+    [group] = group_statuses([answer(0, {"brokerVersionDesc": "V4_9_8"})])
+    assert group.leader is None
+    assert group.replicas[0].role == "?"
+
+
+def test_weaker_durability_is_named_in_the_table() -> None:
+    known = figures("n0", "leader", peers=peers()) | {"raftmq.durability": "quorum-memory"}
+    [group] = group_statuses([answer(0, known)])
+    assert "NOT yet on disk" in shown(group)
+
+
+def shown(group: GroupStatus) -> str:
+    output = io.StringIO()
+    Console(width=200, file=output).print(table_of(group))
+    return output.getvalue()

@@ -1,0 +1,118 @@
+"""Pieces of the commands that need no server: input, addresses, settings, exit codes, ports."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.demo import longest_pause_end
+from mq.cli.demo_consumer import ConsumedLine, parse_line
+from mq.cli.dev_cluster import DevClusterFailed, Ports, _remembered_ports
+from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
+from mq.cli.messages import Lines
+from mq.cli.servers import checked, split_address, split_settings
+
+
+def test_lines_are_cut_across_chunks_and_numbered_with_empty_ones() -> None:
+    lines = Lines()
+    assert lines.feed(b"one\r\ntw") == [(1, b"one")]
+    assert lines.feed(b"o\n\nfour") == [(2, b"two")]
+    assert lines.feed(b"") == [(4, b"four")]
+
+
+def test_last_line_with_line_feed_comes_once() -> None:
+    lines = Lines()
+    assert lines.feed(b"only\n") == [(1, b"only")]
+    assert lines.feed(b"") == []
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":9876", "host:port", "host:65536", "host:-1"])
+def test_malformed_address_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(CommandFailed, match="is no HOST:PORT") as caught:
+        split_address(text)
+    assert caught.value.exit_code == EXIT_REFUSED
+
+
+def test_address_of_either_family_is_split() -> None:
+    assert split_address("127.0.0.1:9876") == ("127.0.0.1", 9876)
+    assert split_address("[::1]:9876") == ("::1", 9876)
+
+
+def test_settings_are_split_at_the_first_equals_sign() -> None:
+    assert split_settings(["a=1", "b = x=y"]) == {"a": "1", "b": "x=y"}
+    with pytest.raises(CommandFailed, match="--set 'novalue'"):
+        split_settings(["novalue"])
+
+
+def test_unreadable_config_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "absent.toml"
+    with pytest.raises(CommandFailed, match=r"absent\.toml: No such file"):
+        checked(path.read_text, path)
+
+
+def test_lone_error_in_nested_nurseries_comes_out_as_itself() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as outer:
+            async with trio.open_nursery() as inner:
+                inner.start_soon(fail)
+            outer.start_soon(trio.sleep_forever)
+
+    async def fail() -> None:
+        raise CommandFailed("the reason")
+
+    with pytest.raises(CommandFailed, match="the reason"):
+        run_trio(main)
+
+
+def test_consumer_line_is_read_back() -> None:
+    assert parse_line(b"broker-a 3 17 12 4026531839") == ConsumedLine("broker-a", 3, 17, 12, 4026531839)
+
+
+def test_failover_ends_with_the_longest_pause_after_the_kill() -> None:
+    """Acknowledgements that were on their way at the kill do not end the failover."""
+    times = [0.0, 9.0, 10.01, 10.02, 11.5, 11.6]
+    assert longest_pause_end(times, since=10.0) == 11.5
+
+
+def test_no_acknowledgement_after_the_kill_gives_no_failover_time() -> None:
+    assert longest_pause_end([1.0, 2.0], since=3.0) == 3.0
+
+
+def test_free_ports_are_free_and_distinct() -> None:
+    ports = Ports.free(3, random.Random(1))
+    every = (ports.namesrv, *ports.clients, *ports.replication)
+    assert len(set(every)) == 7
+    for port in every:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_free_ports_pass_over_a_port_in_use() -> None:
+    first = Ports.free(1, random.Random(7))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first.clients[0]))
+        taken.listen()
+        again = Ports.free(1, random.Random(7))
+    assert first.clients[0] not in (again.namesrv, *again.clients, *again.replication)
+
+
+def test_directory_remembers_its_ports(tmp_path: Path) -> None:
+    chosen = Ports.from_base(20000, 3)
+    assert _remembered_ports(tmp_path, 3, chosen) == chosen
+    assert _remembered_ports(tmp_path, 3, None) == chosen
+
+
+def test_directory_of_another_group_size_is_refused(tmp_path: Path) -> None:
+    _remembered_ports(tmp_path, 3, None)
+    with pytest.raises(DevClusterFailed, match="3 replicas, not of 1"):
+        _remembered_ports(tmp_path, 1, None)
+
+
+def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(DevClusterFailed, match=r"cluster\.json cannot be read"):
+        _remembered_ports(tmp_path, 3, None)

@@ -1,0 +1,132 @@
+"""The demonstration's verdict on histories that are known to be good or bad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from mq.cli.demo_verdict import History, Queue
+
+Q0 = Queue("broker-a", 0)
+Q1 = Queue("broker-a", 1)
+
+
+@dataclass
+class Story:
+    """Writes a history in few words."""
+
+    history: History = field(default_factory=History)
+
+    def send(self, number: int, queue: Queue, offset: int, *, first_attempt: bool = True) -> Story:
+        self.history.sent += 1
+        self.history.acknowledged(number, queue, offset, first_attempt=first_attempt)
+        return self
+
+    def get(self, number: int, queue: Queue, offset: int, *, by: str = "c1", intact: bool = True) -> Story:
+        self.history.delivered(by, queue, offset, number, intact=intact)
+        return self
+
+
+def test_everything_acknowledged_and_consumed_in_order_is_good() -> None:
+    story = Story().send(0, Q0, 0).send(1, Q1, 0).send(2, Q0, 1)
+    verdict = story.get(0, Q0, 0).get(2, Q0, 1).get(1, Q1, 0, by="c2").history.verdict()
+    assert verdict.is_good
+    assert (verdict.sent, verdict.acknowledged, verdict.consumed, verdict.duplicates) == (3, 3, 3, 0)
+
+
+def test_acknowledged_but_never_consumed_is_lost() -> None:
+    story = Story().send(0, Q0, 0).send(1, Q0, 1).get(0, Q0, 0)
+    assert story.history.missing == 1
+    verdict = story.history.verdict()
+    assert verdict.lost == 1
+    assert not verdict.is_good
+    assert "message 1" in verdict.examples[0]
+
+
+def test_unknown_outcome_that_was_not_stored_is_not_lost() -> None:
+    story = Story().send(0, Q0, 0).get(0, Q0, 0)
+    story.history.sent += 1
+    story.history.unknown.add(1)
+    verdict = story.history.verdict()
+    assert verdict.is_good
+    assert verdict.outcome_unknown == 1
+
+
+def test_unknown_outcome_that_was_stored_is_no_duplicate() -> None:
+    story = Story().send(0, Q0, 0).get(0, Q0, 0)
+    story.history.sent += 1
+    story.history.unknown.add(1)
+    verdict = story.get(1, Q0, 1).history.verdict()
+    assert verdict.is_good
+    assert verdict.duplicates == 0
+
+
+def test_message_stored_twice_by_a_retry_is_a_duplicate_and_good() -> None:
+    """The first copy's outcome was unknown; the second was acknowledged further on."""
+    story = Story().send(0, Q0, 0).send(1, Q0, 2, first_attempt=False).get(0, Q0, 0).get(1, Q0, 1).get(1, Q0, 2)
+    verdict = story.history.verdict()
+    assert verdict.is_good
+    assert (verdict.duplicates, verdict.sent_again) == (1, 1)
+
+
+def test_redelivery_after_a_rebalance_is_a_duplicate_and_good() -> None:
+    story = Story().send(0, Q0, 0).send(1, Q0, 1).get(0, Q0, 0).get(1, Q0, 1)
+    verdict = story.get(0, Q0, 0, by="c2").get(1, Q0, 1, by="c2").get(0, Q0, 0).history.verdict()
+    assert verdict.is_good
+    assert verdict.duplicates == 3
+
+
+def test_consumer_that_gets_a_new_message_with_a_lower_offset_is_out_of_order() -> None:
+    story = Story().send(0, Q0, 0).send(1, Q0, 1).get(1, Q0, 1).get(0, Q0, 0)
+    assert story.history.verdict().out_of_order == 1
+
+
+def test_lower_offset_in_another_queue_is_in_order() -> None:
+    story = Story().send(0, Q0, 5).send(1, Q1, 1).get(0, Q0, 5).get(1, Q1, 1)
+    assert story.history.verdict().is_good
+
+
+def test_later_send_with_lower_offset_is_out_of_order() -> None:
+    story = Story().send(0, Q0, 1).send(1, Q0, 0).get(1, Q0, 0).get(0, Q0, 1)
+    verdict = story.history.verdict()
+    assert verdict.out_of_order == 1
+    assert not verdict.is_good
+
+
+def test_message_sent_again_may_end_up_behind_later_ones() -> None:
+    story = Story().send(0, Q0, 1, first_attempt=False).send(1, Q0, 0).get(1, Q0, 0).get(0, Q0, 1)
+    assert story.history.verdict().is_good
+
+
+def test_two_contents_at_one_offset_are_found() -> None:
+    """What a fork of the log would look like to two consumers."""
+    story = Story().send(0, Q0, 0).get(0, Q0, 0).get(7, Q0, 0, by="c2")
+    verdict = story.history.verdict()
+    assert verdict.wrong_content == 1
+    assert not verdict.is_good
+
+
+def test_acknowledged_place_that_holds_another_message_is_found() -> None:
+    story = Story().send(0, Q0, 0).get(1, Q0, 0).get(0, Q0, 1)
+    assert story.history.verdict().wrong_content == 1
+
+
+def test_two_acknowledgements_for_one_place_are_found() -> None:
+    story = Story().send(0, Q0, 0).send(1, Q0, 0)
+    assert story.history.verdict().wrong_content == 1
+
+
+def test_changed_body_is_found() -> None:
+    story = Story().send(0, Q0, 0).get(0, Q0, 0, intact=False)
+    assert story.history.verdict().wrong_content == 1
+
+
+@pytest.mark.parametrize("count", [6, 1000])
+def test_examples_are_few_and_counts_complete(count: int) -> None:
+    story = Story()
+    for number in range(count):
+        story.send(number, Q0, number)
+    verdict = story.history.verdict()
+    assert verdict.lost == count
+    assert len(verdict.examples) == 5
