@@ -1,0 +1,102 @@
+"""Faults as values: what a schedule is made of, and what a trace prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raftlog.consensus.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nodes of different groups hear nothing of each other."""
+
+    groups: tuple[tuple[NodeId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """What ``src`` sends to ``dst`` is lost; the other direction works."""
+
+    src: NodeId
+    dst: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class CutLink:
+    """Two nodes hear nothing of each other; both reach the rest."""
+
+    one: NodeId
+    other: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Deaf:
+    """A node sends and receives nothing."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """Every link works again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How links treat each message: chances of loss and duplication, and latency in seconds.
+
+    Every message draws its own latency, so a wide range also reorders.
+    """
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    latency_seconds_min: float = 0.001
+    latency_seconds_max: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A node stops and loses what its disk had not finished, or some of it."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A crashed node starts again from its disk."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A node stands still, as under SIGSTOP; what arrives waits."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A paused node goes on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpeed:
+    """Each write of a node takes up to ``seconds_max``."""
+
+    node: NodeId
+    seconds_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rumor:
+    """A node believes that the process of another one has ended, rightly or not."""
+
+    node: NodeId
+    about: NodeId
+
+
+Fault = Partition | OneWay | CutLink | Deaf | Heal | Weather | Crash | Restart | Pause | Resume | DiskSpeed | Rumor

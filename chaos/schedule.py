@@ -1,0 +1,177 @@
+"""What happens to a simulated group, drawn from a seed: its size, its settings, its faults and when they strike.
+
+Swarm testing: each seed switches most kinds of faults off, so that rare combinations of the others get room, and draws
+small and odd limits, so that every limit is reached.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chaos.faults import (
+    Crash,
+    CutLink,
+    Deaf,
+    DiskSpeed,
+    Fault,
+    Heal,
+    OneWay,
+    Partition,
+    Pause,
+    Restart,
+    Resume,
+    Rumor,
+    Weather,
+)
+from raftlog.consensus.types import CoreConfig, NodeId
+
+SAFETY_SECONDS = 15.0
+"""Length of the part in which anything may fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run: ``faults`` are pairs of a time and what happens then, in order of time."""
+
+    seed: int
+    nodes: tuple[NodeId, ...]
+    config: CoreConfig
+    weather: Weather
+    clock_rates: tuple[float, ...]
+    safety_seconds: float
+    proposal_seconds: float
+    kinds: tuple[str, ...]
+    faults: tuple[tuple[float, Fault], ...]
+
+
+def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
+    """The scenario of ``seed``; the same for ever as long as this module is the same."""
+    rng = random.Random(seed)
+    nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 5))))
+    kinds = tuple(kind for kind in _KINDS if rng.random() < 0.4)
+    weather = Weather(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01, 0.05)))
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        config=_draw_config(rng),
+        weather=weather,
+        clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes),
+        safety_seconds=safety_seconds,
+        proposal_seconds=rng.choice((0.02, 0.05, 0.2)),
+        kinds=kinds,
+        faults=tuple(_draw_faults(rng, nodes, kinds, weather, safety_seconds)),
+    )
+
+
+def _draw_config(rng: random.Random) -> CoreConfig:
+    patience = rng.choice((0.3, 0.5, 1.5))
+    append_bytes_max = rng.choice((1, 150, 1000, 256 * 1024))
+    inflight_bytes_max = append_bytes_max * rng.choice((1, 4, 1024))
+    catch_up_bytes_max = rng.choice((400, 2 * 1024 * 1024))
+    accept_ack_bytes = rng.choice((0, 300, 1024 * 1024))
+    return CoreConfig(
+        heartbeat_seconds=patience / 8,
+        election_timeout_seconds_min=patience,
+        election_timeout_seconds_max=patience * 2,
+        vote_retry_seconds_min=patience / 8,
+        vote_retry_seconds_max=patience / 3,
+        append_bytes_max=append_bytes_max,
+        inflight_messages_max=rng.choice((1, 3, 256)),
+        inflight_bytes_max=inflight_bytes_max,
+        uncommitted_bytes_max=rng.choice((500, 64 * 1024 * 1024)),
+        accept_ack_bytes=min(accept_ack_bytes, inflight_bytes_max - 1, catch_up_bytes_max - 1),
+        tail_bytes_max=rng.choice((1, 1000, 64 * 1024 * 1024)),
+        tail_spans_max=rng.choice((1, 10, 65_536)),
+        catch_up_bytes_max=catch_up_bytes_max,
+    )
+
+
+Timed = tuple[float, Fault]
+
+
+def _draw_faults(
+    rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: Weather, seconds: float
+) -> list[Timed]:
+    """Periods of half a second to four, a quarter of them quiet; a period may leave its damage behind."""
+    faults: list[Timed] = []
+    start = rng.uniform(0.0, 2.0)
+    while kinds and start < seconds:
+        end = min(start + rng.uniform(0.5, 4.0), seconds)
+        if rng.random() < 0.75:
+            faults += _KINDS[rng.choice(kinds)](rng, nodes, calm, start, end)
+        if rng.random() < 0.7:
+            faults.append((end, Heal()))
+        start = end
+    return sorted(faults, key=lambda timed: timed[0])
+
+
+def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    shuffled = rng.sample(nodes, len(nodes))
+    cut = rng.randint(1, max(1, len(nodes) - 1))
+    return [(start, Partition((tuple(shuffled[:cut]), tuple(shuffled[cut:]))))]
+
+
+def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    return [(start, OneWay(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
+
+
+def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    return [(start, CutLink(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
+
+
+def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    return [(start, Deaf(rng.choice(nodes)))]
+
+
+def _weather(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    storm = Weather(
+        loss=rng.choice((0.0, 0.05, 0.3)),
+        duplication=rng.choice((0.0, 0.1, 0.5)),
+        latency_seconds_min=0.0005,
+        latency_seconds_max=rng.choice((0.005, 0.1, 0.8)),
+    )
+    return [(start, storm), (end, calm)]
+
+
+def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    faults: list[Timed] = []
+    for _ in range(rng.randint(1, 3)):
+        node = rng.choice(nodes)
+        at = rng.uniform(start, end)
+        faults += [(at, Crash(node)), (at + rng.choice((0.0, 0.05, 1.0, 3.0)), Restart(node))]
+    return faults
+
+
+def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    restarts: list[Timed] = [(rng.uniform(start, end), Restart(node)) for node in nodes]
+    return [*((start, Crash(node)) for node in nodes), *restarts]
+
+
+def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    node = rng.choice(nodes)
+    return [(start, Pause(node)), (end, Resume(node))]
+
+
+def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    node = rng.choice(nodes)
+    return [(start, DiskSpeed(node, rng.choice((0.05, 0.5, 3.0)))), (end, DiskSpeed(node, 0.005))]
+
+
+def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    return [(rng.uniform(start, end), Rumor(rng.choice(nodes), rng.choice(nodes))) for _ in range(rng.randint(1, 6))]
+
+
+_KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], Weather, float, float], list[Timed]]] = {
+    "partition": _partition,
+    "one-way": _one_way,
+    "cut-link": _cut_link,
+    "deaf": _deaf,
+    "weather": _weather,
+    "crash": _crash,
+    "crash-all": _crash_all,
+    "pause": _pause,
+    "slow-disk": _slow_disk,
+    "rumors": _rumors,
+}
