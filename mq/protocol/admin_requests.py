@@ -1,0 +1,239 @@
+"""Typed requests, second half: clients and groups, topic administration, name servers. See `mq.protocol.requests`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests import I32, I64, Ext, Request
+from mq.protocol.wire_names import wire
+
+# -- clients and groups ------------------------------------------------------------------------------------------------
+
+
+class HeartBeat(Request, tag=int(Code.HEART_BEAT)):
+    """34: a client lives; its groups and subscriptions are in the body."""
+
+
+class UnregisterClientExt(Ext, rename=wire(client_id="clientID")):
+    """A client leaves its producer group, its consumer group, or both."""
+
+    client_id: str
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class UnregisterClient(Request, tag=int(Code.UNREGISTER_CLIENT)):
+    """35: a client leaves."""
+
+    ext: UnregisterClientExt = msgspec.field(name="extFields")
+
+
+class ConsumerGroupExt(Ext):
+    """One consumer group."""
+
+    consumer_group: str
+
+
+class GetConsumerListByGroup(Request, tag=int(Code.GET_CONSUMER_LIST_BY_GROUP)):
+    """38: the client ids of a group."""
+
+    ext: ConsumerGroupExt = msgspec.field(name="extFields")
+
+
+class NotifyConsumerIdsChanged(Request, tag=int(Code.NOTIFY_CONSUMER_IDS_CHANGED)):
+    """40, broker to client, one-way: the members of a group are others now."""
+
+    ext: ConsumerGroupExt = msgspec.field(name="extFields")
+
+
+class LockBatchMq(Request, tag=int(Code.LOCK_BATCH_MQ)):
+    """41: take queues for ordered consumption; they are in the body."""
+
+
+class UnlockBatchMq(Request, tag=int(Code.UNLOCK_BATCH_MQ)):
+    """42: give queues back; they are in the body."""
+
+
+class CheckClientConfig(Request, tag=int(Code.CHECK_CLIENT_CONFIG)):
+    """46: would this subscription be accepted; it is in the body."""
+
+
+# -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+class UpdateAndCreateTopicExt(Ext):
+    """A topic. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: I32
+    write_queue_nums: I32
+    perm: I32
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: I32 | None = None
+    order: bool = False
+    attributes: str | None = None
+
+
+class UpdateAndCreateTopic(Request, tag=int(Code.UPDATE_AND_CREATE_TOPIC)):
+    """17: create a topic or change its queues."""
+
+    ext: UpdateAndCreateTopicExt = msgspec.field(name="extFields")
+
+
+class TopicExt(Ext):
+    """One topic."""
+
+    topic: str
+
+
+class DeleteTopicInBroker(Request, tag=int(Code.DELETE_TOPIC_IN_BROKER)):
+    """215: delete a topic with its messages."""
+
+    ext: TopicExt = msgspec.field(name="extFields")
+
+
+class GetAllTopicConfig(Request, tag=int(Code.GET_ALL_TOPIC_CONFIG)):
+    """21: all topics of a broker."""
+
+
+class GetBrokerRuntimeInfo(Request, tag=int(Code.GET_BROKER_RUNTIME_INFO)):
+    """28: figures of a broker."""
+
+
+# -- name servers ------------------------------------------------------------------------------------------------------
+
+
+class BrokerExt(Ext, rename=wire(address="brokerAddr", cluster="clusterName")):
+    """One broker process: its group ("broker name"), its id in the group (0 leads) and its ``host:port``."""
+
+    broker_name: str
+    address: str
+    cluster: str
+    broker_id: I64
+
+
+class RegisterBrokerExt(
+    BrokerExt,
+    rename=wire(ha_server_address="haServerAddr", heartbeat_timeout_ms="heartbeatTimeoutMillis"),
+):
+    """``body_crc32`` is masked with 0x7FFFFFFF; 0 means that it was not computed."""
+
+    ha_server_address: str
+    compressed: bool = False
+    body_crc32: I32 = 0
+    heartbeat_timeout_ms: I64 | None = None
+    enable_acting_master: bool | None = None
+
+
+class RegisterBroker(Request, tag=int(Code.REGISTER_BROKER)):
+    """103: a broker lives; its topics are in the body."""
+
+    ext: RegisterBrokerExt = msgspec.field(name="extFields")
+
+
+class UnregisterBroker(Request, tag=int(Code.UNREGISTER_BROKER)):
+    """104: a broker stops."""
+
+    ext: BrokerExt = msgspec.field(name="extFields")
+
+
+class QueryDataVersion(Request, tag=int(Code.QUERY_DATA_VERSION)):
+    """322: has the name server the topics of this version; it is in the body."""
+
+    ext: BrokerExt = msgspec.field(name="extFields")
+
+
+class RouteExt(Ext):
+    """One topic. With ``accept_standard_json_only`` numeric keys must be quoted, as we do for everybody."""
+
+    topic: str
+    accept_standard_json_only: bool = False
+
+
+class GetRouteinfoByTopic(Request, tag=int(Code.GET_ROUTEINFO_BY_TOPIC)):
+    """105: where a topic is."""
+
+    ext: RouteExt = msgspec.field(name="extFields")
+
+
+class GetBrokerClusterInfo(Request, tag=int(Code.GET_BROKER_CLUSTER_INFO)):
+    """106: all brokers."""
+
+
+class GetAllTopicListFromNameserver(Request, tag=int(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)):
+    """206: all topics."""
+
+
+class DeleteTopicInNamesrvExt(Ext):
+    """One topic, everywhere or in one cluster."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class DeleteTopicInNamesrv(Request, tag=int(Code.DELETE_TOPIC_IN_NAMESRV)):
+    """216: forget where a topic is."""
+
+    ext: DeleteTopicInNamesrvExt = msgspec.field(name="extFields")
+
+
+class BrokerNameExt(Ext):
+    """One broker group."""
+
+    broker_name: str
+
+
+class WipeWritePermOfBroker(Request, tag=int(Code.WIPE_WRITE_PERM_OF_BROKER)):
+    """205: let nobody write to a broker group."""
+
+    ext: BrokerNameExt = msgspec.field(name="extFields")
+
+
+class AddWritePermOfBroker(Request, tag=int(Code.ADD_WRITE_PERM_OF_BROKER)):
+    """327: let clients write to a broker group again."""
+
+    ext: BrokerNameExt = msgspec.field(name="extFields")
+
+
+class NamespaceExt(Ext):
+    """A namespace of the key-value table."""
+
+    namespace: str
+
+
+class KvKeyExt(NamespaceExt):
+    """A key of the key-value table."""
+
+    key: str
+
+
+class KvExt(KvKeyExt):
+    """A key of the key-value table and its value."""
+
+    value: str
+
+
+class PutKvConfig(Request, tag=int(Code.PUT_KV_CONFIG)):
+    """100: store a value."""
+
+    ext: KvExt = msgspec.field(name="extFields")
+
+
+class GetKvConfig(Request, tag=int(Code.GET_KV_CONFIG)):
+    """101: read a value."""
+
+    ext: KvKeyExt = msgspec.field(name="extFields")
+
+
+class DeleteKvConfig(Request, tag=int(Code.DELETE_KV_CONFIG)):
+    """102: delete a value."""
+
+    ext: KvKeyExt = msgspec.field(name="extFields")
+
+
+class GetKvlistByNamespace(Request, tag=int(Code.GET_KVLIST_BY_NAMESPACE)):
+    """219: all values of a namespace."""
+
+    ext: NamespaceExt = msgspec.field(name="extFields")

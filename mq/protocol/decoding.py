@@ -1,0 +1,202 @@
+"""Headers to typed requests and responses.
+
+Nearly every header is plain compact JSON, which one typed pass reads. Whatever that pass refuses (the binary encoding,
+numbers with leading zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields;
+only what fails there as well is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from mq.protocol import admin_requests, requests
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.frames import BINARY
+from mq.protocol.loose_header import LooseHeader, java_integer, read_binary, read_json
+from mq.protocol.requests import Ext, Request
+
+_RESPONSE = 1
+
+
+class UnknownRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose code has no class: its fields as they came, names as on the wire."""
+
+    code: int
+    opaque: int
+    flag: int = 0
+    version: int = 0
+    language: str | None = None
+    ext: dict[str, str] = {}
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer. ``remark`` is text for humans, mostly on errors."""
+
+    code: requests.I32
+    opaque: requests.I32
+    flag: requests.I32
+    version: requests.I32 = 0
+    language: str | None = None
+    remark: str | None = None
+    ext: dict[str, str] = msgspec.field(name="extFields", default_factory=dict)
+
+
+def decode_header(serialization: int, header: memoryview) -> Request | UnknownRequest | Response:
+    """Read the header of one frame; which of the three it is says flag bit 0.
+
+    Raises:
+        FrameError: these bytes are no header at all.
+        HeaderError: a required field is missing, or a field is not of its type.
+    """
+    if serialization != BINARY:
+        try:
+            # No request has code 0, and most responses have: one look tells which decoder will take it.
+            if bytes(header[:10]) == b'{"code":0,':
+                response = _decode_response(header)
+                if response.flag & _RESPONSE:
+                    return response
+            else:
+                request = _decode_request(header)
+                if not request.flag & _RESPONSE:
+                    return request
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+        loose = read_json(header)
+    else:
+        loose = read_binary(header)
+    if loose.flag & _RESPONSE:
+        return Response(
+            code=loose.code,
+            opaque=loose.opaque,
+            flag=loose.flag,
+            version=loose.version,
+            language=loose.language,
+            remark=loose.remark,
+            ext=loose.ext,
+        )
+    return _fitted(loose)
+
+
+def decode_request(serialization: int, header: memoryview) -> Request | UnknownRequest:
+    """`decode_header` for a side that gets only requests. Raises FrameError for a response, too."""
+    decoded = decode_header(serialization, header)
+    if isinstance(decoded, Response):
+        raise FrameError(f"a response (opaque {decoded.opaque}) from a peer that was asked nothing")
+    return decoded
+
+
+class _Field(NamedTuple):
+    name: str
+    wire_name: str
+    required: bool
+    read: Callable[[str], object]
+
+
+class _Shape(NamedTuple):
+    request: type[Request]
+    ext: type[Ext] | None
+    fields: tuple[_Field, ...]
+
+
+def _fitted(loose: LooseHeader) -> Request | UnknownRequest:
+    shape = _SHAPES.get(loose.code)
+    if shape is None:
+        return UnknownRequest(
+            code=loose.code,
+            opaque=loose.opaque,
+            flag=loose.flag,
+            version=loose.version,
+            language=loose.language,
+            ext=loose.ext,
+        )
+    arguments: dict[str, Any] = {}
+    if shape.ext is not None:
+        arguments["ext"] = shape.ext(**_values(shape, loose))
+    return shape.request(
+        opaque=loose.opaque, flag=loose.flag, version=loose.version, language=loose.language, **arguments
+    )
+
+
+def _values(shape: _Shape, loose: LooseHeader) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for field in shape.fields:
+        text = loose.ext.get(field.wire_name)
+        if text is None:
+            if field.required:
+                raise HeaderError(loose.code, loose.opaque, f"the field {field.wire_name} is missing")
+            continue
+        try:
+            values[field.name] = field.read(text)
+        except ValueError as error:
+            raise HeaderError(loose.code, loose.opaque, f"the field {field.wire_name}: {error}") from error
+    return values
+
+
+def _as_i32(text: str) -> int:
+    return java_integer(text, 32)
+
+
+def _as_i64(text: str) -> int:
+    return java_integer(text, 64)
+
+
+def _as_bool(text: str) -> bool:
+    # Java takes "true" in any case and everything else for false; "1" is what the typed pass takes, too.
+    return text.lower() in ("true", "1")
+
+
+def _reader(kind: msgspec.inspect.Type) -> Callable[[str], object]:
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            (inner,) = (each for each in types if not isinstance(each, msgspec.inspect.NoneType))
+            return _reader(inner)
+        case msgspec.inspect.IntType(le=bound):
+            return _as_i32 if bound == 2**31 - 1 else _as_i64
+        case msgspec.inspect.BoolType():
+            return _as_bool
+        case msgspec.inspect.StrType():
+            return str
+        case _:
+            raise TypeError(f"header fields are text, integers and booleans, not {kind}")
+
+
+def _request_classes() -> Iterator[type[Request]]:
+    for module in (requests, admin_requests):
+        for each in vars(module).values():
+            if isinstance(each, type) and issubclass(each, Request) and each is not Request:
+                yield each
+
+
+def _shape(request: type[Request]) -> _Shape:
+    ext: type[Ext] | None = request.__annotations__.get("ext") and _ext_class(request)
+    if ext is None:
+        return _Shape(request, None, ())
+    described = msgspec.inspect.type_info(ext)
+    assert isinstance(described, msgspec.inspect.StructType)
+    return _Shape(
+        request,
+        ext,
+        tuple(_Field(each.name, each.encode_name, each.required, _reader(each.type)) for each in described.fields),
+    )
+
+
+def _ext_class(request: type[Request]) -> type[Ext]:
+    (kind,) = (each.type for each in msgspec.structs.fields(request) if each.name == "ext")
+    assert isinstance(kind, type), f"{request.__name__}.ext is of type {kind}"
+    assert issubclass(kind, Ext), f"{request.__name__}.ext is of type {kind}"
+    return kind
+
+
+_CLASSES: Final = set(_request_classes())
+_SHAPES: Final = {int(each.__struct_config__.tag): _shape(each) for each in _CLASSES}  # type: ignore[arg-type]
+assert len(_SHAPES) == len(_CLASSES), "two request classes have the same code"
+
+_decode_request: Final[Callable[[memoryview], Request]] = msgspec.json.Decoder(
+    reduce(or_, _CLASSES), strict=False
+).decode
+_decode_response: Final = msgspec.json.Decoder(Response).decode

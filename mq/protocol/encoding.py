@@ -1,0 +1,184 @@
+"""Requests and responses to whole frames. JSON is compact and has the keys in the order in which Java writes them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from mq.protocol.codes import LANGUAGES, MQ_VERSION
+from mq.protocol.frames import BINARY, JSON, PREFIX_BYTES, encode_frame, encode_prefix
+
+LANGUAGE: Final = "PYTHON"
+
+RESPONSE_FLAG: Final = 1
+ONEWAY_FLAG: Final = 2
+
+_BINARY_FIXED: Final = struct.Struct(">hBhiii")
+_I32: Final = struct.Struct(">i")
+_I16: Final = struct.Struct(">h")
+
+
+class _JsonHeader(msgspec.Struct, omit_defaults=True, gc=False):
+    code: int
+    extFields: dict[str, str] | None = None
+    flag: int = -1  # never a default's value, so that it is always written
+    language: str = ""
+    opaque: int | None = None
+    remark: str | None = None
+    serializeTypeCurrentRPC: str = ""
+    version: int = -1
+
+
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+def encode_header(
+    code: int,
+    opaque: int,
+    flag: int,
+    *,
+    remark: str | None = None,
+    ext: dict[str, str] | None = None,
+    serialization: int = JSON,
+    language: str = LANGUAGE,
+    version: int = MQ_VERSION,
+) -> bytes:
+    """One header in either encoding. The binary one holds codes up to 32767 only."""
+    if serialization == BINARY:
+        return _encode_binary(code, opaque, flag, remark, ext, language, version)
+    return _encode_json(_JsonHeader(code, ext, flag, language, opaque, remark, "JSON", version))
+
+
+def encode_request(
+    code: int,
+    opaque: int,
+    *,
+    ext: dict[str, str] | None = None,
+    body: bytes = b"",
+    oneway: bool = False,
+    serialization: int = JSON,
+    language: str = LANGUAGE,
+    version: int = MQ_VERSION,
+) -> bytes:
+    """A request as a whole frame. ``ext`` has the names of the wire; all values are text, also numbers and booleans."""
+    flag = ONEWAY_FLAG if oneway else 0
+    header = encode_header(code, opaque, flag, ext=ext, serialization=serialization, language=language, version=version)
+    return encode_frame(serialization, header, body)
+
+
+def encode_response(
+    opaque: int,
+    code: int,
+    *,
+    remark: str | None = None,
+    ext: dict[str, str] | None = None,
+    body: bytes = b"",
+    serialization: int = JSON,
+) -> bytes:
+    """A response as a whole frame. ``opaque`` and ``serialization`` are those of the request."""
+    header = encode_header(code, opaque, RESPONSE_FLAG, remark=remark, ext=ext, serialization=serialization)
+    return encode_frame(serialization, header, body)
+
+
+def pull_response_header(
+    opaque: int,
+    code: int,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    suggest_broker_id: int,
+    remark: str | None,
+    body_bytes: int,
+    serialization: int = JSON,
+) -> bytes:
+    """Frame prefix and header of the answer to a pull; ``body_bytes`` of stored records follow as buffers of their own.
+
+    ``remark`` is the name of the store's status, or the reason of a refusal.
+    """
+    if serialization == JSON:
+        text = "" if remark is None else f'"remark":{_json_text(remark)},'
+        header = (_PULL % (code, max_offset, min_offset, next_offset, suggest_broker_id, opaque, text)).encode()
+    else:
+        ext = {
+            "maxOffset": str(max_offset),
+            "minOffset": str(min_offset),
+            "nextBeginOffset": str(next_offset),
+            "suggestWhichBrokerId": str(suggest_broker_id),
+        }
+        header = encode_header(code, opaque, RESPONSE_FLAG, remark=remark, ext=ext, serialization=serialization)
+    return encode_prefix(serialization, len(header), body_bytes) + header
+
+
+_PULL: Final = (
+    '{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d","suggestWhichBrokerId":"%d"},'
+    f'"flag":1,"language":"{LANGUAGE}","opaque":%d,%s"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
+)
+
+_SENT: Final = (
+    '{"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"HOST%016X","queueId":"%d",'
+    '"queueOffset":"%d","transactionId":"%s"},'
+    f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
+)
+
+
+class SendReplyTemplate:
+    """The answer to a stored message, of which a broker makes more than of anything else.
+
+    ``store_host`` is the broker's address as records store it: 4 or 16 address bytes and 4 bytes port.
+    """
+
+    __slots__ = ("_host", "_template")
+
+    def __init__(self, store_host: bytes) -> None:
+        self._host = store_host.hex().upper()
+        self._template = _SENT.replace("HOST", self._host)
+
+    def render(
+        self,
+        opaque: int,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        transaction_id: str,
+        serialization: int = JSON,
+    ) -> bytes:
+        """The whole frame. ``transaction_id`` is the message's UNIQ_KEY, which may be any text."""
+        if serialization == JSON:
+            if not (transaction_id.isascii() and transaction_id.isalnum()):
+                transaction_id = _json_text(transaction_id)[1:-1]
+            header = (self._template % (physical_offset, queue_id, queue_offset, transaction_id, opaque)).encode()
+            return _PREFIX(4 + len(header), len(header)) + header
+        ext = {
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+            "msgId": f"{self._host}{physical_offset:016X}",
+            "queueId": str(queue_id),
+            "queueOffset": str(queue_offset),
+            "transactionId": transaction_id,
+        }
+        return encode_response(opaque, 0, ext=ext, serialization=serialization)
+
+
+_PREFIX: Final = struct.Struct(">II").pack
+assert encode_prefix(JSON, 1, 0) == _PREFIX(5, 1), "a JSON frame's second word is its header's length"
+assert len(encode_prefix(JSON, 0, 0)) == PREFIX_BYTES
+
+
+def _json_text(text: str) -> str:
+    return _encode_json(text).decode()
+
+
+def _encode_binary(
+    code: int, opaque: int, flag: int, remark: str | None, ext: dict[str, str] | None, language: str, version: int
+) -> bytes:
+    assert -32768 <= code <= 32767, f"code {code} does not fit into the binary header"
+    text = remark.encode() if remark else b""
+    fields: list[bytes] = []
+    for name, value in (ext or {}).items():
+        key, data = name.encode(), value.encode()
+        fields += (_I16.pack(len(key)), key, _I32.pack(len(data)), data)
+    packed = b"".join(fields)
+    fixed = _BINARY_FIXED.pack(code, LANGUAGES[language], version, opaque, flag, len(text))
+    return b"".join((fixed, text, _I32.pack(len(packed)), packed))

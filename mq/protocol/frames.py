@@ -1,0 +1,87 @@
+"""Frames: 4 bytes length of what follows, 1 byte header encoding, 3 bytes header length, header, body."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from mq.protocol.errors import FrameError
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+HEADER_BYTES_MAX: Final = 256 * 1024
+"""Properties may have 32,767 bytes, and JSON writes their separators in six: less would refuse legal messages."""
+
+JSON: Final = 0
+BINARY: Final = 1
+
+PREFIX_BYTES: Final = 8
+_PREFIX: Final = struct.Struct(">II")
+_LENGTH: Final = struct.Struct(">I")
+
+
+def split_frames(
+    data: memoryview, *, frame_bytes_max: int = FRAME_BYTES_MAX
+) -> tuple[list[tuple[int, memoryview, memoryview]], int]:
+    """Cut everything complete from a received chunk.
+
+    Returns:
+        ``(serialization, header, body)`` of every complete frame, as views of ``data``, and the bytes they took up.
+        What is left is the beginning of a frame: keep it and pass it again with more behind it.
+
+    Raises:
+        FrameError: no frame can begin like this; found as soon as its lengths are there. Complete frames before it are
+            not returned, for the connection is about to be closed.
+    """
+    frames: list[tuple[int, memoryview, memoryview]] = []
+    at = 0
+    end = len(data)
+    unpack = _PREFIX.unpack_from
+    while end - at >= PREFIX_BYTES:
+        length, word = unpack(data, at)
+        header_length = word & 0xFFFFFF
+        if (
+            word > 0x1FFFFFF
+            or length > frame_bytes_max
+            or header_length + 4 > length
+            or header_length > HEADER_BYTES_MAX
+        ):
+            raise FrameError(_fault(length, word, frame_bytes_max))
+        header_start = at + PREFIX_BYTES
+        header_end = header_start + header_length
+        at_next = at + 4 + length
+        if at_next > end:
+            return frames, at
+        frames.append((word >> 24, data[header_start:header_end], data[header_end:at_next]))
+        at = at_next
+    if end - at >= 4:
+        (length,) = _LENGTH.unpack_from(data, at)
+        if not 4 <= length <= frame_bytes_max:
+            raise FrameError(_length_fault(length, frame_bytes_max))
+    return frames, at
+
+
+def encode_frame(serialization: int, header: bytes, body: bytes = b"") -> bytes:
+    """One frame as it goes over the wire."""
+    return b"".join((encode_prefix(serialization, len(header), len(body)), header, body))
+
+
+def encode_prefix(serialization: int, header_bytes: int, body_bytes: int) -> bytes:
+    """The 8 bytes before a header; header and body may then be sent as buffers of their own."""
+    assert header_bytes <= 0xFFFFFF, f"header of {header_bytes} bytes"
+    return _PREFIX.pack(4 + header_bytes + body_bytes, serialization << 24 | header_bytes)
+
+
+def _fault(length: int, word: int, frame_bytes_max: int) -> str:
+    header_length = word & 0xFFFFFF
+    if not 4 <= length <= frame_bytes_max:
+        return _length_fault(length, frame_bytes_max)
+    if word >> 24 > BINARY:
+        return f"header encoding {word >> 24} is unknown"
+    if header_length + 4 > length:
+        return f"header of {header_length} bytes in a frame of length {length}"
+    return f"header of {header_length} bytes, allowed are {HEADER_BYTES_MAX}"
+
+
+def _length_fault(length: int, frame_bytes_max: int) -> str:
+    signed = length - (1 << 32) if length >= 1 << 31 else length
+    return f"frame of length {signed}, allowed are 4 to {frame_bytes_max}"

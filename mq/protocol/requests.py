@@ -1,0 +1,306 @@
+"""Typed requests: one class per request code, each with the header fields of that code under our names.
+
+The wire name of a field stands in its class's ``rename``. A field without a default is required. `I32` and `I64` are
+what Java's int and long hold; a number outside is refused before any handler sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire_names import wire
+
+I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Ext(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
+    """Base of the header fields of one request code."""
+
+
+class Request(msgspec.Struct, gc=False, kw_only=True, tag_field="code"):
+    """What all requests have. ``flag`` bit 1 means that no answer is wanted; ``language`` is a name of `LANGUAGES`."""
+
+    opaque: I32 = 0
+    flag: I32 = 0
+    version: I32 = 0
+    language: str | None = None
+
+    @property
+    def code(self) -> int:
+        """The request code, the same for all instances of a class."""
+        return int(self.__struct_config__.tag)  # type: ignore[arg-type]
+
+
+# -- messages in -------------------------------------------------------------------------------------------------------
+
+
+class SendExt(
+    Ext,
+    rename=wire(
+        producer_group="a",
+        topic="b",
+        default_topic="c",
+        default_topic_queue_nums="d",
+        queue_id="e",
+        sys_flag="f",
+        born_timestamp_ms="g",
+        flag="h",
+        properties="i",
+        reconsume_times="j",
+        unit_mode="k",
+        max_reconsume_times="l",
+        batch="m",
+        broker_name="n",
+    ),
+):
+    """A message without its body. ``queue_id`` below 0: the broker chooses; ``flag`` is the application's."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp_ms: I64
+    flag: I32
+    properties: str = ""
+    reconsume_times: I32 = 0
+    unit_mode: bool = False
+    max_reconsume_times: I32 | None = None
+    batch: bool = False
+    broker_name: str | None = None
+
+
+class SendExtLong(
+    SendExt,
+    rename=wire(
+        producer_group="producerGroup",
+        default_topic="defaultTopic",
+        default_topic_queue_nums="defaultTopicQueueNums",
+        queue_id="queueId",
+        sys_flag="sysFlag",
+        born_timestamp_ms="bornTimestamp",
+        reconsume_times="reconsumeTimes",
+        unit_mode="unitMode",
+        max_reconsume_times="maxReconsumeTimes",
+        broker_name="bname",
+    ),
+):
+    """`SendExt` under the long wire names of request code 10."""
+
+    # An inherited field keeps its wire name, so each one is declared anew.
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp_ms: I64
+    flag: I32
+    properties: str = ""
+    reconsume_times: I32 = 0
+    unit_mode: bool = False
+    max_reconsume_times: I32 | None = None
+    batch: bool = False
+    broker_name: str | None = None
+
+
+class SendMessage(Request, tag=int(Code.SEND_MESSAGE)):
+    """10: one message, as Go clients send it."""
+
+    ext: SendExtLong = msgspec.field(name="extFields")
+
+
+class SendMessageV2(Request, tag=int(Code.SEND_MESSAGE_V2)):
+    """310: one message, as Java clients send it."""
+
+    ext: SendExt = msgspec.field(name="extFields")
+
+
+class SendBatchMessage(Request, tag=int(Code.SEND_BATCH_MESSAGE)):
+    """320: many messages to one queue; they are in the body."""
+
+    ext: SendExt = msgspec.field(name="extFields")
+
+
+class SendBackExt(Ext, rename=wire(physical_offset="offset", original_message_id="originMsgId")):
+    """A message that a consumer group could not handle. ``physical_offset`` is not a queue offset."""
+
+    physical_offset: I64
+    group: str
+    delay_level: I32
+    original_message_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: I32 | None = None
+
+
+class ConsumerSendMsgBack(Request, tag=int(Code.CONSUMER_SEND_MSG_BACK)):
+    """36: deliver this message again later."""
+
+    ext: SendBackExt = msgspec.field(name="extFields")
+
+
+class EndTransactionExt(
+    Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
+):
+    """What became of a half message. ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when unknown."""
+
+    producer_group: str
+    half_queue_offset: I64
+    half_physical_offset: I64
+    commit_or_rollback: I32
+    msg_id: str
+    from_transaction_check: bool = False
+    transaction_id: str | None = None
+    topic: str | None = None
+
+
+class EndTransaction(Request, tag=int(Code.END_TRANSACTION)):
+    """37: commit or roll back; one-way."""
+
+    ext: EndTransactionExt = msgspec.field(name="extFields")
+
+
+# -- messages out ------------------------------------------------------------------------------------------------------
+
+
+class PullExt(
+    Ext, rename=wire(max_messages="maxMsgNums", suspend_timeout_ms="suspendTimeoutMillis", max_bytes="maxMsgBytes")
+):
+    """Which messages. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    queue_offset: I64
+    max_messages: I32
+    sys_flag: I32
+    commit_offset: I64
+    suspend_timeout_ms: I64
+    sub_version: I64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_bytes: I32 | None = None
+
+
+class PullMessage(Request, tag=int(Code.PULL_MESSAGE)):
+    """11: messages of one queue from an offset on."""
+
+    ext: PullExt = msgspec.field(name="extFields")
+
+
+class LitePullMessage(Request, tag=int(Code.LITE_PULL_MESSAGE)):
+    """361: as 11, from a consumer that assigns queues to itself."""
+
+    ext: PullExt = msgspec.field(name="extFields")
+
+
+class QueryMessageExt(
+    Ext,
+    rename=wire(messages_max="maxNum", begin_ms="beginTimestamp", end_ms="endTimestamp", unique="_UNIQUE_KEY_QUERY"),
+):
+    """Messages by key. With ``unique`` the key is a UNIQ_KEY. Times are epoch milliseconds."""
+
+    topic: str
+    key: str
+    messages_max: I32
+    begin_ms: I64
+    end_ms: I64
+    unique: bool = False
+
+
+class QueryMessage(Request, tag=int(Code.QUERY_MESSAGE)):
+    """12: messages by key."""
+
+    ext: QueryMessageExt = msgspec.field(name="extFields")
+
+
+class ViewMessageByIdExt(Ext, rename=wire(physical_offset="offset")):
+    """Where the record starts."""
+
+    physical_offset: I64
+    topic: str | None = None
+
+
+class ViewMessageById(Request, tag=int(Code.VIEW_MESSAGE_BY_ID)):
+    """33: one record by its physical offset."""
+
+    ext: ViewMessageByIdExt = msgspec.field(name="extFields")
+
+
+# -- offsets -----------------------------------------------------------------------------------------------------------
+
+
+class QueryConsumerOffsetExt(Ext):
+    """With ``set_zero_if_not_found`` false a group without a stored offset is told so, also on a young queue."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    set_zero_if_not_found: bool | None = None
+
+
+class QueryConsumerOffset(Request, tag=int(Code.QUERY_CONSUMER_OFFSET)):
+    """14: where a group goes on."""
+
+    ext: QueryConsumerOffsetExt = msgspec.field(name="extFields")
+
+
+class UpdateConsumerOffsetExt(Ext):
+    """``commit_offset`` is the next offset the group wants."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    commit_offset: I64
+
+
+class UpdateConsumerOffset(Request, tag=int(Code.UPDATE_CONSUMER_OFFSET)):
+    """15: store where a group goes on; usually one-way."""
+
+    ext: UpdateConsumerOffsetExt = msgspec.field(name="extFields")
+
+
+class QueueExt(Ext):
+    """One queue."""
+
+    topic: str
+    queue_id: I32
+
+
+class SearchOffsetExt(Ext, rename=wire(timestamp_ms="timestamp", boundary="boundaryType")):
+    """One queue and a store time in epoch milliseconds. ``boundary`` is "lower" (default) or "upper"."""
+
+    topic: str
+    queue_id: I32
+    timestamp_ms: I64
+    boundary: str | None = None
+
+
+class SearchOffsetByTimestamp(Request, tag=int(Code.SEARCH_OFFSET_BY_TIMESTAMP)):
+    """29: the first offset stored at a time or later."""
+
+    ext: SearchOffsetExt = msgspec.field(name="extFields")
+
+
+class GetMaxOffset(Request, tag=int(Code.GET_MAX_OFFSET)):
+    """30: the offset the next message will get."""
+
+    ext: QueueExt = msgspec.field(name="extFields")
+
+
+class GetMinOffset(Request, tag=int(Code.GET_MIN_OFFSET)):
+    """31: the first offset that can be read."""
+
+    ext: QueueExt = msgspec.field(name="extFields")
+
+
+class GetEarliestMsgStoretime(Request, tag=int(Code.GET_EARLIEST_MSG_STORETIME)):
+    """32: when the first message that can be read was stored."""
+
+    ext: QueueExt = msgspec.field(name="extFields")
