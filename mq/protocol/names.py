@@ -1,0 +1,102 @@
+"""Which names topics and groups may have, and which ones belong to the system."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from mq.protocol.errors import ProtocolError
+
+TOPIC_BYTES_MAX: Final = 127
+GROUP_BYTES_MAX: Final = 120
+"""So that the retry topic of every group, ``%RETRY%`` and its name, is a topic that all clients can read."""
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+SYSTEM_PREFIX: Final = "rmq_sys_"
+
+AUTO_CREATE_TEMPLATE: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
+"""Records of this topic change a group's replicated metadata. No client may write one."""
+
+SEND_FORBIDDEN_TOPICS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        HALF_OP_TOPIC,
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        SELF_TEST_TOPIC,
+        "OFFSET_MOVED_EVENT",
+        METADATA_TOPIC,
+    }
+)
+
+SYSTEM_TOPICS: Final = SEND_FORBIDDEN_TOPICS | {AUTO_CREATE_TEMPLATE, "BenchmarkTest", TRACE_TOPIC, "CHECKPOINT_TOPIC"}
+
+SYSTEM_GROUPS: Final = frozenset(
+    {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "SCHEDULE_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "CLIENT_INNER_PRODUCER",
+        "CID_RMQ_SYS_TRANS",
+    }
+)
+
+_ALLOWED: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class NameRefused(ProtocolError):
+    """No topic or group can be called so. ``reason`` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def check_topic(topic: str) -> None:
+    """Raises NameRefused unless ``topic`` has 1 to 127 characters of the allowed ones.
+
+    What passes is a single plain file name: it has no dot, no slash and no control character.
+    """
+    _check("topic", topic, TOPIC_BYTES_MAX)
+
+
+def check_group(group: str) -> None:
+    """Raises NameRefused unless ``group`` has 1 to 120 characters of the allowed ones."""
+    _check("group", group, GROUP_BYTES_MAX)
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether the system itself uses this topic, so that nobody may create or delete it."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def is_system_group(group: str) -> bool:
+    """Whether the system itself uses this group."""
+    return group in SYSTEM_GROUPS or group.startswith("CID_RMQ_SYS_")
+
+
+def retry_topic(group: str) -> str:
+    """Where messages go that ``group`` could not handle and will get again."""
+    return RETRY_PREFIX + group
+
+
+def _check(kind: str, name: str, length_max: int) -> None:
+    if not name:
+        raise NameRefused(f"the {kind} has no name")
+    if len(name) > length_max:
+        raise NameRefused(f"the {kind} name has {len(name)} characters, allowed are {length_max}: {name[:40]}...")
+    if _ALLOWED.fullmatch(name) is None:
+        raise NameRefused(f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -")

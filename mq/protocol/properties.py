@@ -1,0 +1,154 @@
+"""Message properties: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mq.protocol.errors import ProtocolError
+
+NAME_END: Final = "\x01"
+VALUE_END: Final = "\x02"
+PROPERTIES_BYTES_MAX: Final = 32767
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+UNIQUE_KEY: Final = "UNIQ_KEY"
+DELAY: Final = "DELAY"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE_ID: Final = "REAL_QID"
+TRANSACTION_PREPARED: Final = "TRAN_MSG"
+PRODUCER_GROUP: Final = "PGROUP"
+TRANSACTION_ID: Final = "__transactionId__"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+CLUSTER: Final = "CLUSTER"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+MESSAGE_TYPE: Final = "MSG_TYPE"
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+
+TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+"""A message with one of these wants to be delivered later."""
+
+RESERVED: Final = frozenset(
+    {
+        KEYS,
+        TAGS,
+        WAIT,
+        UNIQUE_KEY,
+        DELAY,
+        *TIMER_PROPERTIES,
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DELAY_LEVEL",
+        REAL_TOPIC,
+        REAL_QUEUE_ID,
+        TRANSACTION_PREPARED,
+        PRODUCER_GROUP,
+        TRANSACTION_ID,
+        "TRANSACTION_CHECK_TIMES",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        RETRY_TOPIC,
+        ORIGIN_MESSAGE_ID,
+        RECONSUME_TIME,
+        MAX_RECONSUME_TIMES,
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "CONSUME_START_TIME",
+        CLUSTER,
+        "MSG_REGION",
+        "TRACE_ON",
+        SHARDING_KEY,
+        "INSTANCE_ID",
+        "BUYER_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "EXTEND_UNIQ_INFO",
+        CORRELATION_ID,
+        REPLY_TO_CLIENT,
+        "TTL",
+        MESSAGE_TYPE,
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "DUP_INFO",
+        "REDIRECT",
+        "PROPERTY_FORWARD_QUEUE_ID",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "INNER_NUM",
+        "INNER_BASE",
+        "TRACE_CONTEXT",
+        "__BORNHOST",
+        "BORN_TIMESTAMP",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+    }
+)
+"""Names with a meaning in the system; applications choose others."""
+
+
+class PropertyRefused(ProtocolError):
+    """An application's property cannot be sent. ``name`` says which one."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"property {name!r} {reason}")
+        self.name = name
+        self.reason = reason
+
+
+def encode(properties: Mapping[str, str]) -> str:
+    """The text of ``properties``, in their order. Names and values must be free of the two separators."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+
+
+def decode(text: str) -> dict[str, str]:
+    """The properties in ``text``. Pieces without name or value are dropped; of equal names the last one counts."""
+    properties: dict[str, str] = {}
+    for piece in text.split(VALUE_END):
+        name, _, value = piece.partition(NAME_END)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def find(text: str, name: str) -> str | None:
+    """The value of one property, without decoding the others; None if it is missing or empty.
+
+    Of equal names the first one counts here.
+    """
+    wanted = name + NAME_END
+    at = text.find(wanted)
+    while at > 0 and text[at - 1] != VALUE_END:
+        at = text.find(wanted, at + 1)
+    if at < 0:
+        return None
+    start = at + len(wanted)
+    end = text.find(VALUE_END, start)
+    return (text[start:] if end < 0 else text[start:end]) or None
+
+
+def check_user_properties(properties: Mapping[str, str]) -> None:
+    """Raises PropertyRefused for a name of the system, an empty name or value, or a separator in either."""
+    for name, value in properties.items():
+        if name in RESERVED or name.startswith("__RMQ.TRANSIENT."):
+            raise PropertyRefused(name, "is one of the system's own")
+        if not name or not value:
+            raise PropertyRefused(name, "has no name" if not name else "has no value")
+        for text in (name, value):
+            if NAME_END in text or VALUE_END in text:
+                raise PropertyRefused(name, "contains a separator, 0x01 or 0x02")
