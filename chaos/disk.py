@@ -1,0 +1,315 @@
+"""A disk in memory that forgets what was not synced.
+
+`MemoryDisk` behaves as `raftlog.segment.disk.Disk` asks, and passes the same tests as the real one. Beyond that:
+
+- `crash` cuts the power: of the changes that no sync covered, any subset of 512-byte sectors survives, whatever
+  order they were written in; of the names that no directory sync covered, the oldest few do, since file systems
+  journal those in order;
+- `kill` ends the process only: everything written stays, locks are released;
+- `cut_power_after` ends everything in the middle of somebody's work, `fail` makes single operations fail,
+  `capacity_bytes` fills the disk up, `flip_bit` damages what is stored.
+
+All of it is deterministic; chance comes in as a `random.Random`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+Buffer = bytes | bytearray | memoryview
+
+SECTOR_BYTES: Final = 512
+"""What a disk writes whole or not at all."""
+
+_Change = tuple[int, bytes] | int
+
+
+class PowerCut(Exception):
+    """The simulated machine has no power: nothing works until `MemoryDisk.crash`."""
+
+
+class _File:
+    """Content as everybody sees it, content that survives, and the changes between the two (a write, or a length)."""
+
+    __slots__ = ("current", "durable", "locked_by", "pending")
+
+    def __init__(self) -> None:
+        self.current = bytearray()
+        self.durable = bytearray()
+        self.pending: list[_Change] = []
+        self.locked_by: int | None = None
+
+    def change(self, change: _Change) -> None:
+        _apply(self.current, change)
+        self.pending.append(change)
+
+    def sync(self) -> None:
+        for change in self.pending:
+            _apply(self.durable, change)
+        self.pending.clear()
+
+    def crash(self, random: Random) -> None:
+        keep = random.choice((0.0, 0.5, 0.9, 1.0))
+        for change in self.pending:
+            if isinstance(change, int):
+                if random.random() < keep:
+                    _apply(self.durable, change)
+                continue
+            offset, data = change
+            at = 0
+            while at < len(data):
+                end = min(len(data), at + SECTOR_BYTES - (offset + at) % SECTOR_BYTES)
+                if random.random() < keep:
+                    _apply(self.durable, (offset + at, data[at:end]))
+                at = end
+        self.pending.clear()
+        self.current = bytearray(self.durable)
+        self.locked_by = None
+
+
+def _apply(content: bytearray, change: _Change) -> None:
+    if isinstance(change, int):
+        del content[change:]
+        content.extend(bytes(change - len(content)))
+    else:
+        offset, data = change
+        content.extend(bytes(max(0, offset - len(content))))
+        content[offset : offset + len(data)] = data
+
+
+class MemoryDisk:
+    """See the module. Attributes:
+
+    capacity_bytes: how much all files may hold together; None for no limit.
+    operations: how many operations have changed something so far.
+    """
+
+    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.operations = 0
+        self._files: dict[str, _File] = {}
+        self._durable_files: dict[str, _File] = {}
+        # Changes of names since the last sync of their directory: (directory, {path: file or None}).
+        self._pending_names: list[tuple[str, dict[str, _File | None]]] = []
+        self._directories: set[str] = {"/"}
+        self._open: dict[int, _File] = {}
+        self._next_fd = 3
+        self._boot = 1
+        self._power_cut_at: int | None = None
+        self._faults: dict[str, list[tuple[int, int]]] = {}
+
+    def crash(self, random: Random) -> None:
+        """Cut the power and start again: what was not synced survives in any subset. All descriptors are dead."""
+        names = self._pending_names
+        for _, change in names[: random.randint(0, len(names))]:
+            _rename(self._durable_files, change)
+        names.clear()
+        self._files = dict(self._durable_files)
+        for file in {id(file): file for file in self._files.values()}.values():
+            file.crash(random)
+        self._open.clear()
+        self._power_cut_at = None
+        self._boot += 1
+
+    def kill(self) -> None:
+        """End the process: descriptors and locks go, everything written stays (in the page cache)."""
+        self._open.clear()
+        self._power_cut_at = None
+        for file in self._files.values():
+            file.locked_by = None
+
+    def cut_power_after(self, operations: int) -> None:
+        """Let that many more changing operations happen, then raise `PowerCut` from every one until `crash`."""
+        self._power_cut_at = self.operations + operations
+
+    def fail(self, operation: str, number: int, *, after: int = 0) -> None:
+        """Make ``operation`` (a method's name) raise `OSError` with that errno once, ``after`` calls from now."""
+        self._faults.setdefault(operation, []).append((after, number))
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
+        """Flip one stored bit, synced or not."""
+        file = self._files[path]
+        file.sync()
+        for content in (file.current, file.durable):
+            content[offset] ^= 1 << bit
+
+    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+        """Put bytes into a file behind everybody's back, durably."""
+        file = self._files[path]
+        file.change((offset, data))
+        file.sync()
+
+    def content(self, path: str) -> bytes:
+        """All bytes of a file as a reader sees them."""
+        return bytes(self._files[path].current)
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """See `Disk.open`."""
+        self._fault("open", path)
+        if path in self._directories:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if (file := self._files.get(path)) is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if os.path.dirname(path) not in self._directories:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            self._step()
+            file = _File()
+            self._change_names(path, {path: file})
+        fd = self._next_fd
+        self._next_fd += 1
+        self._open[fd] = file
+        return fd
+
+    def close(self, fd: int) -> None:
+        """See `Disk.close`; works without power, too, so that a process can end."""
+        file = self._open.pop(fd, None)
+        if file is not None and file.locked_by == fd:
+            file.locked_by = None
+
+    def size(self, fd: int) -> int:
+        """See `Disk.size`."""
+        return len(self._file(fd).current)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """See `Disk.pread`."""
+        self._fault("pread")
+        return bytes(self._file(fd).current[offset : offset + length])
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `Disk.pwritev`; a disk with too little room takes what fits."""
+        file = self._file(fd)
+        self._fault("pwritev")
+        self._step()
+        if len(buffers) > 1024:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        data = b"".join(buffers)
+        room = self._room() + max(0, len(file.current) - offset)
+        if data and room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[:room]
+        file.change((offset, data))
+        return len(data)
+
+    def fdatasync(self, fd: int) -> None:
+        """See `Disk.fdatasync`."""
+        file = self._file(fd)
+        self._fault("fdatasync")
+        self._step()
+        file.sync()
+
+    def allocate(self, fd: int, length: int) -> None:
+        """See `Disk.allocate`."""
+        self._fault("allocate")
+        self._resize(fd, max(length, self.size(fd)))
+
+    def truncate(self, fd: int, length: int) -> None:
+        """See `Disk.truncate`; holes count against the capacity like everything else."""
+        self._fault("truncate")
+        self._resize(fd, length)
+
+    def lock(self, fd: int) -> None:
+        """See `Disk.lock`."""
+        file = self._file(fd)
+        if file.locked_by not in (None, fd):
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+        file.locked_by = fd
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Disk.rename`."""
+        self._fault("rename", source)
+        file = self._existing(source)
+        self._step()
+        self._change_names(target, {source: None, target: file})
+
+    def unlink(self, path: str) -> None:
+        """See `Disk.unlink`."""
+        self._fault("unlink", path)
+        self._existing(path)
+        self._step()
+        self._change_names(path, {path: None})
+
+    def listdir(self, path: str) -> list[str]:
+        """See `Disk.listdir`."""
+        if path not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return [os.path.basename(name) for name in self._files if os.path.dirname(name) == path]
+
+    def mkdir(self, path: str) -> None:
+        """See `Disk.mkdir`."""
+        if path in self._directories:
+            return
+        if path in self._files:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        self.mkdir(os.path.dirname(path))
+        self._fault("mkdir", path)
+        self._step()
+        self._directories.add(path)
+
+    def sync_directory(self, path: str) -> None:
+        """See `Disk.sync_directory`."""
+        self._fault("sync_directory", path)
+        self._step()
+        for directory, change in self._pending_names:
+            if directory == path:
+                _rename(self._durable_files, change)
+        self._pending_names = [names for names in self._pending_names if names[0] != path]
+
+    def boot_id(self) -> str:
+        """See `Disk.boot_id`."""
+        return f"boot-{self._boot}"
+
+    def _file(self, fd: int) -> _File:
+        if (file := self._open.get(fd)) is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return file
+
+    def _existing(self, path: str) -> _File:
+        if (file := self._files.get(path)) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return file
+
+    def _resize(self, fd: int, length: int) -> None:
+        file = self._file(fd)
+        self._step()
+        if length - len(file.current) > self._room():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if length != len(file.current):
+            file.change(length)
+
+    def _change_names(self, path: str, change: dict[str, _File | None]) -> None:
+        _rename(self._files, change)
+        self._pending_names.append((os.path.dirname(path), change))
+
+    def _room(self) -> int:
+        if self.capacity_bytes is None:
+            return 1 << 60
+        return self.capacity_bytes - sum(len(file.current) for file in self._files.values())
+
+    def _step(self) -> None:
+        if self._power_cut_at is not None and self.operations >= self._power_cut_at:
+            raise PowerCut(f"after {self.operations} operations")
+        self.operations += 1
+
+    def _fault(self, operation: str, path: str | None = None) -> None:
+        faults = self._faults.get(operation)
+        if not faults:
+            return
+        after, number = faults[0]
+        if after:
+            faults[0] = (after - 1, number)
+            return
+        faults.pop(0)
+        raise OSError(number, os.strerror(number), path)
+
+
+def _rename(files: dict[str, _File], change: dict[str, _File | None]) -> None:
+    for path, file in change.items():
+        if file is None:
+            files.pop(path, None)
+        else:
+            files[path] = file
