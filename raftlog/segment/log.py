@@ -10,10 +10,8 @@ Files: ``LOCK`` (who has the directory), ``meta`` (term, vote, markers), and seg
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
@@ -57,9 +55,7 @@ class SegmentLog:
             order: entries that were accepted but not synced may be gone.
     """
 
-    def __init__(
-        self, opened: Opened, writer: LogWriter, tail_bytes_max: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, opened: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
         self.base = (0, 0)
         self.first_index = 1
         self.last_index = opened.last.index
@@ -74,7 +70,6 @@ class SegmentLog:
         self._segment_bytes = opened.files.segment_bytes
         self._initial_chain = initial_chain(opened.meta_state.cluster_id)
         self._writer = writer
-        self._clock = clock
         self._tail: list[TailEntry] = []
         self._tail_first = self.last_index + 1
         self._tail_bytes = 0
@@ -82,7 +77,8 @@ class SegmentLog:
         self._pending: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None
-        self._submitted: deque[tuple[int, int, int, float]] = deque()
+        self._submitted: deque[tuple[int, int, int]] = deque()
+        self._oldest_seen = (0, 0.0)
         self._submitted_end = self._durable_pos = self.end_pos
         self._submitted_index = self._durable_index = self.last_index
         self._last_ticket = 0
@@ -101,7 +97,6 @@ class SegmentLog:
         tail_bytes_max: int = TAIL_BYTES_MAX,
         writer: LogWriter | None = None,
         preallocation: Preallocation | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> SegmentLog:
         """Open the log in ``directory``, which is made if it is missing, and recover from whatever happened to it.
 
@@ -110,7 +105,6 @@ class SegmentLog:
             tail_bytes_max: how much of the newest entries stays in memory; unsynced ones always do.
             writer: not started yet; None carries out every submit at once.
             preallocation: how new files get their length; None chooses by `Preallocation.for_segment`.
-            clock: monotonic seconds, the same as in `oldest_unsynced_age`.
 
         Raises:
             DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
@@ -125,12 +119,12 @@ class SegmentLog:
             segment_bytes=segment_bytes,
             preallocation=preallocation or Preallocation.for_segment(segment_bytes),
         )
-        return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max, clock)
+        return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
 
     @property
     def term_runs(self) -> list[tuple[int, int]]:
-        """Runs of entries of one term: (first index, term), both ascending."""
-        return self._index.term_runs
+        """Runs of entries of one term, (first index, term), both ascending; a copy."""
+        return list(self._index.term_runs)
 
     @property
     def durable_pos(self) -> int:
@@ -145,9 +139,17 @@ class SegmentLog:
         return self._durable_index
 
     def oldest_unsynced_age(self, now: float) -> float:
-        """Seconds since the oldest submit that is not done; 0 when all are."""
+        """For how many seconds the oldest submit that is not done has been seen waiting; 0 when all are done.
+
+        It counts from the first call that saw it, so that no clock is needed here and ``now`` may come from any: call
+        it a few times within the age that matters.
+        """
         self._settle()
-        return max(0.0, now - self._submitted[0][3]) if self._submitted else 0.0
+        if not self._submitted:
+            return 0.0
+        if self._oldest_seen[0] != (oldest := self._submitted[0][0]):
+            self._oldest_seen = (oldest, now)
+        return max(0.0, now - self._oldest_seen[1])
 
     def position_for(self, size: int) -> int:
         """Where the next entry of ``size`` bytes (header included) would begin.
@@ -207,7 +209,7 @@ class SegmentLog:
             self._durable_pos = min(self._durable_pos, end)
             self._durable_index = min(self._durable_index, last.index)
             self._submitted = deque(
-                (ticket, min(pos, end), min(index, last.index), at) for ticket, pos, index, at in self._submitted
+                (ticket, min(pos, end), min(index, last.index)) for ticket, pos, index in self._submitted
             )
         while self._pending and self._pending[-1].index >= from_index:
             self._pending_bytes -= self._pending.pop().size
@@ -243,11 +245,12 @@ class SegmentLog:
             hard_state = (term, voted_for)
             self.meta = msgspec.structs.replace(self.meta, term=term, voted_for=voted_for)
         entries, nbytes, cut = self._pending, self._pending_bytes, self._cut
+        # A new list even for an empty one: the writer's thread may read it later than the next append.
+        self._pending, self._pending_bytes = [], 0
         if entries:
-            self._pending, self._pending_bytes = [], 0
             self._submitted_end, self._submitted_index = self.end_pos, self.last_index
         self._cut = None
-        self._submitted.append((ticket, self._submitted_end, self._submitted_index, self._clock()))
+        self._submitted.append((ticket, self._submitted_end, self._submitted_index))
         self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint))
         if self._tail_bytes > self._tail_bytes_max:
             self._evict()
@@ -398,7 +401,7 @@ class SegmentLog:
         done = self._writer.done_ticket
         submitted = self._submitted
         while submitted and submitted[0][0] <= done:
-            _, self._durable_pos, self._durable_index, _ = submitted.popleft()
+            _, self._durable_pos, self._durable_index = submitted.popleft()
 
     def _evict(self) -> None:
         """Let old synced entries go, an eighth of the cache at a time, so that the cost per entry stays small."""

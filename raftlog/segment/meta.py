@@ -78,6 +78,9 @@ class MetaFile:
         self.path = path
         self._disk = disk
         self._fd = disk.open(path, create=True)
+        if disk.size(self._fd) < 2 * SLOT_BYTES:
+            # A disk that is full later must not keep a node from voting.
+            disk.allocate(self._fd, 2 * SLOT_BYTES)
         slots = [disk.pread(self._fd, SLOT_BYTES, number * SLOT_BYTES) for number in (0, 1)]
         decoded = [decode_slot(data) for data in slots]
         valid = [slot for slot in decoded if slot is not None]

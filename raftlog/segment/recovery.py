@@ -196,22 +196,23 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
 def gather(read: Read, stop: Stop, last: EntryRef, starts: list[int], segment_bytes: int) -> tuple[bool, int | None]:
     """Look at everything behind the last good entry: whether it is all zero, and `Evidence.intact_behind`."""
     end_pos = last.pos + last.size
-    tail_end = end_pos - end_pos % segment_bytes + segment_bytes
     stop_start = stop.pos - stop.pos % segment_bytes
-    only_zeros = end_of_data(read, end_pos, tail_end) == end_pos
-    intact: int | None = None
+    only_zeros = True
     for start in starts:
         file_end = start + segment_bytes
+        if file_end <= end_pos:
+            continue
+        behind = max(start, end_pos)
+        only_zeros = only_zeros and end_of_data(read, behind, file_end) == behind
+        intact: int | None = None
         if start == stop_start:
             # Within the reach of one write, an intact entry behind a torn one is no surprise.
             intact = find_intact(read, min(stop.pos + SYNC_BYTES_MAX, file_end), file_end)
         elif start > stop_start and is_intact(read, start, file_end):
             intact = start
-        if start >= tail_end and only_zeros:
-            only_zeros = end_of_data(read, start, file_end) == start
         if intact is not None:
-            break
-    return only_zeros, intact
+            return only_zeros, intact
+    return only_zeros, None
 
 
 def _blocks(read: Read, pos: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -1,0 +1,206 @@
+"""What a `Disk` promises, asked of the real one and of the one in memory; and how the latter forgets."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+
+from chaos.disk import SECTOR_BYTES, MemoryDisk, PowerCut
+from raftlog.segment.disk import Disk, RealDisk, write_fully
+
+
+@pytest.fixture(params=["real", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
+    disk: Disk = RealDisk() if request.param == "real" else MemoryDisk()
+    root = str(tmp_path) if request.param == "real" else "/root"
+    disk.mkdir(root)
+    return disk, root
+
+
+def test_reads_what_was_written(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    fd = disk.open(f"{root}/file", create=True)
+    assert disk.size(fd) == 0
+    assert disk.pwritev(fd, [b"ab", memoryview(b"cd"), bytearray(b"ef"), b""], 3) == 6
+    disk.fdatasync(fd)
+    assert disk.pread(fd, 100, 0) == b"\0\0\0abcdef"
+    assert disk.pread(fd, 2, 4) == b"bc"
+    assert disk.pread(fd, 2, 9) == b""
+    other = disk.open(f"{root}/file")
+    assert disk.pread(other, 100, 3) == b"abcdef"
+    disk.close(fd)
+    disk.close(other)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        disk.pread(fd, 1, 0)
+
+
+def test_lengths(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    fd = disk.open(f"{root}/file", create=True)
+    disk.allocate(fd, 1000)
+    assert disk.pread(fd, 2000, 0) == bytes(1000)
+    disk.allocate(fd, 500)
+    assert disk.size(fd) == 1000
+    disk.pwritev(fd, [b"x" * 1000], 0)
+    disk.truncate(fd, 10)
+    disk.truncate(fd, 20)
+    assert disk.pread(fd, 100, 0) == b"x" * 10 + bytes(10)
+    disk.close(fd)
+
+
+def test_names(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    assert disk.listdir(root) == []
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{root}/a")
+    fd = disk.open(f"{root}/a", create=True)
+    disk.pwritev(fd, [b"content"], 0)
+    disk.close(disk.open(f"{root}/b", create=True))
+    disk.rename(f"{root}/a", f"{root}/b")
+    disk.sync_directory(root)
+    assert disk.listdir(root) == ["b"]
+    disk.unlink(f"{root}/b")
+    assert disk.listdir(root) == []
+    assert disk.pread(fd, 7, 0) == b"content", "open descriptors keep the content"
+    disk.close(fd)
+    with pytest.raises(FileNotFoundError):
+        disk.unlink(f"{root}/b")
+    with pytest.raises(FileNotFoundError):
+        disk.rename(f"{root}/b", f"{root}/c")
+
+
+def test_directories(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    disk.mkdir(f"{root}/x/y/z")
+    disk.mkdir(f"{root}/x/y/z")
+    assert disk.listdir(f"{root}/x/y/z") == []
+    disk.close(disk.open(f"{root}/file", create=True))
+    for path in (f"{root}/file", f"{root}/file/below"):
+        with pytest.raises(FileExistsError):
+            disk.mkdir(path)
+    with pytest.raises(IsADirectoryError):
+        disk.open(f"{root}/x")
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{root}/nowhere/file", create=True)
+
+
+def test_locks(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    first = disk.open(f"{root}/lock", create=True)
+    second = disk.open(f"{root}/lock")
+    disk.lock(first)
+    disk.lock(first)
+    with pytest.raises(BlockingIOError):
+        disk.lock(second)
+    disk.close(first)
+    disk.lock(second)
+    disk.close(second)
+
+
+def test_too_many_buffers_are_refused_and_write_fully_copes(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    fd = disk.open(f"{root}/file", create=True)
+    buffers = [b"%04d" % number for number in range(2500)]
+    with pytest.raises(OSError, match="Invalid argument"):
+        disk.pwritev(fd, buffers, 0)
+    write_fully(disk, fd, buffers, 7)
+    assert disk.pread(fd, 20_000, 7) == b"".join(buffers)
+    disk.close(fd)
+
+
+def test_boot_id_stays(place: tuple[Disk, str]) -> None:
+    disk, _ = place
+    assert disk.boot_id() == disk.boot_id() != ""
+
+
+def synced_file(content: bytes) -> tuple[MemoryDisk, int]:
+    disk = MemoryDisk()
+    fd = disk.open("/file", create=True)
+    disk.pwritev(fd, [content], 0)
+    disk.fdatasync(fd)
+    disk.sync_directory("/")
+    return disk, fd
+
+
+def test_crash_keeps_any_subset_of_unsynced_sectors() -> None:
+    kept: set[tuple[bool, ...]] = set()
+    for seed in range(200):
+        disk, fd = synced_file(bytes(4 * SECTOR_BYTES))
+        disk.pwritev(fd, [b"x" * (3 * SECTOR_BYTES)], SECTOR_BYTES // 2)
+        disk.crash(random.Random(seed))
+        content = disk.content("/file")
+        pieces = (content[256:512], content[512:1024], content[1024:1536], content[1536:1792])
+        assert all(set(piece) in ({0}, {ord("x")}) for piece in pieces), "a sector is kept whole or not at all"
+        assert not any(content[:256])
+        assert not any(content[1792:])
+        kept.add(tuple(bool(piece[0]) for piece in pieces))
+    assert len(kept) == 16
+
+
+def test_crash_keeps_what_was_synced_and_kills_descriptors() -> None:
+    for seed in range(20):
+        disk, fd = synced_file(b"old" * 1000)
+        before = disk.boot_id()
+        disk.crash(random.Random(seed))
+        assert disk.content("/file") == b"old" * 1000
+        assert disk.boot_id() != before
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            disk.pread(fd, 1, 0)
+
+
+def test_crash_may_lose_names_that_no_directory_sync_covered() -> None:
+    outcomes: set[tuple[str, ...]] = set()
+    for seed in range(50):
+        disk, _ = synced_file(b"x")
+        disk.close(disk.open("/new", create=True))
+        disk.rename("/file", "/renamed")
+        disk.crash(random.Random(seed))
+        outcomes.add(tuple(sorted(disk.listdir("/"))))
+    assert outcomes == {("file",), ("file", "new"), ("new", "renamed")}
+
+
+def test_kill_keeps_everything_but_locks() -> None:
+    disk, fd = synced_file(b"x")
+    disk.lock(fd)
+    disk.pwritev(fd, [b"unsynced"], 0)
+    disk.kill()
+    again = disk.open("/file")
+    disk.lock(again)
+    assert disk.pread(again, 8, 0) == b"unsynced"
+
+
+def test_power_cut_ends_everything_until_the_crash() -> None:
+    disk, fd = synced_file(b"x")
+    disk.cut_power_after(1)
+    disk.pwritev(fd, [b"y"], 0)
+    for _ in range(2):
+        with pytest.raises(PowerCut):
+            disk.fdatasync(fd)
+    disk.crash(random.Random(0))
+    disk.fdatasync(disk.open("/file"))
+
+
+def test_full_disk_takes_what_fits() -> None:
+    disk = MemoryDisk(capacity_bytes=10)
+    fd = disk.open("/file", create=True)
+    assert disk.pwritev(fd, [b"12345678"], 0) == 8
+    assert disk.pwritev(fd, [b"12345678"], 8) == 2
+    with pytest.raises(OSError, match="No space left"):
+        disk.pwritev(fd, [b"1"], 10)
+    assert disk.pwritev(fd, [b"abc"], 0) == 3, "overwriting needs no room"
+    with pytest.raises(OSError, match="No space left"):
+        disk.allocate(fd, 11)
+    with pytest.raises(OSError, match="No space left"):
+        write_fully(disk, fd, [b"abc", b"def"], 8)
+
+
+def test_faults_strike_once_and_in_time() -> None:
+    disk, fd = synced_file(b"x")
+    disk.fail("fdatasync", errno.EIO, after=1)
+    disk.fdatasync(fd)
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.fdatasync(fd)
+    disk.fdatasync(fd)

@@ -1,0 +1,188 @@
+"""The vote file: two slots, of which one may be damaged."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from chaos.disk import MemoryDisk, PowerCut
+from raftlog.segment import MetaCorrupt
+from raftlog.segment.meta import SLOT_BYTES, MetaFile, MetaState, decode_slot, encode_slot
+from tests.unit.segment.log_home import LogHome
+
+PATH = "/meta"
+STATE = MetaState("cluster", "n1", 4096, term=7, voted_for="n2", commit_hint=3, durable_pos=99, boot_id="b")
+
+
+def with_term(term: int) -> MetaState:
+    return msgspec.structs.replace(STATE, term=term)
+
+
+def written(*terms: int) -> MemoryDisk:
+    disk = MemoryDisk()
+    meta = MetaFile(disk, PATH)
+    for term in terms:
+        meta.write(with_term(term))
+    meta.close()
+    return disk
+
+
+def read_back(disk: MemoryDisk) -> MetaState | None:
+    return MetaFile(disk, PATH).state
+
+
+def test_slot_round_trip() -> None:
+    data = encode_slot(STATE, 12)
+    assert len(data) == SLOT_BYTES
+    assert decode_slot(data) == (12, STATE)
+
+
+def test_every_flipped_bit_invalidates_a_slot() -> None:
+    data = encode_slot(STATE, 12)
+    used = len(data.rstrip(b"\0"))
+    for bit in range(used * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert decode_slot(bytes(damaged)) is None, f"bit {bit}"
+
+
+def test_empty_and_short_slots_are_none() -> None:
+    assert decode_slot(b"") is None
+    assert decode_slot(bytes(SLOT_BYTES)) is None
+    assert decode_slot(encode_slot(STATE, 1)[:100]) is None
+
+
+def test_newest_write_is_read_back() -> None:
+    for count in range(1, 6):
+        assert read_back(written(*range(count))) == with_term(count - 1)
+
+
+@pytest.mark.parametrize("writes", [2, 3, 4, 5])
+@pytest.mark.parametrize("slot", [0, 1])
+def test_one_damaged_slot_leaves_the_other(writes: int, slot: int) -> None:
+    disk = written(*range(1, writes + 1))
+    disk.flip_bit(PATH, slot * SLOT_BYTES + 50)
+    newest_slot = (writes - 1) % 2
+    survivor = writes - 1 if slot == newest_slot else writes
+    assert read_back(disk) == with_term(survivor)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_writing_goes_on_in_the_damaged_slot(slot: int) -> None:
+    """Otherwise the next torn write would take the last good one."""
+    disk = written(1, 2, 3)
+    disk.flip_bit(PATH, slot * SLOT_BYTES + 50)
+    MetaFile(disk, PATH).write(with_term(9))
+    disk.flip_bit(PATH, (1 - slot) * SLOT_BYTES + 50)
+    assert read_back(disk) == with_term(9)
+
+
+@pytest.mark.parametrize("operations", [0, 1])
+@pytest.mark.parametrize("seed", range(20))
+def test_power_cut_leaves_the_old_state_or_the_new_one(operations: int, seed: int) -> None:
+    disk = MemoryDisk()
+    meta = MetaFile(disk, PATH)
+    disk.sync_directory("/")
+    meta.write(with_term(1))
+    meta.write(with_term(2))
+    disk.cut_power_after(operations)
+    with pytest.raises(PowerCut):
+        meta.write(with_term(3))
+    disk.crash(random.Random(seed))
+    assert read_back(disk) in (with_term(2), with_term(3))
+
+
+def flip_slots(home: LogHome, *slots: int) -> None:
+    for slot in slots:
+        home.disk.flip_bit("/data/log/meta", slot * SLOT_BYTES + 40)
+
+
+def test_log_opens_with_one_damaged_slot(home: LogHome) -> None:
+    for slot in (0, 1):
+        log = home.open()
+        home.submit(log, term=5, voted_for="n2")
+        home.put(log, b"body", term=5)
+        log.close(clean=True)
+        flip_slots(home, slot)
+        log = home.open()
+        assert (log.meta.term, log.meta.voted_for) == (5, "n2")
+        log.close(clean=True)
+        home.disk = MemoryDisk()
+
+
+def test_lost_vote_is_not_given_twice(home: LogHome) -> None:
+    """The slot that held the vote is gone; of this term nothing is known but that a vote may have been given."""
+    log = home.open()
+    home.submit(log, term=5)
+    home.submit(log, term=5, voted_for="n2")
+    home.close_all()
+    newest = max((0, 1), key=lambda slot: slot_seq(home, slot))
+    flip_slots(home, newest)
+    log = home.open()
+    assert (log.meta.term, log.meta.voted_for) == (5, "n1")
+
+
+def test_term_is_never_behind_the_log(home: LogHome) -> None:
+    log = home.open()
+    home.submit(log, term=5)
+    home.put(log, b"body", term=5)
+    home.close_all()
+    newest = max((0, 1), key=lambda slot: slot_seq(home, slot))
+    flip_slots(home, newest)
+    log = home.open()
+    assert (log.meta.term, log.meta.voted_for) == (5, "n1")
+
+
+def slot_seq(home: LogHome, slot: int) -> int:
+    decoded = decode_slot(home.disk.content("/data/log/meta")[slot * SLOT_BYTES :][:SLOT_BYTES])
+    return -1 if decoded is None else decoded[0]
+
+
+def test_both_slots_damaged_is_refused(home: LogHome) -> None:
+    log = home.open()
+    home.submit(log, term=5, voted_for="n2")
+    home.close_all()
+    flip_slots(home, 0, 1)
+    with pytest.raises(MetaCorrupt, match="/data/log/meta: no valid slot"):
+        home.open()
+
+
+def test_missing_meta_file_with_segments_is_refused(home: LogHome) -> None:
+    home.open()
+    home.close_all()
+    home.disk.unlink("/data/log/meta")
+    with pytest.raises(MetaCorrupt):
+        home.open()
+
+
+def test_term_and_vote_survive_a_power_cut(home: LogHome) -> None:
+    log = home.open()
+    home.submit(log, term=5, voted_for="n2")
+    home.submit(log, term=6)
+    home.disk.crash(random.Random(0))
+    meta = home.open().meta
+    assert (meta.term, meta.voted_for) == (6, None)
+
+
+def test_markers_never_run_ahead_of_the_log(home: LogHome) -> None:
+    """Others may commit what is not durable here; a torn write of it is no damage."""
+    log = home.open()
+    home.put(log, b"one", b"two")
+    home.submit(log, commit_hint=50)
+    log.close(clean=True)
+    meta = home.open().meta
+    assert (meta.commit_hint, meta.durable_pos) == (2, 102)
+
+
+def test_restart_of_the_machine_is_noticed(home: LogHome) -> None:
+    log = home.open()
+    assert not log.restarted_unclean
+    home.disk.kill()
+    assert not home.open().restarted_unclean, "a killed process loses nothing"
+    home.disk.crash(random.Random(0))
+    assert home.open().restarted_unclean
+    home.opened[-1].close(clean=True)
+    home.disk.crash(random.Random(0))
+    assert not home.open().restarted_unclean, "a clean stop had synced everything"
