@@ -1,1 +1,54 @@
-"""A replicated log: Raft consensus over segment files. Knows nothing of messages."""
+"""A replicated log: entries of bytes, on disk on a majority, in one order on every replica.
+
+It knows nothing of messages. `Replica` joins the pure consensus core, the segmented log on disk and the connections
+to the peers; an `Application` gets the committed entries.
+"""
+
+from raftlog._runtime import Deadline, Listener, Mailbox, Reactor, StreamSocket
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import (
+    ConfState,
+    CoreConfig,
+    EntryKind,
+    HardState,
+    LogId,
+    NodeId,
+    Refusal,
+    Role,
+    RoleChange,
+)
+from raftlog.replica import Application, CommittedEntry, Replica
+from raftlog.segment.disk import RealDisk
+from raftlog.segment.errors import SegmentError
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.writer import Writer
+from raftlog.transport import Transport
+from raftlog.wire import Hello, Kind
+
+__all__ = [
+    "Application",
+    "CommittedEntry",
+    "ConfState",
+    "CoreConfig",
+    "Deadline",
+    "EntryKind",
+    "HardState",
+    "Hello",
+    "Kind",
+    "Listener",
+    "LogId",
+    "Mailbox",
+    "NodeId",
+    "RaftCore",
+    "Reactor",
+    "RealDisk",
+    "Refusal",
+    "Replica",
+    "Role",
+    "RoleChange",
+    "SegmentError",
+    "SegmentLog",
+    "StreamSocket",
+    "Transport",
+    "Writer",
+]

@@ -1,0 +1,402 @@
+"""The event loop's inner loop: one trio task that serves every hot socket of a process.
+
+Theory of operation. A trio task per connection pays a task switch and an epoll re-arm for every wake-up, which costs
+more than handling a small request. Here one task waits on a private, level-triggered epoll set that is nested in
+trio's own; when something is ready it handles all of it inline, then lets the rest of the process react once (the
+*end of the turn*: gathered appends are framed, consensus effects are carried out) and then flushes every socket that
+has something to send. So one turn costs one wake-up, however many clients spoke, and each socket gets one send.
+
+The price is that nothing in a turn may block or await, and that whoever registers a socket must contain the errors
+of its own peer. This module is the only one that touches ``trio.lowlevel``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+EPOLLIN = select.EPOLLIN
+EPOLLOUT = select.EPOLLOUT
+
+RECEIVE_BYTES = 64 * 1024
+"""One receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
+
+_IOVECS_MAX = 512
+_JOIN_BYTES_MAX = 16 * 1024
+_EVENTS_MAX = 512
+
+
+class Reactor:
+    """Serves registered file descriptors from one trio task; see the module's theory of operation.
+
+    ``at_turn_end`` callbacks run after all ready descriptors were handled and before sockets are flushed.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._turn_end: list[Callable[[], None]] = []
+        self._dirty: list[StreamSocket] = []
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.receive_buffer = memoryview(bytearray(2 * RECEIVE_BYTES))
+        self.turns = 0
+        self.add(self._wake_fd, self._drain_wake)
+
+    def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
+        """Call ``handler(events)`` in the turns in which ``fd`` is ready."""
+        assert fd not in self._handlers, f"descriptor {fd} is registered already"
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def modify(self, fd: int, events: int) -> None:
+        """Change the events that ``fd`` waits for."""
+        self._epoll.modify(fd, events)
+
+    def remove(self, fd: int) -> None:
+        """Forget ``fd``; must come before it is closed."""
+        del self._handlers[fd]
+        self._epoll.unregister(fd)
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` at the end of each turn, in order of registration."""
+        self._turn_end.append(callback)
+
+    def wake(self) -> None:
+        """Ask for a turn soon. May be called from any thread; many calls before the turn make one turn."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def mark_dirty(self, stream: StreamSocket) -> None:
+        """Flush ``stream`` at the end of this turn (or of the next one, when called between turns)."""
+        self._dirty.append(stream)
+
+    def end_turn(self) -> None:
+        """Let the process react to what came in, then send. Also called by timers, outside the reactor's own turns."""
+        for callback in self._turn_end:
+            callback()
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for stream in dirty:
+                stream.flush()
+
+    async def run(self) -> None:
+        """Serve until cancelled. An exception of a handler that did not contain it ends the run."""
+        epoll = self._epoll
+        handlers = self._handlers
+        epoll_fd = epoll.fileno()
+        while True:
+            await trio.lowlevel.wait_readable(epoll_fd)
+            self.turns += 1
+            for fd, events in epoll.poll(0, _EVENTS_MAX):
+                # An earlier handler of this turn may have closed a later descriptor.
+                if (handler := handlers.get(fd)) is not None:
+                    handler(events)
+            self.end_turn()
+
+    def close(self) -> None:
+        """Release the epoll set and the wake descriptor."""
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def _drain_wake(self, events: int) -> None:
+        os.eventfd_read(self._wake_fd)
+
+
+class Mailbox:
+    """Values from other threads, delivered on the reactor's thread, in order."""
+
+    def __init__(self, reactor: Reactor, deliver: Callable[[object], None]) -> None:
+        self._reactor = reactor
+        self._deliver = deliver
+        self._queue: deque[object] = deque()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        reactor.add(self._fd, self._on_ready)
+
+    def put(self, value: object) -> None:
+        """Deliver ``value`` in the next turn; thread-safe."""
+        self._queue.append(value)
+        os.eventfd_write(self._fd, 1)
+
+    def close(self) -> None:
+        """Stop delivering; what is still queued is dropped."""
+        self._reactor.remove(self._fd)
+        os.close(self._fd)
+
+    def _on_ready(self, events: int) -> None:
+        os.eventfd_read(self._fd)
+        queue = self._queue
+        while queue:
+            self._deliver(queue.popleft())
+
+
+class StreamSocket:
+    """A non-blocking TCP connection in a reactor: chunks come in, buffers go out.
+
+    ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it took; the memory is
+    reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whoever
+    closes. An incomplete message is kept per connection only as far as it was received.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_dirty",
+        "_on_closed",
+        "_on_data",
+        "_out",
+        "_partial",
+        "_reactor",
+        "_sock",
+        "_writing",
+        "out_bytes",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        on_data: Callable[[memoryview], int],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reactor = reactor
+        self._sock = sock
+        self._on_data = on_data
+        self._on_closed = on_closed
+        self._partial: bytes | bytearray = b""
+        self._out: list[bytes | memoryview] = []
+        self.out_bytes = 0
+        self._dirty = False
+        self._writing = False
+        self._closed = False
+        self.peer: tuple[str, int] = _peer_name(sock)
+        reactor.add(sock.fileno(), self._on_ready)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone; sending on it does nothing."""
+        return self._closed
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Queue ``data`` (not copied, must not change) to leave at the end of the turn."""
+        if self._closed:
+            return
+        self._out.append(data)
+        self.out_bytes += len(data)
+        if not self._dirty:
+            self._dirty = True
+            self._reactor.mark_dirty(self)
+
+    def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
+        """Queue several buffers of ``nbytes`` in sum at once."""
+        if self._closed:
+            return
+        self._out += buffers
+        self.out_bytes += nbytes
+        if not self._dirty:
+            self._dirty = True
+            self._reactor.mark_dirty(self)
+
+    def flush(self) -> None:
+        """Send as much as the kernel takes; the rest follows when the socket is writable."""
+        self._dirty = False
+        if self._closed or self._writing or not self._out:
+            return
+        self._write()
+
+    def close(self, reason: str) -> None:
+        """Close now; queued output is dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reactor.remove(self._sock.fileno())
+        self._sock.close()
+        self._out.clear()
+        self.out_bytes = 0
+        self._partial = b""
+        self._on_closed(reason)
+
+    def _on_ready(self, events: int) -> None:
+        if events & EPOLLOUT:
+            self._write()
+            if self._closed:
+                return
+        if events & ~EPOLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        buffer = self._reactor.receive_buffer
+        partial = self._partial
+        held = len(partial)
+        try:
+            if held <= RECEIVE_BYTES:
+                # The head of a message waits in front of what comes now: no per-connection buffer is needed.
+                buffer[:held] = partial
+                received = self._sock.recv_into(buffer[held : held + RECEIVE_BYTES])
+            else:
+                received = self._sock.recv_into(buffer)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(f"receive failed: {error.strerror or error}")
+            return
+        if received == 0:
+            self.close("closed by peer")
+            return
+        if held <= RECEIVE_BYTES:
+            total = held + received
+            consumed = self._on_data(buffer[:total])
+            if self._closed:
+                return
+            rest = buffer[consumed:total]
+            self._partial = bytearray(rest) if total - consumed > RECEIVE_BYTES else bytes(rest)
+            return
+        assert isinstance(partial, bytearray)
+        partial += buffer[:received]
+        with memoryview(partial) as view:
+            consumed = self._on_data(view)
+        if self._closed:
+            return
+        if consumed:
+            del partial[:consumed]
+            if len(partial) <= RECEIVE_BYTES:
+                self._partial = bytes(partial)
+
+    def _write(self) -> None:
+        out = self._out
+        try:
+            while out:
+                if self.out_bytes <= _JOIN_BYTES_MAX or len(out) == 1:
+                    sent = self._sock.send(out[0] if len(out) == 1 else b"".join(out))
+                else:
+                    sent = self._sock.sendmsg(out[:_IOVECS_MAX])
+                self.out_bytes -= sent
+                if self.out_bytes == 0:
+                    out.clear()
+                else:
+                    _drop_sent(out, sent)
+        except BlockingIOError:
+            if not self._writing:
+                self._writing = True
+                self._reactor.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
+            return
+        except OSError as error:
+            self.close(f"send failed: {error.strerror or error}")
+            return
+        if self._writing:
+            self._writing = False
+            self._reactor.modify(self._sock.fileno(), EPOLLIN)
+
+
+class Deadline:
+    """A timer task whose deadline anybody may move earlier, without waking it.
+
+    ``next_deadline()`` is asked whenever the timer went off; ``fire()`` then does what is due.
+    """
+
+    def __init__(self, next_deadline: Callable[[], float], fire: Callable[[], None]) -> None:
+        self._next_deadline = next_deadline
+        self._fire = fire
+        self._scope = trio.CancelScope()
+
+    def refresh(self) -> None:
+        """Notice that the next deadline may have become earlier."""
+        if (deadline := self._next_deadline()) < self._scope.deadline:
+            self._scope.deadline = deadline
+
+    async def run(self) -> None:
+        """Fire at each deadline until cancelled."""
+        while True:
+            with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
+                await trio.sleep_forever()
+            self._fire()
+
+
+def configure_replication_socket(sock: socket.socket, silence_seconds: float) -> None:
+    """Let the kernel give a connection up when sent data stays unacknowledged for ``silence_seconds``.
+
+    Without it, a link that was cut silently comes back up to two minutes after it healed, because TCP backs off.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_seconds * 1000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def abort_on_close(sock: socket.socket) -> None:
+    """Make closing ``sock`` reset the connection instead of lingering."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _peer_name(sock: socket.socket) -> tuple[str, int]:
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return ("?", 0)
+    return (str(name[0]), int(name[1]))
+
+
+def _drop_sent(out: list[bytes | memoryview], sent: int) -> None:
+    for position, data in enumerate(out):
+        if sent < len(data):
+            out[position] = memoryview(data)[sent:]
+            del out[:position]
+            return
+        sent -= len(data)
+    out.clear()
+
+
+class Listener:
+    """A listening TCP socket in a reactor; ``on_accept(sock)`` gets each new connection.
+
+    Raises:
+        OSError: the address cannot be bound (``EADDRINUSE``, ``EACCES``, …).
+    """
+
+    def __init__(self, reactor: Reactor, host: str, port: int, on_accept: Callable[[socket.socket], None]) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._sock.bind((host, port))
+            self._sock.listen(1024)
+        except OSError:
+            self._sock.close()
+            raise
+        self._sock.setblocking(False)
+        # A spare descriptor lets a full process accept and drop a caller, instead of spinning on a ready listener.
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._reactor = reactor
+        self._on_accept = on_accept
+        self.port: int = self._sock.getsockname()[1]
+        self.closed = False
+        reactor.add(self._sock.fileno(), self._on_ready)
+
+    def close(self) -> None:
+        """Stop listening; accepted connections stay."""
+        self.closed = True
+        self._reactor.remove(self._sock.fileno())
+        self._sock.close()
+        os.close(self._spare)
+
+    def _on_ready(self, events: int) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return
+                os.close(self._spare)
+                with contextlib.suppress(OSError):
+                    self._sock.accept()[0].close()
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                return
+            self._on_accept(sock)

@@ -1,0 +1,306 @@
+"""One replica: a consensus core, its log on disk, and its peers, joined by synchronous code.
+
+Nothing in here awaits. Frames, finished writes, timers and proposals come in as plain calls; `Replica.pump`, called at
+the end of every turn of the event loop, carries out what the core decided:
+
+1. entries go to the log and its writer thread, in the core's order;
+2. messages leave, entries among them as the very bytes that lie in the log;
+3. committed entries go to the application, in order, each exactly once per run of the process.
+
+Clock, log, transport and application are arguments, so the same code runs in a process and in a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from raftlog import wire
+from raftlog.consensus.effects import Effects, StorageOp
+from raftlog.consensus.messages import AppendReq, AppendResp, Message
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import EntryKind, NodeId, Refusal, Role, RoleChange
+from raftlog.segment.codec import HEADER_BYTES, EntryRef
+from raftlog.segment.log import SegmentLog
+from raftlog.transport import Lane
+from raftlog.wire import Kind, WireError
+
+APPLY_BYTES_MAX = 1024 * 1024
+"""How much is applied in one turn; the rest follows in the next, so that sockets are not kept waiting."""
+
+DISK_STALL_SECONDS = 1.0
+"""Age of the oldest unsynced write from which on the core is told that the disk hangs."""
+
+Build = Callable[[int], tuple[bytes, bytes]]
+
+
+class CommittedEntry(Protocol):
+    """What the application sees of an entry.
+
+    ``pos`` is the physical offset of the entry's header; ``annotation`` is what the leader attached, or empty.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def pos(self) -> int: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def annotation(self) -> bytes: ...
+
+
+class Application(Protocol):
+    """What a replicated log is for. Called on the event loop, between a turn's input and its output."""
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """Take committed entries; called in index order, without gap or repetition."""
+
+    def role_changed(self, change: RoleChange) -> None:
+        """Learn of a new role, term or leader."""
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """Leadership was lost: what was appended from ``first_index`` on may or may not become committed."""
+
+
+class PeerSender(Protocol):
+    """What a replica needs of its transport."""
+
+    def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool: ...
+
+
+class _StoredEntry:
+    """A committed entry that was read back from its segment."""
+
+    __slots__ = ("annotation", "body", "index", "kind", "pos", "term")
+
+    def __init__(self, ref: EntryRef, body: bytes) -> None:
+        self.index = ref.index
+        self.term = ref.term
+        self.kind = ref.kind
+        self.pos = ref.pos
+        self.body = body
+        self.annotation = b""
+
+
+class Replica:
+    """Joins core, log, transport and application.
+
+    Args:
+        applied_index: the last entry that the application has already taken, from its own checkpoint.
+        clock: monotonic seconds.
+        wake: asks for another turn soon.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: RaftCore,
+        log: SegmentLog,
+        transport: PeerSender,
+        application: Application,
+        applied_index: int,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        assert applied_index <= log.last_index, (
+            f"the application took entry {applied_index}, the log ends at {log.last_index}"
+        )
+        self.core = core
+        self.log = log
+        self._transport = transport
+        self._application = application
+        self._clock = clock
+        self._wake = wake
+        self._applied_index = applied_index
+        self._commit_index = core.commit
+        # Entries that came in since the last pump; the core decides which of them enter the log.
+        self._staged: dict[tuple[int, int], tuple[EntryRef, bytes, bytes]] = {}
+
+    @property
+    def applied_index(self) -> int:
+        """The last entry handed to the application."""
+        return self._applied_index
+
+    @property
+    def commit_index(self) -> int:
+        """The last entry known to be committed."""
+        return self._commit_index
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica leads as far as it knows."""
+        return self.core.role is Role.LEADER
+
+    def append(self, nbytes: int, build: Build) -> int | Refusal:
+        """Append one entry with a body of ``nbytes`` bytes.
+
+        ``build(physical_offset)`` is called at once, with the physical offset that the body's first byte will have, and
+        returns the body and its annotation. Returns the index of the entry, or why it was refused (then ``build`` was
+        not called and nothing happened).
+        """
+        if self.core.role is Role.LEADER and self.core.last_index != self.log.last_index:
+            return Refusal.NOT_READY  # the entry that opens this leader's term is not framed yet
+        size = HEADER_BYTES + nbytes
+        index = self.core.propose(1, size, self._clock())
+        if isinstance(index, Refusal):
+            return index
+        body, annotation = build(self.log.position_for(size) + HEADER_BYTES)
+        assert len(body) == nbytes, f"{nbytes} bytes were announced, {len(body)} were built"
+        entry = self.log.append(EntryKind.NORMAL, index, self.core.term, body, annotation)
+        assert entry.index == index, f"entry {entry.index} was framed for index {index}"
+        return index
+
+    def receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
+        """Take one frame of a peer.
+
+        Raises:
+            WireError, raftlog.segment.errors.FrameCorrupt: the frame is damaged; nothing of it was taken.
+        """
+        target = self.core.node_id
+        now = self._clock()
+        if kind is Kind.APPENDED:
+            self.core.receive(wire.decode_appended(payload, source, target), now)
+        elif kind is Kind.APPEND:
+            message = wire.decode_append(payload, source, target)
+            for ref, entry, annotation in zip(message.refs, message.entries, message.annotations, strict=True):
+                self._staged[ref.index, ref.term] = (ref, bytes(entry), annotation)
+            self.core.receive(message.request, now)
+        else:
+            value = wire.decode_cold(kind, payload)
+            if getattr(value, "src", None) != source or value.dst != target:
+                raise WireError(f"{kind.name} frame is not from {source!r} to {target!r}")
+            self.core.receive(value, now)
+
+    def peer_gone(self, peer: NodeId) -> None:
+        """The process behind ``peer`` has ended; if it led, an election starts now."""
+        self.core.peer_lost(peer, self._clock())
+
+    def storage_done(self, ticket: int) -> None:
+        """Everything up to ``ticket`` is on disk."""
+        self.core.storage_done(ticket, self._clock())
+
+    def tick(self) -> None:
+        """Let time-outs that are due happen."""
+        now = self._clock()
+        age = self.log.oldest_unsynced_age(now)
+        if age > DISK_STALL_SECONDS:
+            self.core.disk_slow(age, now)
+        self.core.tick(now)
+
+    def next_deadline(self) -> float:
+        """When `tick` must be called at the latest."""
+        return self.core.next_deadline()
+
+    def pump(self) -> None:
+        """Carry out everything the core has decided; see the module's list."""
+        core = self.core
+        while core.has_effects:
+            self._carry_out(core.take_effects())
+        self._staged.clear()
+        if self._applied_index < self._commit_index:
+            self._apply()
+
+    def _carry_out(self, effects: Effects) -> None:
+        if effects.failed_from is not None:
+            self._application.outcome_unknown(effects.failed_from)
+        if effects.storage is not None:
+            self._store(effects.storage, effects.commit)
+        for message in effects.send:
+            self._send(message)
+        for fetch in effects.fetch:
+            refs, _ = self.log.read_entries(fetch.first, fetch.bytes_max)
+            self.core.fetched(fetch.peer, wire.spans_of(refs), self._clock())
+        if effects.commit is not None:
+            self._commit_index = effects.commit
+        if effects.role is not None:
+            self._application.role_changed(effects.role)
+
+    def _store(self, op: StorageOp, commit: int | None) -> None:
+        log = self.log
+        if op.truncate_from is not None:
+            assert op.truncate_from > self._commit_index, (
+                f"entries from {op.truncate_from} were to be cut, {self._commit_index} is committed"
+            )
+            log.truncate(op.truncate_from)
+        for span in op.spans:
+            for index in range(max(span.first, log.last_index + 1), span.last + 1):
+                if (staged := self._staged.get((index, span.term))) is not None:
+                    log.append_framed(*staged)
+                else:
+                    assert span.kind is EntryKind.NOOP, f"entry {index} of term {span.term} has no bytes"
+                    log.append(span.kind, index, span.term, b"")
+        hard_state = op.hard_state
+        log.submit(
+            op.ticket,
+            term=None if hard_state is None else hard_state.term,
+            voted_for=None if hard_state is None else hard_state.voted_for,
+            commit_hint=self._commit_index if commit is None else commit,
+        )
+
+    def _send(self, message: Message) -> None:
+        if type(message) is AppendReq:
+            buffers = self._encode_append(message)
+            # Empty ones too: on the other lane they would overtake entries and look like a gap.
+            self._transport.send(message.dst, Lane.BULK, buffers, sum(map(len, buffers)))
+        elif type(message) is AppendResp:
+            frame = wire.encode_appended(message)
+            self._transport.send(message.dst, Lane.CONTROL, [frame], len(frame))
+        else:
+            frame = wire.encode_cold(message)
+            self._transport.send(message.dst, Lane.CONTROL, [frame], len(frame))
+
+    def _encode_append(self, message: AppendReq) -> list[bytes | memoryview]:
+        log = self.log
+        entries: list[bytes | memoryview] = []
+        annotations: list[bytes] = []
+        nbytes = 0
+        for span in message.spans:
+            index = span.first
+            while index <= span.last:
+                entry = log.entry(index)
+                if entry is not None:
+                    entries += (entry.header, entry.body)
+                    annotations.append(entry.annotation)
+                    nbytes += entry.size
+                    index += 1
+                    continue
+                refs, data = self._stored(index, span.last)
+                entries.append(data)
+                annotations += [b""] * len(refs)
+                nbytes += len(data)
+                index = refs[-1].index + 1
+        return wire.encode_append(message, log.chain_at(message.prev.index), entries, nbytes, annotations)
+
+    def _stored(self, first: int, last: int) -> tuple[list[EntryRef], bytes]:
+        """Entries that are not in memory any more, up to ``last`` or some later read."""
+        refs, data = self.log.read_entries(first, APPLY_BYTES_MAX)
+        wanted = [ref for ref in refs if ref.index <= last]
+        return wanted, data[: sum(ref.size for ref in wanted)]
+
+    def _apply(self) -> None:
+        log = self.log
+        budget = APPLY_BYTES_MAX
+        batch: list[CommittedEntry] = []
+        index = self._applied_index + 1
+        while index <= self._commit_index and budget > 0:
+            if (entry := log.entry(index)) is not None:
+                batch.append(entry)
+                budget -= entry.size
+                index += 1
+                continue
+            refs, data = self._stored(index, self._commit_index)
+            at = 0
+            for ref in refs:
+                batch.append(_StoredEntry(ref, data[at + HEADER_BYTES : at + ref.size]))
+                at += ref.size
+                index += 1
+            budget -= at
+        self._applied_index = index - 1
+        self._application.apply(batch)
+        if self._applied_index < self._commit_index:
+            self._wake()

@@ -1,0 +1,294 @@
+"""Frames between replicas: a checksummed prefix, a message, and log entries exactly as they lie on disk.
+
+===========  =====================================================================================================
+bytes        field
+===========  =====================================================================================================
+0-3          length of what follows, unsigned
+4            kind (`Kind`)
+5            format version
+6-7          zero
+8-11         CRC-32 of everything behind it, except the entries, which carry checksums of their own
+12-          the message: packed for what the data path sends, CBOR for the rest
+===========  =====================================================================================================
+
+An append request carries, behind its fixed part, the length of one *annotation* per entry, the entries back to back,
+and the annotations. An annotation is an opaque hint of the application about an entry; it never reaches the disk.
+All integers are big endian. The codec is pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import cbor2
+import msgspec
+
+from raftlog.consensus.messages import (
+    AppendReq,
+    AppendResp,
+    Heartbeat,
+    HeartbeatResp,
+    Message,
+    PreVoteReq,
+    PreVoteResp,
+    TimeoutNow,
+    VoteReq,
+    VoteResp,
+)
+from raftlog.consensus.types import EntryKind, LogId, NodeId, Span
+from raftlog.segment.codec import EntryRef, scan_entries
+
+VERSION: Final = 1
+FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Largest frame: an append message holds one entry at least, whatever its size."""
+
+_PREFIX = struct.Struct(">IBBHI")
+_APPEND = struct.Struct(">QQQQQIIH")
+_APPENDED = struct.Struct(">QQ?QQQQ")
+_LENGTH = struct.Struct(">I")
+
+
+class WireError(Exception):
+    """A frame from a peer that cannot be right; the connection is closed."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds."""
+
+    HELLO = 1
+    WELCOME = 2
+    APPEND = 3
+    APPENDED = 4
+    HEARTBEAT = 5
+    HEARTBEAT_RESPONSE = 6
+    PRE_VOTE = 7
+    PRE_VOTE_RESPONSE = 8
+    VOTE = 9
+    VOTE_RESPONSE = 10
+    TIMEOUT_NOW = 11
+    PING = 12
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first frame of a connection: who calls whom, about which log."""
+
+    cluster_id: str
+    group: str
+    source: str
+    target: str
+    segment_bytes: int
+    lane: str
+    members: tuple[str, ...]
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The answer to `Hello`: which start of the process answers, and why the caller must go away, if it must."""
+
+    incarnation: str
+    refusal: str | None = None
+
+
+class Append(msgspec.Struct, frozen=True):
+    """An append request with the entries behind its spans.
+
+    ``entries[i]`` holds header and body of ``refs[i]``; the memory belongs to the receive buffer.
+    """
+
+    request: AppendReq
+    refs: list[EntryRef]
+    entries: list[memoryview]
+    annotations: list[bytes]
+
+
+_COLD: dict[Kind, type[Any]] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.HEARTBEAT: Heartbeat,
+    Kind.HEARTBEAT_RESPONSE: HeartbeatResp,
+    Kind.PRE_VOTE: PreVoteReq,
+    Kind.PRE_VOTE_RESPONSE: PreVoteResp,
+    Kind.VOTE: VoteReq,
+    Kind.VOTE_RESPONSE: VoteResp,
+    Kind.TIMEOUT_NOW: TimeoutNow,
+}
+_KIND_OF: dict[type[Any], Kind] = {cls: kind for kind, cls in _COLD.items()}
+
+
+def _frame(kind: Kind, payload: bytes, tail_bytes: int, crc: int) -> bytes:
+    length = _PREFIX.size - 4 + len(payload) + tail_bytes
+    return _PREFIX.pack(length, kind, VERSION, 0, crc) + payload
+
+
+PING: Final = _frame(Kind.PING, b"", 0, 0)
+"""Keeps a lane from being silent."""
+
+
+def encode_cold(value: object) -> bytes:
+    """Frame a handshake or a message that is not on the data path."""
+    payload = cbor2.dumps(msgspec.to_builtins(value))
+    return _frame(_KIND_OF[type(value)], payload, 0, zlib.crc32(payload))
+
+
+def encode_append(
+    request: AppendReq,
+    prev_chain: int,
+    entries: Sequence[bytes | memoryview],
+    entries_bytes: int,
+    annotations: Sequence[bytes],
+) -> list[bytes | memoryview]:
+    """Frame an append request as buffers to be sent in this order; entry bytes are not copied."""
+    fixed = _APPEND.pack(
+        request.term,
+        request.prev.index,
+        request.prev.term,
+        request.commit,
+        request.seq,
+        prev_chain,
+        entries_bytes,
+        len(annotations),
+    )
+    hints = b"".join(annotations)
+    head = fixed + b"".join([_LENGTH.pack(len(a)) for a in annotations])
+    crc = zlib.crc32(hints, zlib.crc32(head))
+    prefix = _frame(Kind.APPEND, head, entries_bytes + len(hints), crc)
+    return [prefix, *entries, hints] if hints else [prefix, *entries]
+
+
+def encode_appended(response: AppendResp) -> bytes:
+    """Frame the answer to an append request."""
+    payload = _APPENDED.pack(
+        response.term,
+        response.seq,
+        response.ok,
+        response.accepted,
+        response.durable,
+        response.hint.index,
+        response.hint.term,
+    )
+    return _frame(Kind.APPENDED, payload, 0, zlib.crc32(payload))
+
+
+def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
+    """Cut every complete frame: (kind, crc and what is behind it), and the bytes they take.
+
+    Raises:
+        WireError: a length or kind that no replica sends.
+    """
+    frames: list[tuple[Kind, memoryview]] = []
+    start, size = 0, len(data)
+    while size - start >= _PREFIX.size:
+        length, kind, version, zero, _ = _PREFIX.unpack_from(data, start)
+        if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
+            raise WireError(f"frame of {length} bytes, allowed are {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
+        if version != VERSION or zero:
+            raise WireError(f"frame format {version}.{zero}, this replica speaks {VERSION}.0")
+        end = start + 4 + length
+        if end > size:
+            break
+        try:
+            frames.append((Kind(kind), data[start + 8 : end]))
+        except ValueError:
+            raise WireError(f"unknown frame kind {kind}") from None
+        start = end
+    return frames, start
+
+
+def decode_cold(kind: Kind, payload: memoryview) -> Any:
+    """The value of a frame that `encode_cold` made. Raises `WireError`."""
+    cls = _COLD.get(kind)
+    if cls is None:
+        raise WireError(f"frame kind {kind.name} is not expected here")
+    (crc,) = _LENGTH.unpack_from(payload)
+    body = payload[4:]
+    if zlib.crc32(body) != crc:
+        raise WireError(f"checksum of a {kind.name} frame differs")
+    try:
+        return msgspec.convert(cbor2.loads(bytes(body)), cls)
+    except (cbor2.CBORDecodeError, msgspec.ValidationError) as error:
+        raise WireError(f"unreadable {kind.name} frame: {error}") from error
+
+
+def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> AppendResp:
+    """The answer to an append request. Raises `WireError`."""
+    (crc,) = _LENGTH.unpack_from(payload)
+    if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:]) != crc:
+        raise WireError("damaged APPENDED frame")
+    term, seq, ok, accepted, durable, hint_index, hint_term = _APPENDED.unpack_from(payload, 4)
+    return AppendResp(
+        src=source,
+        dst=target,
+        term=term,
+        seq=seq,
+        ok=ok,
+        accepted=accepted,
+        durable=durable,
+        hint=LogId(hint_index, hint_term),
+    )
+
+
+def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append:
+    """An append request with verified entries.
+
+    Raises:
+        WireError: the frame contradicts itself.
+        raftlog.segment.errors.FrameCorrupt: an entry is damaged or does not chain to its predecessor.
+    """
+    if len(payload) < 4 + _APPEND.size:
+        raise WireError(f"APPEND frame of {len(payload)} bytes is too short")
+    (crc,) = _LENGTH.unpack_from(payload)
+    term, prev_index, prev_term, commit, seq, prev_chain, entries_bytes, count = _APPEND.unpack_from(payload, 4)
+    entries_start = 4 + _APPEND.size + 4 * count
+    entries_end = entries_start + entries_bytes
+    if entries_end > len(payload):
+        raise WireError(f"APPEND frame announces {entries_bytes} entry bytes, has {len(payload) - entries_start}")
+    if zlib.crc32(payload[entries_end:], zlib.crc32(payload[4:entries_start])) != crc:
+        raise WireError("checksum of an APPEND frame differs")
+    refs = scan_entries(payload[entries_start:entries_end], prev_chain) if entries_bytes else []
+    if len(refs) != count or (refs and refs[0].index != prev_index + 1):
+        raise WireError(f"APPEND frame with {len(refs)} entries behind index {prev_index} announces {count}")
+    entries: list[memoryview] = []
+    at = entries_start
+    for ref in refs:
+        entries.append(payload[at : at + ref.size])
+        at += ref.size
+    annotations: list[bytes] = []
+    at = entries_end
+    for number in range(count):
+        (length,) = _LENGTH.unpack_from(payload, 4 + _APPEND.size + 4 * number)
+        annotations.append(bytes(payload[at : at + length]))
+        at += length
+    if at != len(payload):
+        raise WireError(f"APPEND frame with {len(payload) - at} bytes that belong to nothing")
+    request = AppendReq(
+        src=source,
+        dst=target,
+        term=term,
+        prev=LogId(prev_index, prev_term),
+        spans=spans_of(refs),
+        commit=commit,
+        seq=seq,
+    )
+    return Append(request, refs, entries, annotations)
+
+
+def spans_of(refs: Sequence[EntryRef]) -> tuple[Span, ...]:
+    """Runs of consecutive entries of one term and kind."""
+    spans: list[Span] = []
+    for ref in refs:
+        if spans and spans[-1].term == ref.term and spans[-1].kind == ref.kind:
+            run = spans[-1]
+            spans[-1] = Span(run.first, ref.index, run.term, run.nbytes + ref.size, run.kind)
+        else:
+            spans.append(Span(ref.index, ref.index, ref.term, ref.size, EntryKind(ref.kind)))
+    return tuple(spans)
+
+
+def encode(message: Message) -> bytes:
+    """Frame any consensus message that carries no entries."""
+    if type(message) is AppendResp:
+        return encode_appended(message)
+    return encode_cold(message)

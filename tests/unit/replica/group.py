@@ -1,0 +1,165 @@
+"""Three replicas with real sockets and files, in one event loop."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+import trio
+
+from raftlog import (
+    CommittedEntry,
+    ConfState,
+    CoreConfig,
+    Deadline,
+    EntryKind,
+    HardState,
+    Hello,
+    Kind,
+    LogId,
+    Mailbox,
+    NodeId,
+    RaftCore,
+    Reactor,
+    RealDisk,
+    Refusal,
+    Replica,
+    RoleChange,
+    SegmentLog,
+    Transport,
+    Writer,
+)
+
+CLUSTER = "00112233445566778899aabbccddeeff"
+SEGMENT_BYTES = 64 * 1024
+
+
+class Recorder:
+    """An application that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.annotations: list[bytes] = []
+        self.roles: list[RoleChange] = []
+        self.unknown: list[int] = []
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        for entry in entries:
+            if entry.kind == EntryKind.NORMAL:
+                self.bodies.append(bytes(entry.body))
+                self.annotations.append(entry.annotation)
+
+    def role_changed(self, change: RoleChange) -> None:
+        self.roles.append(change)
+
+    def outcome_unknown(self, first_index: int) -> None:
+        self.unknown.append(first_index)
+
+
+class Node:
+    """One replica, its application, and its running parts."""
+
+    def __init__(self, directory: Path, name: str, ports: dict[str, int], cluster: str = CLUSTER) -> None:
+        self.name = name
+        self.reactor = Reactor()
+        self.application = Recorder()
+        done = Mailbox(self.reactor, lambda ticket: self.replica.storage_done(int(str(ticket))))
+        self.failures: list[object] = []
+        failed = Mailbox(self.reactor, self.failures.append)
+        self.log = SegmentLog.open(
+            str(directory / name),
+            cluster_id=CLUSTER,
+            node_id=name,
+            segment_bytes=SEGMENT_BYTES,
+            disk=RealDisk(),
+            writer=Writer(done.put, failed.put),
+        )
+        voters = tuple(NodeId(node) for node in ports)
+        meta = self.log.meta
+        core = RaftCore(
+            node_id=NodeId(name),
+            conf=ConfState(voters),
+            config=CoreConfig(),
+            hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
+            term_runs=self.log.term_runs,
+            base=LogId(*self.log.base),
+            last_index=self.log.last_index,
+            commit=meta.commit_hint,
+            rng=random.Random(name),
+            now=trio.current_time(),
+        )
+        self.transport = Transport(
+            reactor=self.reactor,
+            identity=Hello(cluster, "g", name, "", SEGMENT_BYTES, "", tuple(ports)),
+            incarnation=f"{name}-{random.Random().random()}",
+            listen=("127.0.0.1", ports[name]),
+            peers={NodeId(node): ("127.0.0.1", port) for node, port in ports.items() if node != name},
+            on_frame=self._receive,
+            on_peer_gone=lambda peer: self.replica.peer_gone(peer),
+            log=structlog.get_logger("test"),
+        )
+        self.replica = Replica(
+            core=core,
+            log=self.log,
+            transport=self.transport,
+            application=self.application,
+            applied_index=0,
+            clock=trio.current_time,
+            wake=self.reactor.wake,
+        )
+        self.timer = Deadline(self.replica.next_deadline, self._tick)
+        self.reactor.at_turn_end(self.replica.pump)
+        self.reactor.at_turn_end(self.timer.refresh)
+        self.scope = trio.CancelScope()
+
+    def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
+        self.replica.receive(source, kind, payload)
+
+    def _tick(self) -> None:
+        self.replica.tick()
+        self.reactor.wake()
+
+    def append(self, body: bytes, annotation: bytes = b"") -> int | Refusal:
+        index = self.replica.append(len(body), lambda pos: (body, annotation))
+        self.reactor.wake()
+        return index
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with self.scope:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.reactor.run)
+                    nursery.start_soon(self.transport.run)
+                    nursery.start_soon(self.timer.run)
+                    task_status.started()
+            finally:
+                self.log.close()
+                self.reactor.close()
+
+    async def wait_until(self, what: Condition) -> None:
+        with trio.fail_after(20):
+            while not what(self):
+                await trio.sleep(0.005)
+
+
+Condition = Callable[[Node], bool]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+async def wait_leader(nodes: Sequence[Node]) -> Node:
+    with trio.fail_after(20):
+        while True:
+            for node in nodes:
+                if node.replica.core.ready:
+                    return node
+            await trio.sleep(0.005)

@@ -1,0 +1,105 @@
+"""Replicas joined by real sockets and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from raftlog import Refusal
+from tests.unit.replica.group import Node, free_ports, wait_leader
+
+pytestmark = pytest.mark.trio
+NAMES = ("n0", "n1", "n2")
+
+
+async def test_entries_reach_every_replica_with_their_annotations(tmp_path: Path) -> None:
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, name, ports) for name in NAMES]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        bodies = [b"%d" % number * 100 for number in range(300)]  # several segments of 64 KiB
+        for body in bodies:
+            assert isinstance(leader.append(body, b"hint"), int)
+        for node in nodes:
+            await node.wait_until(lambda node: len(node.application.bodies) == len(bodies))
+            assert node.application.bodies == bodies
+            assert set(node.application.annotations) == {b"hint"}
+            assert not node.failures
+        assert {node.log.chain for node in nodes} == {leader.log.chain}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_follower_refuses_to_append(tmp_path: Path) -> None:
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, name, ports) for name in NAMES]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        follower = next(node for node in nodes if node is not leader)
+        assert follower.append(b"body") is Refusal.NOT_LEADER
+        assert follower.log.last_index <= leader.log.last_index
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_dead_leader_is_replaced_without_waiting_for_silence(tmp_path: Path) -> None:
+    """Its closed connections and a refused reconnect start the election; the time-out is 1.5 seconds at least."""
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, name, ports) for name in NAMES]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        index = leader.append(b"before")
+        assert isinstance(index, int)
+        await leader.wait_until(lambda node: node.replica.applied_index >= index)
+        survivors = [node for node in nodes if node is not leader]
+        terms_before = {node.replica.core.term for node in survivors}
+        leader.scope.cancel()
+        new = await wait_leader(survivors)
+        assert new.replica.core.term > max(terms_before)
+        assert new.application.bodies == [b"before"]
+        assert isinstance(new.append(b"after"), int)
+        for node in survivors:
+            await node.wait_until(lambda node: node.application.bodies == [b"before", b"after"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_returning_replica_catches_up_from_disk(tmp_path: Path) -> None:
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, name, ports) for name in NAMES[:2]]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        for number in range(100):
+            assert isinstance(leader.append(b"%d" % number * 50), int)
+        await leader.wait_until(lambda node: len(node.application.bodies) == 100)
+        late = Node(tmp_path, "n2", ports)
+        await nursery.start(late.run)
+        await late.wait_until(lambda node: len(node.application.bodies) == 100)
+        assert late.application.bodies == leader.application.bodies
+        nursery.cancel_scope.cancel()
+    restarted = Node(tmp_path, "n0", {"n0": ports["n0"]})
+    assert restarted.log.last_index == leader.log.last_index
+    assert restarted.log.chain == leader.log.chain
+    restarted.log.close()
+    restarted.transport.close()
+    restarted.reactor.close()
+
+
+async def test_replicas_of_two_clusters_do_not_talk(tmp_path: Path) -> None:
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, "n0", ports), Node(tmp_path, "n1", ports, cluster="ff" * 16)]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        with trio.move_on_after(0.5):
+            while not nodes[0].transport.connected(nodes[1].replica.core.node_id):
+                await trio.sleep(0.01)
+        assert not nodes[0].transport.connected(nodes[1].replica.core.node_id)
+        nursery.cancel_scope.cancel()
