@@ -1,0 +1,56 @@
+"""What the set-up script says when something is missing that it cannot install itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+PYTHON_WITHOUT_VENV = """#!/bin/sh
+case "$2" in
+    *version_info\\ \\<*) exit 0 ;;
+    *print*) echo 3.11 ;;
+    *) exit 1 ;;
+esac
+"""
+
+
+def test_missing_venv_module_is_one_line_that_names_the_package(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(ROOT / "deploy" / "setup-venv.sh", tmp_path / "deploy")
+    python = tmp_path / "python-without-venv"
+    python.write_text(PYTHON_WITHOUT_VENV)
+    python.chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "deploy" / "setup-venv.sh"],
+        env={"PYTHON": str(python), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"raftmq: {python} has no venv module: apt install python3.11-venv\n"
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    script = (ROOT / "deploy" / "setup-venv.sh").read_text().replace("/usr/bin/python3.11", "/nowhere/python3.11")
+    (tmp_path / "deploy" / "setup-venv.sh").write_text(script)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("dirname", "echo", "cat"):
+        found = shutil.which(name)
+        assert found is not None
+        (commands / name).symlink_to(found)
+    done = subprocess.run(
+        ["/bin/sh", tmp_path / "deploy" / "setup-venv.sh"],
+        env={"PATH": str(commands)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "raftmq: no Python 3.11 or later found: apt install python3.11 python3.11-venv\n"
