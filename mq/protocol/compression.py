@@ -1,0 +1,80 @@
+"""Bodies that producers compressed. Brokers store and forward them as they are; consumers inflate them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import lz4.frame
+import zstandard
+
+from mq.protocol.errors import ProtocolError
+
+COMPRESSED: Final = 0x1
+CODEC_MASK: Final = 0x700
+LZ4: Final = 0x100
+ZSTD: Final = 0x200
+ZLIB: Final = 0x300
+
+_ZSTD_WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
+
+
+class DecompressionError(ProtocolError):
+    """A body cannot be inflated, or becomes larger than allowed."""
+
+
+def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
+    """The body as the application sent it; ``body`` itself if it is not compressed.
+
+    No more than ``bytes_max`` bytes are ever made, whatever the body claims. Raises DecompressionError.
+    """
+    if not sys_flag & COMPRESSED:
+        return body
+    codec = sys_flag & CODEC_MASK
+    try:
+        match codec:
+            case 0 | 0x300:  # producers before the codec bits existed used zlib
+                inflated, complete = _inflate_zlib(body, bytes_max)
+            case 0x100:
+                inflated, complete = _inflate_lz4(body, bytes_max)
+            case 0x200:
+                inflated, complete = _inflate_zstd(body, bytes_max)
+            case _:
+                raise DecompressionError(f"compression codec {codec >> 8} is unknown (system flag {sys_flag:#x})")
+    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
+        raise DecompressionError(f"body of {len(body)} bytes, codec {codec >> 8}: {error}") from error
+    if len(inflated) > bytes_max:
+        raise DecompressionError(f"body of {len(body)} bytes inflates to more than {bytes_max}")
+    if not complete:
+        raise DecompressionError(f"body of {len(body)} bytes, codec {codec >> 8}, is cut off")
+    return inflated
+
+
+def _inflate_zlib(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    stream = zlib.decompressobj()
+    inflated = stream.decompress(body, bytes_max + 1)
+    return inflated, stream.eof
+
+
+def _inflate_lz4(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    stream = lz4.frame.LZ4FrameDecompressor()
+    inflated: bytes = stream.decompress(body, max_length=bytes_max + 1)
+    return inflated, bool(stream.eof)
+
+
+def _inflate_zstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+    parts: list[bytes] = []
+    wanted = bytes_max + 1
+    with decompressor.stream_reader(body, read_across_frames=False) as stream:
+        while wanted and (part := stream.read(wanted)):
+            parts.append(part)
+            wanted -= len(part)
+    inflated = b"".join(parts)
+    declared = zstandard.frame_content_size(body)
+    if declared >= 0 or not wanted:
+        return inflated, declared == len(inflated)
+    # Without a declared size only the other interface knows whether the frame ended; its output is bounded by now.
+    check = decompressor.decompressobj()
+    check.decompress(body)
+    return inflated, bool(check.eof)

@@ -1,0 +1,321 @@
+"""The stored form of a message: what the log holds, and what consumers get, byte for byte.
+
+::
+
+      0 size:4  4 magic:4  8 body crc:4  12 queue id:4  16 flag:4  20 queue offset:8  28 physical offset:8
+     36 system flag:4  40 born ms:8  48 born host:8|20  .. store ms:8  .. store host:8|20
+     .. reconsume times:4  .. prepared offset:8  .. body length:4, body  .. topic length:1|2, topic
+     .. properties length:2, properties
+
+Hosts take 20 bytes where the system flag says IPv6. The topic length takes 2 bytes in version 2, which has a magic
+number of its own. The checksum covers the body as it is stored, compressed or not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mq.protocol import properties as props
+from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.errors import ProtocolError
+from mq.protocol.hashes import java_string_hash, offset_message_id
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "BORN_HOST_IPV6",
+    "CRC_MASK",
+    "FIXED",
+    "HEAD",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "PREPARED",
+    "ROLLBACK",
+    "STORE_HOST_IPV6",
+    "TRANSACTION_MASK",
+    "DecompressionError",
+    "Host",
+    "RecordError",
+    "StoredMessage",
+    "decode_record",
+    "decode_records",
+    "encode_host",
+    "encode_record",
+    "inflate",
+    "iter_sizes",
+    "record_size",
+    "scan_fixed",
+]
+
+MAGIC_V1: Final = -626843481
+MAGIC_V2: Final = -626843477
+
+FIXED: Final = 91
+"""Bytes of a version 1 record with IPv4 hosts besides body, topic and properties."""
+
+HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
+"""Bytes 0 to 87 of a record with IPv4 hosts: everything up to and with the body length."""
+
+BORN_HOST_IPV6: Final = 0x10
+STORE_HOST_IPV6: Final = 0x20
+PREPARED: Final = 0x4
+ROLLBACK: Final = 0xC
+TRANSACTION_MASK: Final = 0xC
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+CRC_MASK: Final = 0x7FFFFFFF
+
+_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+_HEAD_V6: Final = {
+    BORN_HOST_IPV6: struct.Struct(">iiiiiqqiq20sq8siqi"),
+    STORE_HOST_IPV6: struct.Struct(">iiiiiqqiq8sq20siqi"),
+    _IPV6: struct.Struct(">iiiiiqqiq20sq20siqi"),
+}
+_FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
+_SIZE: Final = struct.Struct(">i")
+_I16: Final = struct.Struct(">h")
+_SYS_FLAG_AT: Final = 36
+_TAGS: Final = b"TAGS\x01"
+
+
+class RecordError(ProtocolError):
+    """Bytes that should be a record are none. ``offset`` is where it starts in what was read."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"record at byte {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class Host(NamedTuple):
+    """One end of a connection."""
+
+    ip: str
+    port: int
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """A decoded record. The body is as stored: see `mq.protocol.compression.inflate`. Times are epoch milliseconds."""
+
+    topic: str
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: Host
+    store_timestamp_ms: int
+    store_host: Host
+    reconsume_times: int
+    prepared_offset: int
+    body: bytes
+    properties: dict[str, str]
+    size: int
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id of this record, by which a broker finds it."""
+        packed = ipaddress.ip_address(self.store_host.ip).packed
+        return offset_message_id(packed, self.store_host.port, self.physical_offset)
+
+
+def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:
+    """Bytes of a version 1 record with IPv4 hosts."""
+    return FIXED + body_bytes + topic_bytes + properties_bytes
+
+
+def encode_host(ip: str, port: int) -> bytes:
+    """A host as records store it: 4 or 16 address bytes, then 4 bytes port."""
+    return ipaddress.ip_address(ip).packed + _SIZE.pack(port)
+
+
+def encode_record(
+    *,
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    properties: str,
+    queue_offset: int,
+    physical_offset: int,
+    born_timestamp_ms: int,
+    born_host: bytes,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+    prepared_offset: int = 0,
+) -> bytes:
+    """One record; version 2 if the topic has more than 127 bytes. Hosts are as `encode_host` makes them.
+
+    The host bits of ``sys_flag`` are set by the hosts' lengths.
+    """
+    name = topic.encode()
+    text = properties.encode()
+    assert len(text) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(text)} bytes"
+    assert len(name) <= 32767, f"topic of {len(name)} bytes"
+    sys_flag &= ~_IPV6
+    sys_flag |= BORN_HOST_IPV6 if len(born_host) == 20 else 0
+    sys_flag |= STORE_HOST_IPV6 if len(store_host) == 20 else 0
+    head = _head(sys_flag)
+    is_v1 = len(name) <= 127
+    topic_length = bytes((len(name),)) if is_v1 else _I16.pack(len(name))
+    size = head.size + len(body) + len(topic_length) + len(name) + _I16.size + len(text)
+    fixed = head.pack(
+        size,
+        MAGIC_V1 if is_v1 else MAGIC_V2,
+        zlib.crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp_ms,
+        born_host,
+        store_timestamp_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        len(body),
+    )
+    return b"".join((fixed, body, topic_length, name, _I16.pack(len(text)), text))
+
+
+def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> StoredMessage:
+    """The record that starts at ``offset``; more may follow. Text that is no UTF-8 gets replacement characters.
+
+    Raises:
+        RecordError: it is damaged or incomplete, or (with ``verify``) its body does not have its checksum.
+    """
+    size, body_start, topic_start, text_start = _bounds(data, offset)
+    head = _head(_SIZE.unpack_from(data, offset + _SYS_FLAG_AT)[0]).unpack_from(data, offset)
+    _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag = head[:8]
+    born_timestamp_ms, born_host, store_timestamp_ms, store_host, reconsume_times, prepared_offset, body_length = head[
+        8:
+    ]
+    body = bytes(data[body_start : body_start + body_length])
+    if verify and zlib.crc32(body) & CRC_MASK != crc & CRC_MASK:
+        raise RecordError(offset, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {crc:#x}")
+    return StoredMessage(
+        topic=str(data[topic_start : text_start - 2], "utf-8", "replace"),
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_timestamp_ms,
+        born_host=_host(born_host),
+        store_timestamp_ms=store_timestamp_ms,
+        store_host=_host(store_host),
+        reconsume_times=reconsume_times,
+        prepared_offset=prepared_offset,
+        body=body,
+        properties=props.decode(str(data[text_start : offset + size], "utf-8", "replace")),
+        size=size,
+    )
+
+
+def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
+    """All records in ``data``, which holds nothing else: the body of a pull's answer. Raises RecordError."""
+    view = memoryview(data)
+    records: list[StoredMessage] = []
+    at = 0
+    while at < len(view):
+        record = decode_record(view, verify=verify, offset=at)
+        records.append(record)
+        at += record.size
+    return records
+
+
+def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
+    """``(offset, size)`` of all records in ``data``, which holds nothing else. Raises RecordError."""
+    view = memoryview(data)
+    at = 0
+    while at < len(view):
+        size = _bounds(view, at)[0]
+        yield at, size
+        at += size
+
+
+def scan_fixed(data: memoryview | bytes) -> Iterator[tuple[int, int, int, int, int, int, bytes, int]]:
+    """What dispatch needs of all records in ``data``, which holds nothing else.
+
+    Yields ``(offset in data, size, queue id, queue offset, physical offset, system flag, topic, tag code)``.
+    Raises RecordError.
+    """
+    raw = bytes(data)
+    fields = _FOR_DISPATCH.unpack_from
+    at = 0
+    while at < len(raw):
+        size, _, topic_start, text_start = _bounds(raw, at)
+        _, _, queue_id, queue_offset, physical_offset, sys_flag, _ = fields(raw, at)
+        end = at + size
+        tag_code = _tag_code(raw[text_start:end]) if raw.find(_TAGS, text_start, end) >= 0 else 0
+        topic = raw[topic_start : text_start - 2]
+        yield at, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code
+        at = end
+
+
+def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
+    """``(size, body start, topic start, properties start)`` of the record at ``at``, all checked against its size."""
+    left = len(data) - at
+    if left < FIXED:
+        raise RecordError(at, f"{left} bytes are left, a record has at least {FIXED}")
+    size, magic, _, _, _, sys_flag, body_length = _FOR_DISPATCH.unpack_from(data, at)
+    if not FIXED <= size <= left:
+        raise RecordError(at, f"its size is {size}, {left} bytes are left and {FIXED} needed")
+    body_start = at + HEAD.size
+    if sys_flag & _IPV6:
+        body_start = at + _head(sys_flag).size
+        if body_start > at + size:
+            raise RecordError(at, f"its size is {size}, its head alone has {body_start - at} bytes")
+        (body_length,) = _SIZE.unpack_from(data, body_start - 4)
+    body_end = body_start + body_length
+    # Between body and end there are at least the two length fields, 1 and 2 bytes: checked before either is read.
+    if body_length < 0 or body_end + 3 > at + size:
+        raise RecordError(at, f"a body of {body_length} bytes in a record of {size}")
+    if magic == MAGIC_V1:
+        topic_start = body_end + 1
+        text_start = topic_start + data[body_end] + 2
+    elif magic == MAGIC_V2:
+        topic_start = body_end + 2
+        text_start = topic_start + (data[body_end] << 8 | data[body_end + 1]) + 2
+    else:
+        raise RecordError(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
+    if text_start > at + size:
+        raise RecordError(at, f"a topic of {text_start - 2 - topic_start} bytes in a record of {size}")
+    if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) != at + size:
+        raise RecordError(at, f"the length of its properties does not lead to its end, its size is {size}")
+    return size, body_start, topic_start, text_start
+
+
+def _head(sys_flag: int) -> struct.Struct:
+    return HEAD if not sys_flag & _IPV6 else _HEAD_V6[sys_flag & _IPV6]
+
+
+@lru_cache(maxsize=1024)
+def _host(data: bytes) -> Host:
+    return Host(str(ipaddress.ip_address(data[:-4])), _SIZE.unpack(data[-4:])[0])
+
+
+def _tag_code(text: bytes) -> int:
+    at = text.find(_TAGS)
+    while at > 0 and text[at - 1] != 2:
+        at = text.find(_TAGS, at + 1)
+    if at < 0:
+        return 0
+    end = text.find(b"\x02", at)
+    tags = text[at + len(_TAGS) :] if end < 0 else text[at + len(_TAGS) : end]
+    return _hash_of(tags) if len(tags) <= 128 else java_string_hash(tags.decode("utf-8", "replace"))
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(tags: bytes) -> int:
+    return java_string_hash(tags.decode("utf-8", "replace"))
