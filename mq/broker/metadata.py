@@ -10,23 +10,20 @@ replica (`CommandUnknown`): to skip it would make this replica's state differ fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TypeAlias
 
 import cbor2
 import msgspec
 
 from mq.protocol import bodies
-from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.names import AUTO_CREATE_TEMPLATE, SELF_TEST_TOPIC, NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
 
 PERM_INHERIT = 1
 PERM_WRITE = 2
 PERM_READ = 4
-
-DEFAULT_TOPIC = "TBW102"
-"""The template of topics that are created by the first message to them."""
-SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 
 QUEUES_MAX = 16_384
 """Queues of one topic, read or write; far above use, far below what would hurt."""
@@ -133,9 +130,7 @@ class DeleteGroup(
     remove_offsets: bool = False
 
 
-class CommitOffsets(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="commit_offsets"
-):
+class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """Advance consumer offsets: (group, topic, queue id, next offset to consume). An older offset changes nothing."""
 
     offsets: list[tuple[str, str, int, int]]
@@ -154,22 +149,60 @@ class ResetOffset(
 
 Command: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffset
 
+_OffsetRows = list[tuple[str, str, list[int]]]
+"""Consumer offsets as written: group, topic, and queue id and offset in turn. Few containers make CBOR fast."""
+
+
+class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="commit_offsets"):
+    """`CommitOffsets` as it is written."""
+
+    offsets: _OffsetRows
+
+
+_Written: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | _WrittenOffsets | ResetOffset
+
 
 def encode_command(command: Command) -> bytes:
     """The body of a command record. Raises CommandRefused if something in the command is not allowed."""
     _check_command(command)
-    encoded: bytes = cbor2.dumps(msgspec.to_builtins(command))
+    written: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
+    encoded: bytes = cbor2.dumps(msgspec.to_builtins(written))
     return encoded
 
 
 def decode_command(body: bytes) -> Command:
     """Read a committed command record. Raises CommandUnknown."""
     try:
-        command: Command = msgspec.convert(cbor2.loads(body), Command)  # type: ignore[arg-type]
+        written: _Written = msgspec.convert(cbor2.loads(body), _Written)  # type: ignore[arg-type]
+        command = _read_offsets(written) if isinstance(written, _WrittenOffsets) else written
         _check_command(command)
     except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
         raise CommandUnknown(f"metadata command of {len(body)} bytes: {error}") from error
     return command
+
+
+def _write_offsets(command: CommitOffsets) -> _WrittenOffsets:
+    gathered: dict[tuple[str, str], list[int]] = {}
+    for group, topic, queue_id, offset in command.offsets:
+        gathered.setdefault((group, topic), []).extend((queue_id, offset))
+    return _WrittenOffsets([(group, topic, row) for (group, topic), row in gathered.items()])
+
+
+def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
+    return CommitOffsets(
+        offsets=[
+            (group, topic, queue_id, offset)
+            for group, topic, row in written.offsets
+            for queue_id, offset in _pairs(group, topic, row)
+        ]
+    )
+
+
+def _pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, int]]:
+    """Queue ids and offsets. Raises CommandRefused if a queue id stands alone."""
+    if len(row) % 2:
+        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are no pairs")
+    return zip(row[::2], row[1::2], strict=True)
 
 
 def _check_command(command: Command) -> None:
@@ -186,10 +219,9 @@ def _check_command(command: Command) -> None:
             case DeleteGroup(name=name):
                 check_group(name)
             case CommitOffsets(offsets=offsets):
-                for row in offsets:
-                    _check_offset(*row)
+                _check_offsets(offsets)
             case ResetOffset():
-                _check_offset(command.group, command.topic, command.queue_id, command.offset)
+                _check_offsets([(command.group, command.topic, command.queue_id, command.offset)])
     except NameRefused as error:
         raise CommandRefused(str(error)) from error
 
@@ -204,11 +236,14 @@ def _check_topic_config(topic: TopicConfig) -> None:
     _check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
 
 
-def _check_offset(group: str, topic: str, queue_id: int, offset: int) -> None:
-    check_group(group)
-    check_topic(topic)
-    _check_range("queue_id", queue_id, 0, _INT32_MAX)
-    _check_range("offset", offset, 0, _OFFSET_MAX)
+def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
+    for group in {row[0] for row in offsets}:
+        check_group(group)
+    for topic in {row[1] for row in offsets}:
+        check_topic(topic)
+    for _, _, queue_id, offset in offsets:
+        _check_range("queue_id", queue_id, 0, _INT32_MAX)
+        _check_range("offset", offset, 0, _OFFSET_MAX)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
@@ -236,7 +271,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     topics: list[TopicConfig]
     groups: list[GroupConfig]
-    consumer_offsets: list[tuple[str, str, list[tuple[int, int]]]]
+    consumer_offsets: _OffsetRows
     data_version: DataVersion
 
 
@@ -317,18 +352,28 @@ class Metadata:
 
     def snapshot(self) -> bytes:
         """The whole state as CBOR; equal states give equal bytes."""
-        state = _Snapshot(
-            format=_SNAPSHOT_FORMAT,
-            topics=[self.topics[name] for name in sorted(self.topics)],
-            groups=[self.groups[name] for name in sorted(self.groups)],
-            consumer_offsets=[
-                (group, topic, sorted(self.consumer_offsets[group, topic].items()))
-                for group, topic in sorted(self.consumer_offsets)
-            ],
-            data_version=self.data_version,
-        )
-        encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
-        return encoded
+        return self.capture()()
+
+    def capture(self) -> Callable[[], bytes]:
+        """What `snapshot` would return now, to be called later and in another thread; capturing itself is fast."""
+        topics, groups, data_version = dict(self.topics), dict(self.groups), self.data_version
+        consumer_offsets = {key: dict(offsets) for key, offsets in self.consumer_offsets.items()}
+
+        def encode() -> bytes:
+            state = _Snapshot(
+                format=_SNAPSHOT_FORMAT,
+                topics=[topics[name] for name in sorted(topics)],
+                groups=[groups[name] for name in sorted(groups)],
+                consumer_offsets=[
+                    (group, topic, list(chain.from_iterable(sorted(consumer_offsets[group, topic].items()))))
+                    for group, topic in sorted(consumer_offsets)
+                ],
+                data_version=data_version,
+            )
+            encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
+            return encoded
+
+        return encode
 
     def restore(self, snapshot: bytes) -> None:
         """Replace the state by that of ``snapshot``; empty bytes stand for the state before the first command.
@@ -337,16 +382,20 @@ class Metadata:
         """
         if not snapshot:
             state = _Snapshot(_SNAPSHOT_FORMAT, [], [], [], DataVersion())
+            consumer_offsets = {}
         else:
             try:
                 state = msgspec.convert(cbor2.loads(snapshot), _Snapshot)
-            except (cbor2.CBORError, msgspec.ValidationError) as error:
+                consumer_offsets = {
+                    (group, topic): dict(_pairs(group, topic, row)) for group, topic, row in state.consumer_offsets
+                }
+            except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
             if state.format != _SNAPSHOT_FORMAT:
                 raise SnapshotDamaged(f"metadata snapshot has format {state.format}, known is {_SNAPSHOT_FORMAT}")
         self.topics = {topic.name: topic for topic in state.topics}
         self.groups = {group.name: group for group in state.groups}
-        self.consumer_offsets = {(group, topic): dict(rows) for group, topic, rows in state.consumer_offsets}
+        self.consumer_offsets = consumer_offsets
         self.data_version = state.data_version
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
@@ -405,7 +454,7 @@ def auto_create(
 def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iterator[TopicConfig]:
     usual = PERM_READ | PERM_WRITE
     rules: list[tuple[str, int, int]] = [
-        (DEFAULT_TOPIC, default_topic_queues, usual | PERM_INHERIT),
+        (AUTO_CREATE_TEMPLATE, default_topic_queues, usual | PERM_INHERIT),
         (SELF_TEST_TOPIC, 1, usual),
         (cluster, 16, usual | PERM_INHERIT),
         (broker, 1, usual | PERM_INHERIT),

@@ -1,11 +1,11 @@
 """A durable note of what has been derived from the log, so that a restart derives only the rest.
 
-A checkpoint names an applied log entry and what was true right after it: how far each consume queue reached, and the
-replicated metadata. It is written only after the queue files it counts on are synced. Losing it loses nothing: without
-one, everything is derived from the log again.
+A checkpoint names an applied log entry and what was true right after it: how far each consume queue reached, the
+entries of these that are not in files yet, and the replicated metadata. It is written only after the queue files it
+counts on are synced. Losing it loses nothing: without one, everything is derived from the log again.
 
-Taking one has two halves. `Checkpointer.prepare` runs on the event loop between two entries, hands all entries to the
-page cache and notes the state. `PendingCheckpoint.commit` runs in a worker thread and waits for the disk.
+Taking one has two halves. `Checkpointer.prepare` runs on the event loop between two entries and notes the state; it
+waits for no disk. `PendingCheckpoint.commit` runs in a worker thread and does.
 
 The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (u64), payload (CBOR).
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 
@@ -22,7 +23,7 @@ import msgspec
 
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible, QueueFileDamaged
 from mq.store.queue_files import Changes, sync
-from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
+from mq.store.queue_store import QueueRow, QueueStore, QueueStoreSettings, remove_dropped
 
 _FILE_NAME = "checkpoint"
 _QUEUE_DIRECTORY = "consumequeue"
@@ -39,8 +40,8 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its term: a log that has another entry there is not the log this was derived from."""
     applied_pos: int = 0
     """Physical offset of its end; the next entry is there or behind a blank."""
-    queues: dict[str, list[tuple[int, int, int]]] = {}
-    """For each topic its consume queues as (queue_id, min_offset, max_offset)."""
+    queues: dict[str, list[QueueRow]] = {}
+    """For each topic its consume queues as (queue_id, min_offset, max_offset, entries not in files)."""
     dropped_count: int = 0
     """How many topics with queues had been dropped."""
     state: bytes = b""
@@ -132,14 +133,23 @@ def _open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Check
 class PendingCheckpoint:
     """A checkpoint that is prepared but not yet on disk."""
 
-    def __init__(self, directory: str, queues: QueueStore, checkpoint: Checkpoint, changes: Changes) -> None:
+    def __init__(
+        self,
+        directory: str,
+        queues: QueueStore,
+        checkpoint: Checkpoint,
+        state: Callable[[], bytes],
+        changes: Changes,
+    ) -> None:
         self.checkpoint = checkpoint
+        """What is written; its ``state`` is empty until it is committed."""
         self.changes = changes
         self.committed = False
         """Whether it is durable: from then on the log before ``checkpoint.applied_pos`` is not needed for restarts."""
         self.sync_failure: OSError | None = None
         self._directory = directory
         self._queues = queues
+        self._state = state
 
     def commit(self) -> bool:
         """Sync the queue files, write the checkpoint, remove dropped topics. Blocks; for a worker thread.
@@ -157,6 +167,7 @@ class PendingCheckpoint:
             raise
         if self._is_overtaken():
             return False
+        self.checkpoint = msgspec.structs.replace(self.checkpoint, state=self._state())
         _write_durably(self._directory, _FILE_NAME, encode_checkpoint(self.checkpoint))
         self.committed = True
         remove_dropped(self._queues.root, self.checkpoint.dropped_count)
@@ -175,18 +186,20 @@ class Checkpointer:
         self._queues = queues
         self._last: PendingCheckpoint | None = None
 
-    def prepare(self, *, applied_index: int, applied_term: int, applied_pos: int, state: bytes) -> PendingCheckpoint:
+    def prepare(
+        self, *, applied_index: int, applied_term: int, applied_pos: int, state: Callable[[], bytes]
+    ) -> PendingCheckpoint:
         """Note the state right after the entry ``applied_index``; on the thread that owns the queue store.
 
         Call it when all runs up to this entry and none after it are in the store, and not before ``commit`` of the
         previous one has returned. ``applied_pos`` is the physical offset of the entry's end; the entry must be durable
-        in this replica's own log, or a crash would leave a checkpoint ahead of the log. Raises OSError (try again
-        later), CheckpointImpossible.
+        in this replica's own log, or a crash would leave a checkpoint ahead of the log. ``state`` gives the snapshot of
+        the metadata as it is now; it is called in the worker, for encoding takes time. Raises CheckpointImpossible,
+        OSError (try again later).
         """
         last = self._last
         if last is not None and last.sync_failure is not None:
             raise CheckpointImpossible(self._queues.root, str(last.sync_failure))
-        self._queues.flush_all()
         changes = self._queues.take_changes()
         since = changes
         if last is not None and not last.committed:
@@ -197,9 +210,8 @@ class Checkpointer:
             applied_pos=applied_pos,
             queues=self._queues.table(),
             dropped_count=self._queues.dropped_count,
-            state=state,
         )
-        self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, changes)
+        self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, state, changes)
         if last is not None and last.committed:
             # Not in the worker, where a new topic of the same name may just be writing to the same path.
             self._queues.remove_retired(last.changes, since)

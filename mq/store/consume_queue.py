@@ -38,7 +38,8 @@ class ConsumeQueue:
         files: where the queue's files are.
         topic, queue_id: which queue; the topic's name is checked before it becomes part of a path.
         entries_per_file: 300,000 in production; the same for the life of a data directory.
-        min_offset, max_offset: what the files already hold, as the checkpoint says.
+        min_offset, max_offset: what there is already, as the checkpoint says.
+        tail: the last entries of that, which are not in the files but came with the checkpoint.
     """
 
     __slots__ = (
@@ -62,20 +63,27 @@ class ConsumeQueue:
         entries_per_file: int = ENTRIES_PER_FILE,
         min_offset: int = 0,
         max_offset: int = 0,
+        tail: bytes = b"",
     ) -> None:
         assert queue_id >= 0, f"{topic}: queue id {queue_id}"
         assert 0 <= min_offset <= max_offset, f"{topic}/{queue_id}: offsets {min_offset}..{max_offset}"
+        assert len(tail) <= (max_offset - min_offset) * QUEUE_ENTRY_BYTES, f"{topic}/{queue_id}: {len(tail)} bytes"
         self._files = files
         self._directory = os.path.join(topic_directory(topic), str(queue_id))
         self._entries_per_file = entries_per_file
-        self._flushed_offset = max_offset
-        self._tail = bytearray()
+        self._flushed_offset = max_offset - len(tail) // QUEUE_ENTRY_BYTES
+        self._tail = bytearray(tail)
         self.topic = topic
         self.queue_id = queue_id
         self.min_offset = min_offset
         """The first offset that can be read."""
         self.max_offset = max_offset
         """The offset that the next message of this queue gets."""
+
+    @property
+    def tail(self) -> bytes:
+        """The entries that are in memory only, up to max_offset."""
+        return bytes(self._tail)
 
     @property
     def pending_bytes(self) -> int:
@@ -168,24 +176,24 @@ class ConsumeQueue:
         return low
 
     def check_files(self, log_end: int) -> None:
-        """Verify after opening that the files hold [min_offset, max_offset), and cut what lies behind it.
+        """Verify after opening that the files hold what the tail does not, and cut what lies behind it.
 
         ``log_end`` is the physical offset up to which the log had been dispatched when max_offset was noted.
         Raises QueueFileDamaged if something is missing, OSError.
         """
-        assert not self._tail, f"{self}: {len(self._tail)} bytes in memory while opening"
-        first_file = self._file_start(self.min_offset) if self.min_offset < self.max_offset else self.max_offset
-        for start in range(first_file, self.max_offset, self._entries_per_file):
-            expected = (min(self.max_offset, start + self._entries_per_file) - start) * QUEUE_ENTRY_BYTES
+        end = self._flushed_offset
+        first_file = self._file_start(self.min_offset) if self.min_offset < end else end
+        for start in range(first_file, end, self._entries_per_file):
+            expected = (min(end, start + self._entries_per_file) - start) * QUEUE_ENTRY_BYTES
             path = self._path(start)
             actual = self._files.size(path)
             if actual < expected:
                 raise QueueFileDamaged(path, "file is too short", expected, actual)
         self._cut_files()
-        if self.max_offset > self.min_offset:
-            physical_offset, size, _ = QUEUE_ENTRY.unpack(self.read(self.max_offset - 1, 1))
+        if self.min_offset < end:
+            physical_offset, size, _ = QUEUE_ENTRY.unpack(self.read(end - 1, 1))
             if size <= 0 or physical_offset + size > log_end:
-                path = self._path(self.max_offset - 1)
+                path = self._path(end - 1)
                 raise QueueFileDamaged(path, "last entry ends behind the log", log_end, physical_offset + size)
 
     def __repr__(self) -> str:

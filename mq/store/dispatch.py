@@ -14,20 +14,16 @@ from struct import Struct
 
 import msgspec
 
-from mq.protocol import records
+from mq.protocol import names, records
 from mq.store.errors import AnnotationDamaged
 
-META_TOPIC = "rmq_sys_raftmq_meta"
+META_TOPIC = names.METADATA_TOPIC
 """Hidden system topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
 
 QUEUE_ENTRY = Struct(">qiq")
 """One consume queue entry: physical offset, size of the record in bytes, tag code."""
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
-
-_TRANSACTION_BITS = 0x0C
-_PREPARED = 0x04
-_ROLLBACK = 0x0C
 
 _ANNOTATION_FORMAT = 1
 _RUN_HEAD = Struct(">BiqI")
@@ -87,8 +83,7 @@ class RunBuilder:
 
 def enters_queue(sys_flag: int) -> bool:
     """Whether a record with this sys_flag is visible to consumers: prepared and rolled-back ones are not."""
-    state = sys_flag & _TRANSACTION_BITS
-    return state not in (_PREPARED, _ROLLBACK)
+    return sys_flag & records.TRANSACTION_MASK not in (records.PREPARED, records.ROLLBACK)
 
 
 def encode_runs(runs: Iterable[QueueRun]) -> bytes:

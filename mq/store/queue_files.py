@@ -60,6 +60,8 @@ class QueueFiles:
         self._open_files_max = open_files_max
         self._descriptors: OrderedDict[str, int] = OrderedDict()
         self._changes = Changes(set(), set(), set(), set())
+        self.created_count = 0
+        """How many files were created so far."""
 
     @property
     def open_count(self) -> int:
@@ -157,6 +159,7 @@ class QueueFiles:
                 raise
         os.makedirs(os.path.dirname(absolute), exist_ok=True)
         descriptor = os.open(absolute, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.created_count += 1
         # A new file survives a power loss only if every directory on the way to it is synced too.
         directory = os.path.dirname(path)
         while directory:

@@ -16,8 +16,14 @@ from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles, outside
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 
-QueueTable = Mapping[str, Sequence[tuple[int, int, int]]]
-"""For each topic its queues as (queue_id, min_offset, max_offset)."""
+QueueRow = tuple[int, int, int, bytes]
+"""A queue: queue_id, min_offset, max_offset, and the last entries of these, which are not in files."""
+
+QueueTable = Mapping[str, Sequence[QueueRow]]
+"""The queues by topic."""
+
+_CREATION_COST = 7
+"""Writing a queue that needs a new file takes so many times longer: 180 us against 25."""
 
 _DROPPED = ".dropped"
 """No topic may be called so: a dot is not allowed in names."""
@@ -33,17 +39,20 @@ class QueueStoreSettings:
     """Descriptors kept open over all queues."""
     flush_bytes: int = 4096
     """A queue with so many bytes in memory is written at the next flush: one page, a full disk block."""
+    flush_age_calls: int = 30
+    """A queue with fewer is written after so many flushes, for what is in memory makes each checkpoint larger."""
 
     def __post_init__(self) -> None:
-        for name in ("entries_per_file", "open_files_max", "flush_bytes"):
+        for name in ("entries_per_file", "open_files_max", "flush_bytes", "flush_age_calls"):
             assert getattr(self, name) >= 1, f"{name} is {getattr(self, name)}"
 
 
 class QueueStore:
     """The consume queues by topic and queue id, on one thread.
 
-    Entries are in memory until `flush_some` or `flush_all` hands them to the page cache; a checkpoint makes them
-    durable. There is no task, thread, timer or descriptor per queue.
+    Entries gather in memory and are written to files a page at a time. A checkpoint makes the files durable and carries
+    what is still in memory, so that a queue with a message now and then costs neither a write nor a sync. There is no
+    task, thread, timer or descriptor per queue.
     """
 
     def __init__(self, root: str, settings: QueueStoreSettings, *, dropped_count: int = 0) -> None:
@@ -53,10 +62,10 @@ class QueueStore:
         self._settings = settings
         self._files = QueueFiles(root, settings.open_files_max)
         self._queues: dict[QueueKey, ConsumeQueue] = {}
-        # Queues with entries in memory, with the flush round in which the first of them came: the oldest is first.
+        # Queues with entries in memory, with the flush call before which the first of them came: the oldest is first.
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
-        self._flush_round = 0
+        self._flush_call = 0
         self._grown: dict[QueueKey, bytearray] = {}
         self._to_expire: deque[QueueKey] = deque()
         self._expire_before = 0
@@ -86,8 +95,8 @@ class QueueStore:
         store = cls(root, settings, dropped_count=dropped_count)
         try:
             for topic, rows in queues.items():
-                for queue_id, min_offset, max_offset in rows:
-                    store._add(topic, queue_id, min_offset, max_offset).check_files(log_end)
+                for row in rows:
+                    store._add(topic, *row).check_files(log_end)
         except (QueueFileDamaged, OSError):
             store.close()
             raise
@@ -117,7 +126,7 @@ class QueueStore:
         key = (run.topic, run.queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._add(run.topic, run.queue_id, 0, 0)
+            queue = self._add(run.topic, run.queue_id, 0, 0, b"")
         count = queue.append(run.first_offset, run.entries)
         if count:
             new = run.entries[-count * QUEUE_ENTRY_BYTES :]
@@ -126,9 +135,7 @@ class QueueStore:
                 self._grown[key] = bytearray(new)
             else:
                 grown += new
-            self._dirty.setdefault(key, self._flush_round)
-            if queue.pending_bytes >= self._settings.flush_bytes:
-                self._full[key] = None
+            self._note_tail(key, queue)
         return count
 
     def take_grown(self) -> list[tuple[str, int, bytearray]]:
@@ -145,24 +152,22 @@ class QueueStore:
         """Queues with entries in memory only."""
         return len(self._dirty)
 
-    def flush_some(self, limit: int = 500) -> int:
-        """Write to the page cache: queues with a page or more in memory, then those that had entries a call ago.
+    def flush_some(self, limit: int = 500) -> bool:
+        """Write to the page cache: queues with a page or more in memory, then those whose entries are old.
 
-        Called by a timer, so its period is what makes an entry old. Returns how many queues were written, at most
-        ``limit``; when it is ``limit`` there may be more. Raises OSError; entries not written stay in memory.
+        Called by a timer; its period is the unit of `QueueStoreSettings.flush_age_calls`. Writes ``limit`` queues at
+        most, fewer when files have to be created for them. Returns whether more is due. Raises OSError; entries not
+        written stay in memory.
         """
-        written = 0
-        while self._full and written < limit:
-            self._flush(next(iter(self._full)))
-            written += 1
-        while self._dirty and written < limit:
-            key, since = next(iter(self._dirty.items()))
-            if since == self._flush_round:
-                break
+        self._flush_call += 1
+        left = limit
+        while (key := self._next_due()) is not None:
+            if left <= 0:
+                return True
+            created = self._files.created_count
             self._flush(key)
-            written += 1
-        self._flush_round += 1
-        return written
+            left -= 1 + _CREATION_COST * (self._files.created_count - created)
+        return False
 
     def flush_all(self) -> None:
         """Write everything in memory to the page cache. Raises OSError; entries not written stay in memory."""
@@ -206,14 +211,14 @@ class QueueStore:
                 queue.expire(self._expire_before)
         return len(self._to_expire)
 
-    def table(self) -> dict[str, list[tuple[int, int, int]]]:
-        """All queues as (queue_id, min_offset, max_offset) by topic, for a checkpoint."""
-        table: dict[str, list[tuple[int, int, int]]] = {}
+    def table(self) -> dict[str, list[QueueRow]]:
+        """All queues by topic, for a checkpoint."""
+        table: dict[str, list[QueueRow]] = {}
         for (topic, queue_id), queue in self._queues.items():
             rows = table.get(topic)
             if rows is None:
                 rows = table[topic] = []
-            rows.append((queue_id, queue.min_offset, queue.max_offset))
+            rows.append((queue_id, queue.min_offset, queue.max_offset, queue.tail))
         return table
 
     def take_changes(self) -> Changes:
@@ -232,7 +237,12 @@ class QueueStore:
         """Close all descriptors. Entries in memory are given up; the log has them."""
         self._files.close()
 
-    def _add(self, topic: str, queue_id: int, min_offset: int, max_offset: int) -> ConsumeQueue:
+    def _note_tail(self, key: QueueKey, queue: ConsumeQueue) -> None:
+        self._dirty.setdefault(key, self._flush_call)
+        if queue.pending_bytes >= self._settings.flush_bytes:
+            self._full[key] = None
+
+    def _add(self, topic: str, queue_id: int, min_offset: int, max_offset: int, tail: bytes) -> ConsumeQueue:
         queue = ConsumeQueue(
             self._files,
             topic,
@@ -240,9 +250,19 @@ class QueueStore:
             entries_per_file=self._settings.entries_per_file,
             min_offset=min_offset,
             max_offset=max_offset,
+            tail=tail,
         )
         self._queues[topic, queue_id] = queue
+        if tail:
+            self._note_tail((topic, queue_id), queue)
         return queue
+
+    def _next_due(self) -> QueueKey | None:
+        for key in self._full:
+            return key
+        for key, since in self._dirty.items():
+            return key if since <= self._flush_call - self._settings.flush_age_calls else None
+        return None
 
     def _flush(self, key: QueueKey) -> None:
         self._queues[key].flush()
@@ -289,7 +309,7 @@ def _remove_unknown(root: str, queues: QueueTable) -> None:
         if rows is None:
             _remove(directory)
             continue
-        known = {str(queue_id) for queue_id, _, _ in rows}
+        known = {str(queue_id) for queue_id, *_ in rows}
         for child in os.listdir(directory):
             if child not in known:
                 _remove(os.path.join(directory, child))

@@ -69,8 +69,8 @@ def test_commands_round_trip(command: Command) -> None:
         cbor2.dumps({"kind": "delete_topic", "name": "T", "timestamp_ms": 1, "archive": True}),
         cbor2.dumps({"kind": "delete_topic", "name": "T"}),
         cbor2.dumps({"kind": "delete_topic", "name": "../T", "timestamp_ms": 1}),
-        cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", 0, -1]]}),
-        cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", 0]]}),
+        cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", [0, -1]]]}),
+        cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", [0]]]}),
     ],
     ids=[
         "empty", "break", "text", "array", "new kind", "new field", "missing field", "bad name", "bad offset", "short row",
@@ -293,6 +293,16 @@ def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Comman
             for key, rows in before.items():
                 for queue_id, offset in rows.items():
                     assert metadata.consumer_offsets[key][queue_id] >= offset
+
+
+def test_a_captured_snapshot_is_of_the_moment_of_capture() -> None:
+    metadata = metadata_with(topic("A"))
+    metadata.apply(commit(("g", "A", 0, 1)))
+    before = metadata.snapshot()
+    encode = metadata.capture()
+    for command in (put("B"), commit(("g", "A", 0, 2), ("g", "A", 1, 2)), DeleteTopic(name="A", timestamp_ms=3)):
+        metadata.apply(command)
+    assert encode() == before
 
 
 def test_snapshot_does_not_depend_on_the_order_of_arrival() -> None:

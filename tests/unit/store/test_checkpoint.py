@@ -25,7 +25,7 @@ from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, contents, 
 
 def take(directory: Path, store: QueueStore, log: Log, *, checkpointer: Checkpointer | None = None) -> Checkpoint:
     pending = (checkpointer or Checkpointer(str(directory), store)).prepare(
-        applied_index=len(log.events), applied_term=3, applied_pos=log.end, state=b"state"
+        applied_index=len(log.events), applied_term=3, applied_pos=log.end, state=lambda: b"state"
     )
     assert pending.commit()
     return pending.checkpoint
@@ -35,6 +35,7 @@ def fill(directory: Path) -> tuple[QueueStore, Log]:
     store, log = open_store(str(directory), TINY).queues, Log()
     for topic, queue_id, count in (("A", 0, 3), ("A", 1, 9), ("B", 0, 1), ("A", 0, 4)):
         apply(store, log.send(topic, queue_id, count))
+    store.flush_some()
     return store, log
 
 
@@ -146,7 +147,9 @@ def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) ->
     store, log = fill(tmp_path)
     first = take(tmp_path, store, log)
     apply(store, log.send("A", 0, 6))
-    Checkpointer(str(tmp_path), store).prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"later")
+    Checkpointer(str(tmp_path), store).prepare(
+        applied_index=5, applied_term=3, applied_pos=log.end, state=lambda: b"later"
+    )
     opened = open_store(str(tmp_path), TINY)
     assert opened.checkpoint == first
     apply(opened.queues, log.events[-1])
@@ -156,7 +159,7 @@ def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) ->
 def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     pending = Checkpointer(str(tmp_path), store).prepare(
-        applied_index=4, applied_term=3, applied_pos=log.end, state=b""
+        applied_index=4, applied_term=3, applied_pos=log.end, state=bytes
     )
     apply(store, log.send("A", 0, 6))
     store.flush_all()
@@ -205,7 +208,7 @@ def test_queue_files_are_synced_before_the_checkpoint_is_written(
 def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "the disk is gone")
@@ -216,7 +219,7 @@ def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch:
             pending.commit()
     assert load_checkpoint(str(tmp_path)) is None
     with pytest.raises(CheckpointImpossible, match="the disk is gone"):
-        checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+        checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
 
 
 def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
@@ -224,7 +227,7 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
 ) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    first = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+    first = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
 
     def fail(directory: str, name: str, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -233,11 +236,12 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
         patched.setattr(checkpoint_module, "_write_durably", fail)
         with pytest.raises(OSError, match="no space"):
             first.commit()
-    apply(store, log.send("D", 0, 1))
-    second = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"")
+    apply(store, log.send("D", 0, 5))
+    store.flush_some()
+    second = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=bytes)
     assert second.changes.files > first.changes.files
     assert second.commit()
-    third = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"")
+    third = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=bytes)
     assert third.changes.files == set()
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
@@ -287,11 +291,11 @@ def test_a_crash_before_dropped_files_are_removed_does_not_revive_them(
 def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=b"")
+    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
     apply(store, log.drop("A"))
     assert pending.commit() is False
     assert load_checkpoint(str(tmp_path)) is None
-    again = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=b"")
+    again = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=bytes)
     assert again.commit()
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
@@ -328,7 +332,9 @@ def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path:
 
 
 def test_encoding_round_trips_large_tables(tmp_path: Path) -> None:
-    queues = {f"T{number}": [(queue_id, number, number + queue_id) for queue_id in range(8)] for number in range(50)}
+    queues = {
+        f"T{number}": [(queue_id, number, number + 9, bytes(20)) for queue_id in range(8)] for number in range(50)
+    }
     written = Checkpoint(applied_index=7, applied_term=2, applied_pos=2**40, queues=queues, state=bytes(range(256)))
     (tmp_path / "checkpoint").write_bytes(encode_checkpoint(written))
     assert load_checkpoint(str(tmp_path)) == written

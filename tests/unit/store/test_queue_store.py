@@ -11,7 +11,7 @@ from mq.protocol.names import NameRefused
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
-TINY = QueueStoreSettings(entries_per_file=8, open_files_max=3, flush_bytes=100)
+TINY = QueueStoreSettings(entries_per_file=8, open_files_max=3, flush_bytes=100, flush_age_calls=2)
 
 
 def run_of(topic: str, queue_id: int, first: int, end: int, *, position: int = 0) -> QueueRun:
@@ -37,7 +37,7 @@ def test_runs_create_queues_on_demand(tmp_path: Path) -> None:
     queue = store.get("A", 0)
     assert queue is not None
     assert queue.read(0, 9) == run_of("A", 0, 0, 4).entries
-    assert store.table() == {"A": [(0, 0, 4), (1, 0, 2)]}
+    assert store.table() == {"A": [(0, 0, 4, run_of("A", 0, 0, 4).entries), (1, 0, 2, run_of("A", 1, 0, 2).entries)]}
     assert len(store) == 2
     assert files_of(tmp_path) == {}
 
@@ -67,26 +67,38 @@ def test_grown_queues_are_told_once_with_their_new_entries(tmp_path: Path) -> No
     assert store.take_grown() == [("A", 0, bytearray(run_of("A", 0, 5, 6).entries))]
 
 
-def test_flush_takes_full_queues_at_once_and_others_when_a_round_old(tmp_path: Path) -> None:
+def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.append_run(run_of("SMALL", 0, 0, 1))
     store.append_run(run_of("FULL", 0, 0, 5))
-    assert store.flush_some() == 1
+    assert store.flush_some() is False
     assert files_of(tmp_path) == {"FULL/0/00000000000000000000": 100}
     store.append_run(run_of("YOUNG", 0, 0, 1))
-    assert store.flush_some() == 1
-    assert files_of(tmp_path) == {"FULL/0/00000000000000000000": 100, "SMALL/0/00000000000000000000": 20}
-    assert store.flush_some() == 1
+    store.append_run(run_of("SMALL", 0, 1, 2))
+    assert store.flush_some() is False
+    assert files_of(tmp_path) == {"FULL/0/00000000000000000000": 100, "SMALL/0/00000000000000000000": 40}
+    assert store.flush_some() is False
     assert store.dirty_count == 0
+    assert store.table()["YOUNG"] == [(0, 0, 1, b"")]
 
 
 def test_flush_stops_at_its_limit_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     for queue_id in range(10):
         store.append_run(run_of("A", queue_id, 0, 1))
-    assert store.flush_some(limit=4) == 0
-    assert [store.flush_some(limit=4) for _ in range(4)] == [4, 4, 2, 0]
-    assert len(files_of(tmp_path)) == 10
+    store.flush_all()
+    for queue_id in range(10):
+        store.append_run(run_of("A", queue_id, 1, 7))
+    left = [(store.flush_some(limit=4), store.dirty_count) for _ in range(4)]
+    assert left == [(True, 6), (True, 2), (False, 0), (False, 0)]
+
+
+def test_a_queue_that_needs_a_new_file_counts_for_several(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    for queue_id in range(10):
+        store.append_run(run_of("A", queue_id, 0, 7))
+    assert store.flush_some(limit=16) is True
+    assert store.dirty_count == 8
 
 
 def test_failed_flush_loses_nothing(tmp_path: Path) -> None:
@@ -164,6 +176,6 @@ def test_opening_removes_what_the_checkpoint_does_not_know(tmp_path: Path) -> No
     store.append_run(run_of("B", 0, 0, 5))
     store.flush_all()
     store.close()
-    reopened = QueueStore.open(str(tmp_path), TINY, queues={"A": [(0, 0, 4)]}, dropped_count=0, log_end=1000)
+    reopened = QueueStore.open(str(tmp_path), TINY, queues={"A": [(0, 0, 4, b"")]}, dropped_count=0, log_end=1000)
     assert files_of(tmp_path) == {"A/0/00000000000000000000": 80}
-    assert reopened.table() == {"A": [(0, 0, 4)]}
+    assert reopened.table() == {"A": [(0, 0, 4, b"")]}

@@ -40,7 +40,7 @@ class StoreAgainstLog(RuleBasedStateMachine):
     @rule(between=st.sampled_from(["nothing", "send", "drop"]))
     def take_checkpoint(self, between: str) -> None:
         pending = self.checkpointer.prepare(
-            applied_index=len(self.log.events), applied_term=1, applied_pos=self.log.end, state=b""
+            applied_index=len(self.log.events), applied_term=1, applied_pos=self.log.end, state=bytes
         )
         if between == "send":
             self.send("A", 0, 3)

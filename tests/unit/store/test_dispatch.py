@@ -1,0 +1,188 @@
+"""What a log entry adds to queues: shipped by the leader, or scanned from the records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.protocol.hashes import tag_code
+from mq.protocol.records import RecordError, encode_host, encode_record
+from mq.store.dispatch import (
+    META_TOPIC,
+    QUEUE_ENTRY,
+    QueueRun,
+    RunBuilder,
+    decode_runs,
+    encode_runs,
+    enters_queue,
+    scan_runs,
+)
+from mq.store.errors import AnnotationDamaged
+
+HOST = encode_host("10.0.0.1", 10911)
+HOST_V6 = encode_host("2001:db8::1", 10911)
+
+
+class EntryBuilder:
+    """Lays out the body of a log entry as a leader does: records, their runs, and the commands among them."""
+
+    def __init__(self, position: int = 48) -> None:
+        self.position = position
+        self.parts: list[bytes] = []
+        self.builder = RunBuilder()
+        self.commands: list[bytes] = []
+        self.next_offset: dict[tuple[str, int], int] = {}
+
+    def add(
+        self, topic: str, queue_id: int = 0, body: bytes = b"x", tags: str = "", sys_flag: int = 0, host: bytes = HOST
+    ) -> None:
+        visible = topic != META_TOPIC and enters_queue(sys_flag)
+        offset = self.next_offset.get((topic, queue_id), 0) if visible else 0
+        record = encode_record(
+            topic=topic,
+            queue_id=queue_id,
+            body=body,
+            properties=f"KEYS\x01k\x02TAGS\x01{tags}\x02WAIT\x01true" if tags else "",
+            queue_offset=offset,
+            physical_offset=self.position,
+            born_timestamp_ms=1,
+            born_host=host,
+            store_timestamp_ms=2,
+            store_host=HOST,
+            sys_flag=sys_flag,
+        )
+        if topic == META_TOPIC:
+            self.commands.append(body)
+        elif visible:
+            self.next_offset[topic, queue_id] = offset + 1
+            self.builder.add(topic, queue_id, offset, self.position, len(record), tag_code(tags) if tags else 0)
+        self.parts.append(record)
+        self.position += len(record)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+
+def test_an_entry_of_one_message() -> None:
+    entry = EntryBuilder(position=1000)
+    entry.add("T", 3, b"hello", tags="A")
+    runs, commands = scan_runs(entry.body)
+    assert runs == [QueueRun("T", 3, 0, QUEUE_ENTRY.pack(1000, len(entry.body), ord("A")))]
+    assert commands == []
+    assert runs[0].end_offset == 1
+
+
+def test_messages_of_several_queues_make_one_run_each() -> None:
+    entry = EntryBuilder()
+    for topic, queue_id in (("T", 0), ("U", 0), ("T", 0), ("T", 1), ("U", 0), ("T", 0)):
+        entry.add(topic, queue_id)
+    runs, _ = scan_runs(entry.body)
+    assert [(run.topic, run.queue_id, len(run.entries) // 20) for run in runs] == [
+        ("T", 0, 3),
+        ("U", 0, 2),
+        ("T", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sys_flag", "visible"), [(0, True), (1, True), (4, False), (8, True), (12, False), (5, False), (0x301, True)]
+)
+def test_half_and_rolled_back_messages_enter_no_queue(sys_flag: int, visible: bool) -> None:
+    entry = EntryBuilder()
+    entry.add("T", sys_flag=sys_flag)
+    entry.add("T")
+    runs, _ = scan_runs(entry.body)
+    assert len(runs[0].entries) == (40 if visible else 20)
+
+
+def test_commands_come_out_in_order_and_enter_no_queue() -> None:
+    entry = EntryBuilder()
+    for number, topic in enumerate((META_TOPIC, "T", META_TOPIC, META_TOPIC, "T")):
+        entry.add(topic, body=b"command %d" % number)
+    runs, commands = scan_runs(entry.body)
+    assert commands == [b"command 0", b"command 2", b"command 3"]
+    assert [run.topic for run in runs] == ["T"]
+
+
+def test_an_empty_entry_adds_nothing() -> None:
+    assert scan_runs(b"") == ([], [])
+
+
+@pytest.mark.parametrize("cut", [1, 20, 90])
+def test_a_body_that_is_no_chain_of_records_is_damage(cut: int) -> None:
+    entry = EntryBuilder()
+    entry.add("T")
+    entry.add("T")
+    with pytest.raises(RecordError):
+        scan_runs(entry.body[:-cut])
+
+
+def test_a_gap_within_an_entry_is_a_bug() -> None:
+    builder = RunBuilder()
+    builder.add("T", 0, 5, 100, 100, 0)
+    with pytest.raises(AssertionError, match="offset 7 after 5"):
+        builder.add("T", 0, 7, 200, 100, 0)
+
+
+def test_the_annotation_of_no_runs_is_not_empty() -> None:
+    annotation = encode_runs([])
+    assert annotation != b""
+    assert decode_runs(annotation) == []
+
+
+def test_the_annotation_layout() -> None:
+    run = QueueRun("T", 3, 9, QUEUE_ENTRY.pack(48, 100, 65))
+    assert encode_runs([run]).hex() == (
+        "010100000003000000000000000900000001540000000000000030000000640000000000000041"
+    )
+
+
+@pytest.mark.parametrize("annotation", [b"", b"\x00", b"\x02"])
+def test_an_annotation_of_another_format_is_damage(annotation: bytes) -> None:
+    with pytest.raises(AnnotationDamaged):
+        decode_runs(annotation)
+
+
+def test_an_annotation_cut_anywhere_is_damage_or_its_first_runs() -> None:
+    runs = [QueueRun("T", 0, 9, bytes(range(40))), QueueRun("Uü", 1, 2**40, bytes(range(20)))]
+    annotation = encode_runs(runs)
+    whole = {1: 0, len(encode_runs(runs[:1])): 1, len(annotation): 2}
+    for size in range(len(annotation) + 1):
+        if size in whole:
+            assert decode_runs(annotation[:size]) == runs[: whole[size]]
+        else:
+            with pytest.raises(AnnotationDamaged):
+                decode_runs(annotation[:size])
+
+
+@given(annotation=st.binary(max_size=80))
+def test_any_annotation_is_read_or_refused(annotation: bytes) -> None:
+    try:
+        runs = decode_runs(b"\x01" + annotation)
+    except AnnotationDamaged:
+        return
+    assert encode_runs(runs) == b"\x01" + annotation
+
+
+_messages = st.builds(
+    dict,
+    topic=st.sampled_from(["T", "%RETRY%g", META_TOPIC, "x" * 200]),
+    queue_id=st.integers(0, 3),
+    body=st.binary(max_size=30),
+    tags=st.sampled_from(["", "A", "tag-b", "ü", "x" * 200]),
+    sys_flag=st.sampled_from([0, 1, 4, 8, 12]),
+    host=st.sampled_from([HOST, HOST_V6]),
+)
+
+
+@given(messages=st.lists(_messages, max_size=20), position=st.integers(0, 2**40))
+def test_shipped_runs_equal_scanned_ones(messages: list[dict[str, object]], position: int) -> None:
+    entry = EntryBuilder(position)
+    for message in messages:
+        entry.add(**message)  # type: ignore[arg-type]
+    shipped = decode_runs(encode_runs(entry.builder.runs()))
+    scanned, commands = scan_runs(memoryview(entry.body))
+    assert shipped == scanned
+    assert commands == entry.commands
