@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import CommandFailed, run_trio
-from mq.cli.servers import split_settings
+from mq.cli.servers import cancel_on_signal, split_settings
 
 
 def dev(
@@ -39,7 +38,7 @@ def dev(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_cancel_on_signal, nursery.cancel_scope)
+            await nursery.start(cancel_on_signal, nursery.cancel_scope)
             async with DevCluster.open(
                 directory,
                 nodes=nodes,
@@ -71,12 +70,3 @@ async def _announce(cluster: DevCluster, console: Console) -> None:
     console.print(f"  raftmq consume Greetings --group readers --count 1{option}", highlight=False)
     console.print(f"  raftmq status{option}\n", highlight=False)
     console.print("ready; ctrl-C stops everything", highlight=False)
-
-
-async def _cancel_on_signal(
-    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            scope.cancel()

@@ -94,7 +94,7 @@ def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_cancel_on_signal, nursery.cancel_scope)
+            await nursery.start(cancel_on_signal, nursery.cancel_scope)
             if until_stdin_closes:
                 nursery.start_soon(_cancel_on_stdin_end, nursery.cancel_scope)
             await serve()
@@ -103,9 +103,10 @@ def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool
     run_trio(main)
 
 
-async def _cancel_on_signal(
+async def cancel_on_signal(
     scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
+    """Cancel ``scope`` at SIGINT and SIGTERM. Runs until cancelled itself."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
