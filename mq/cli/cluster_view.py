@@ -173,9 +173,9 @@ async def ask_cluster(namesrv: str) -> list[GroupStatus]:
                     figures = None  # shown as unreachable, which is what it is
             answers.append(BrokerAnswer(cluster, group, broker_id, address, figures))
 
-        for cluster, groups in info.cluster_addr_table.items():
+        for cluster, groups in info.clusters.items():
             for group in groups:
-                if (data := info.broker_addr_table.get(group)) is not None:
+                if (data := info.brokers.get(group)) is not None:
                     for broker_id, address in data.broker_addrs.items():
                         nursery.start_soon(ask, cluster, group, broker_id, address)
     return group_statuses(answers)
