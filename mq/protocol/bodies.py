@@ -1,0 +1,128 @@
+"""Bodies of requests and responses, as values with our names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mq.protocol.json_body import Body
+from mq.protocol.registration import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
+from mq.protocol.wire_names import wire
+
+__all__ = [
+    "Body",
+    "BrokerData",
+    "ClusterInfo",
+    "ConsumerData",
+    "ConsumerList",
+    "DataVersion",
+    "HeartbeatData",
+    "KVTable",
+    "ProducerData",
+    "QueueData",
+    "RegisterBrokerBody",
+    "Route",
+    "SubscriptionData",
+    "TopicConfig",
+    "TopicConfigTable",
+    "TopicList",
+]
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+class QueueData(Body, rename=wire()):
+    """The queues of a topic in one broker group."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_sys_flag: int = 0
+
+
+class BrokerData(Body, rename=wire()):
+    """A broker group: ``host:port`` of each broker by its id. Id 0 leads."""
+
+    broker_name: str
+    broker_addrs: dict[int, str]
+    cluster: str = ""
+    enable_acting_master: bool = False
+
+
+class Route(Body, rename=wire(filter_servers="filterServerTable")):
+    """Where a topic is (request code 105)."""
+
+    queue_datas: Sequence[QueueData] = ()
+    broker_datas: Sequence[BrokerData] = ()
+    filter_servers: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    order_topic_conf: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ClusterInfo(Body, rename=wire(brokers="brokerAddrTable", clusters="clusterAddrTable")):
+    """All broker groups by name, and the names of each cluster's groups (request code 106)."""
+
+    brokers: dict[str, BrokerData] = msgspec.field(default_factory=dict)
+    clusters: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class TopicList(Body, rename=wire(topics="topicList")):
+    """Names of topics (request code 206)."""
+
+    topics: Sequence[str] = ()
+    broker_addr: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class KVTable(Body):
+    """Names and values (request codes 28 and 219)."""
+
+    table: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+class SubscriptionData(
+    Body, rename=wire(expression="subString", version="subVersion", tags="tagsSet", codes="codeSet")
+):
+    """What a group wants of a topic. ``version`` grows with each change; ``codes`` are the tags' hashes."""
+
+    topic: str
+    expression: str = "*"
+    tags: Sequence[str] = ()
+    codes: Sequence[int] = ()
+    version: int = 0
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(Body, rename=wire(group="groupName", subscriptions="subscriptionDataSet")):
+    """A consumer group in a heartbeat."""
+
+    group: str
+    subscriptions: Sequence[SubscriptionData] = ()
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    unit_mode: bool = False
+
+
+class ProducerData(Body, rename=wire(group="groupName")):
+    """A producer group in a heartbeat."""
+
+    group: str
+
+
+class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerDataSet", producers="producerDataSet")):
+    """A client and all its groups (request code 34)."""
+
+    client_id: str
+    consumers: Sequence[ConsumerData] = ()
+    producers: Sequence[ProducerData] = ()
+
+
+class ConsumerList(Body, rename=wire(consumer_ids="consumerIdList")):
+    """The client ids of a group (request code 38)."""
+
+    consumer_ids: Sequence[str] = ()

@@ -1,0 +1,197 @@
+"""Reads the JSON dialect that Java nodes write.
+
+It is JSON but for three things: numbers may be keys without quotes, objects may be keys, and ``{"$ref": "$.path"}``
+stands for another part of the same text. The result is plain Python: number keys become their text, an object key
+becomes its compact JSON with sorted members, a reference becomes what it refers to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from mq.protocol.errors import BodyError
+
+DEPTH_MAX: Final = 32
+REFERENCES_MAX: Final = 10_000
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]|\[\"([^\"]*)\"\]")
+_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+
+_encode_key: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def parse(data: bytes | memoryview) -> Any:
+    """The value in ``data``.
+
+    Raises:
+        BodyError: it is neither JSON nor this dialect, is nested deeper than 32 levels, or has a reference to nowhere.
+    """
+    reader = _Reader(bytes(data).decode("utf-8", "replace"))
+    value = reader.read_all()
+    return _resolve(value) if reader.references else value
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    path: str
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self.references = 0
+
+    def read_all(self) -> Any:
+        value = self._value(0)
+        if self._peek():
+            raise self._error("the end of the text")
+        return value
+
+    def _peek(self) -> str:
+        space = _SPACE.match(self._text, self._at)
+        assert space is not None, "an empty match is a match"
+        self._at = space.end()
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, wanted: str) -> bool:
+        if self._peek() != wanted:
+            return False
+        self._at += 1
+        return True
+
+    def _value(self, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise BodyError(f"JSON is nested deeper than {DEPTH_MAX} levels at character {self._at}")
+        match self._peek():
+            case "{":
+                return self._object(depth)
+            case "[":
+                return self._array(depth)
+            case '"':
+                return self._string()
+            case first if first and first in "-0123456789":
+                return self._number()
+        for word, value in _CONSTANTS.items():
+            if self._text.startswith(word, self._at):
+                self._at += len(word)
+                return value
+        raise self._error("a value")
+
+    def _object(self, depth: int) -> Any:
+        self._at += 1
+        members: dict[str, Any] = {}
+        if self._take("}"):
+            return members
+        while True:
+            key = self._key(depth)
+            if not self._take(":"):
+                raise self._error("a colon")
+            members[key] = self._value(depth + 1)
+            if self._take("}"):
+                break
+            if not self._take(","):
+                raise self._error("a comma or the end of the object")
+        path = members.get("$ref")
+        if len(members) == 1 and isinstance(path, str):
+            self.references += 1
+            if self.references > REFERENCES_MAX:
+                raise BodyError(f"JSON with more than {REFERENCES_MAX} references")
+            return _Reference(path)
+        return members
+
+    def _key(self, depth: int) -> str:
+        match self._peek():
+            case '"':
+                return self._string()
+            case "{":
+                key = self._value(depth + 1)
+                if isinstance(key, _Reference):
+                    raise BodyError(f"JSON has the reference {key.path} as a key")
+                return _encode_key(key).decode()
+            case first if first and first in "-0123456789":
+                return str(self._number())
+        raise self._error("a key")
+
+    def _array(self, depth: int) -> list[Any]:
+        self._at += 1
+        items: list[Any] = []
+        if self._take("]"):
+            return items
+        while True:
+            items.append(self._value(depth + 1))
+            if self._take("]"):
+                return items
+            if not self._take(","):
+                raise self._error("a comma or the end of the array")
+
+    def _string(self) -> str:
+        found = _STRING.match(self._text, self._at)
+        if found is None:
+            raise self._error("the end of a string")
+        try:
+            text: str = msgspec.json.decode(found.group(), type=str)
+        except msgspec.MsgspecError as error:
+            raise BodyError(f"JSON has a bad string at character {self._at}: {error}") from error
+        self._at = found.end()
+        return text
+
+    def _number(self) -> int | float:
+        found = _NUMBER.match(self._text, self._at)
+        if found is None or len(found.group()) > 64:
+            raise self._error("a number")
+        self._at = found.end()
+        text = found.group()
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+
+    def _error(self, wanted: str) -> BodyError:
+        return BodyError(f"JSON has {self._text[self._at : self._at + 10]!r} at character {self._at}, not {wanted}")
+
+
+def _resolve(root: Any) -> Any:
+    """``root`` with each reference replaced by what it names; that is shared, never copied."""
+    open_nodes: set[int] = set()
+    done: set[int] = set()
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, dict | list) or id(node) in done:
+            return
+        if id(node) in open_nodes:
+            raise BodyError("JSON with references in a circle")
+        open_nodes.add(id(node))
+        for key, child in list(node.items() if isinstance(node, dict) else enumerate(node)):
+            if isinstance(child, _Reference):
+                node[key] = child = _target(root, child.path)
+            visit(child)
+        open_nodes.remove(id(node))
+        done.add(id(node))
+
+    if isinstance(root, _Reference):
+        raise BodyError("JSON that is nothing but a reference")
+    visit(root)
+    return root
+
+
+def _target(root: Any, path: str) -> Any:
+    node = root
+    steps = path.removeprefix("$")
+    at = 0
+    while at < len(steps):
+        step = _STEP.match(steps, at)
+        if step is None:
+            raise BodyError(f"JSON with a reference that cannot be followed: {path[:80]}")
+        name, index = step.group(1) or step.group(3), step.group(2)
+        try:
+            node = node[name] if index is None else node[int(index)] if isinstance(node, list) else node[index]
+        except (LookupError, TypeError) as error:
+            raise BodyError(f"JSON with a reference to nowhere: {path[:80]}") from error
+        at = step.end()
+    # Java writes a value in full where it comes first, so a reference never leads to another one.
+    if not path.startswith("$") or isinstance(node, _Reference):
+        raise BodyError(f"JSON with a reference that cannot be followed: {path[:80]}")
+    return node

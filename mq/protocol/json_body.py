@@ -1,0 +1,52 @@
+"""How all JSON bodies are written and read.
+
+What we write is compact, with sorted keys, every field present and numbers as quoted keys: some clients cut the text by
+hand or know no defaults. What we read may leave out fields, and may be in the dialect of `mq.protocol.fastjson`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from mq.protocol import fastjson
+from mq.protocol.errors import BodyError
+
+T = TypeVar("T")
+
+_encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted").encode
+
+
+class Body(msgspec.Struct):
+    """Base of all bodies."""
+
+    def encode(self) -> bytes:
+        """The JSON text."""
+        return _encode(msgspec.to_builtins(self, str_keys=True))
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Self:
+        """Read the JSON text. Raises BodyError."""
+        return decode_as(cls, data)
+
+
+def decode_as(kind: type[T], data: bytes | memoryview) -> T:
+    """``data`` as a value of type ``kind``: plain JSON at once, Java's dialect on a second try. Raises BodyError."""
+    try:
+        return msgspec.json.decode(data, type=kind, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return msgspec.convert(_without_nulls(fastjson.parse(data)), type=kind, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BodyError(f"body of {len(data)} bytes is no {kind.__name__}: {error}") from error
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value

@@ -1,0 +1,160 @@
+"""Topic tables, and the body with which a broker registers them (request code 103), plain and compressed.
+
+The compressed form is a zlib stream of length-prefixed parts: the data version, the number of topics, a line per topic,
+the filter servers. 5.x brokers append a part that is of no use here.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Final, Self
+
+import msgspec
+
+from mq.protocol.errors import BodyError
+from mq.protocol.json_body import Body, decode_as
+from mq.protocol.wire_names import wire
+
+INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_I32: Final = struct.Struct(">i")
+
+
+class DataVersion(Body, rename=wire(timestamp_ms="timestamp")):
+    """Which state of a broker's topics this is. Two are the same state only when all three numbers agree."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+    state_version: int = 0
+
+
+class TopicConfig(Body, rename=wire()):
+    """A topic as a broker has it. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class TopicConfigTable(Body, rename=wire(topics="topicConfigTable")):
+    """All topics of a broker (request code 21), and the inner part of a registration."""
+
+    topics: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class _Plain(Body, rename=wire(filter_servers="filterServerList", table="topicConfigSerializeWrapper")):
+    filter_servers: Sequence[str] = ()
+    table: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
+
+
+class RegisterBrokerBody(msgspec.Struct):
+    """All topics of a broker by name, the version of that table, and ``host:port`` of its filter servers."""
+
+    topics: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    filter_servers: Sequence[str] = ()
+
+    def encode(self) -> bytes:
+        """The plain form: JSON."""
+        return _Plain(self.filter_servers, TopicConfigTable(self.topics, self.data_version)).encode()
+
+    def encode_compressed(self) -> bytes:
+        """The compressed form. It has no place for a topic's ``order``."""
+        lines = [_topic_line(topic).encode() for topic in self.topics.values()]
+        parts = [_sized(self.data_version.encode()), _I32.pack(len(lines))]
+        parts += map(_sized, lines)
+        parts.append(_sized(msgspec.json.encode(self.filter_servers)))
+        return zlib.compress(b"".join(parts), level=9)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, *, compressed: bool = False) -> Self:
+        """Read either form. Raises BodyError."""
+        if not compressed:
+            plain = _Plain.decode(data)
+            return cls(plain.table.topics, plain.table.data_version, plain.filter_servers)
+        reader = _Reader(_inflated(data))
+        version = DataVersion.decode(reader.sized())
+        topics = {}
+        for line in reader.lines():
+            topic = _read_topic_line(line)
+            topics[topic.topic_name] = topic
+        return cls(topics, version, decode_as(list[str], reader.sized()))
+
+
+def _sized(data: bytes) -> bytes:
+    return _I32.pack(len(data)) + data
+
+
+def _topic_line(topic: TopicConfig) -> str:
+    fields = [
+        topic.topic_name,
+        str(topic.read_queue_nums),
+        str(topic.write_queue_nums),
+        str(topic.perm),
+        topic.topic_filter_type,
+    ]
+    if topic.attributes:
+        fields.append(msgspec.json.encode(topic.attributes).decode())
+    return " ".join(fields)
+
+
+def _read_topic_line(line: bytes) -> TopicConfig:
+    text = line.decode("utf-8", "replace")
+    fields = text.split(" ", 5)
+    if len(fields) < 5:
+        raise BodyError(f"a topic's line has {len(fields)} fields, at least 5 are needed: {text[:80]!r}")
+    name, reads, writes, perm, filter_type = fields[:5]
+    try:
+        topic = TopicConfig(name, int(reads), int(writes), int(perm), filter_type)
+    except ValueError as error:
+        raise BodyError(f"a topic's line has a bad number: {text[:80]!r}") from error
+    if len(fields) == 6 and fields[5].strip():
+        topic.attributes = decode_as(dict[str, str], fields[5].encode())
+    return topic
+
+
+def _inflated(data: bytes | memoryview) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        inflated = stream.decompress(data, INFLATED_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise BodyError(f"registration of {len(data)} bytes cannot be inflated: {error}") from error
+    if len(inflated) > INFLATED_BYTES_MAX:
+        raise BodyError(f"registration of {len(data)} bytes inflates to more than {INFLATED_BYTES_MAX}")
+    return inflated
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def _number(self) -> int:
+        if self._at + _I32.size > len(self._data):
+            raise BodyError(f"registration ends at byte {len(self._data)}, within a number")
+        (number,) = _I32.unpack_from(self._data, self._at)
+        self._at += _I32.size
+        return int(number)
+
+    def sized(self) -> bytes:
+        size = self._number()
+        start = self._at
+        if not 0 <= size <= len(self._data) - start:
+            raise BodyError(f"registration has a part of {size} bytes at byte {start} of {len(self._data)}")
+        self._at += size
+        return self._data[start : self._at]
+
+    def lines(self) -> Iterator[bytes]:
+        count = self._number()
+        if count < 0:
+            raise BodyError(f"registration of {count} topics")
+        for _ in range(count):
+            yield self.sized()
