@@ -37,7 +37,10 @@ class ClientLimits:
     """Producer and consumer groups of one connection, each kind."""
     subscriptions_max: int = 1024
     """Topics of one consumer group."""
-    expression_length_max: int = 32_768
+    expressions_length_max: int = 262_144
+    """Characters of all expressions together."""
+    word_length_max: int = 64
+    """Characters of what stands for a choice, such as the message model."""
     expiry_seconds: float = 120.0
     """A member whose last heartbeat is older is gone."""
 
@@ -232,10 +235,17 @@ class ClientRegistry(Generic[ConnectionT]):
                 raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
             for group in groups:
                 _check_name(check_group, group)
+        length = sum(len(data.expression) for consumer in heartbeat.consumers for data in consumer.subscriptions)
+        if length > limits.expressions_length_max:
+            raise HeartbeatRefused(
+                f"expressions of {length} characters, allowed are {limits.expressions_length_max} in all"
+            )
         return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
 
     def _checked_subscriptions(self, consumer: ConsumerData) -> dict[str, GroupSubscription]:
         limits = self._limits
+        for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
+            _check_word(word, limits)
         count = len(consumer.subscriptions)
         if count > limits.subscriptions_max:
             raise HeartbeatRefused(
@@ -243,11 +253,7 @@ class ClientRegistry(Generic[ConnectionT]):
             )
         wanted: dict[str, GroupSubscription] = {}
         for data in consumer.subscriptions:
-            if len(data.expression) > limits.expression_length_max:
-                raise HeartbeatRefused(
-                    f"expression of {len(data.expression)} characters for topic {data.topic}, "
-                    f"allowed are {limits.expression_length_max}"
-                )
+            _check_word(data.expression_type, limits)
             _check_name(check_topic, data.topic)
             wanted[data.topic] = _parsed(data)
         return wanted
@@ -303,6 +309,11 @@ def _parsed(data: SubscriptionData) -> GroupSubscription:
         except SubscriptionError as error:
             raise HeartbeatRefused(str(error)) from error
     return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed)
+
+
+def _check_word(word: str, limits: ClientLimits) -> None:
+    if len(word) > limits.word_length_max:
+        raise HeartbeatRefused(f"{word[:16]!r}... has {len(word)} characters, allowed are {limits.word_length_max}")
 
 
 def _check_name(check: Callable[[str], None], name: str) -> None:

@@ -173,7 +173,7 @@ def encode_command(command: Command) -> bytes:
 def decode_command(body: bytes) -> Command:
     """Read a committed command record. Raises CommandUnknown."""
     try:
-        written: _Written = msgspec.convert(cbor2.loads(body), _Written)  # type: ignore[arg-type]
+        written: _Written = msgspec.convert(cbor2.loads(body), _Written)
         command = _read_offsets(written) if isinstance(written, _WrittenOffsets) else written
         _check_command(command)
     except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:

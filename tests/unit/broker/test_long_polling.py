@@ -165,5 +165,7 @@ def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
                 over = sorted((row for row in model if row[1] <= now), key=lambda row: row[1])
                 assert polling.expired(float(now)) == [row[2] for row in over]
                 model = [row for row in model if row not in over]
+            case _:
+                raise AssertionError(f"unknown step {step}")
         assert len(polling) == len(model)
         assert polling.next_deadline() == min((row[1] for row in model), default=math.inf)

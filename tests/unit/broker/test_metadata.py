@@ -73,9 +73,18 @@ def test_commands_round_trip(command: Command) -> None:
         cbor2.dumps({"kind": "commit_offsets", "offsets": [["g", "T", [0]]]}),
     ],
     ids=[
-        "empty", "break", "text", "array", "new kind", "new field", "missing field", "bad name", "bad offset", "short row",
+        "empty",
+        "break",
+        "text",
+        "array",
+        "new kind",
+        "new field",
+        "missing field",
+        "bad name",
+        "bad offset",
+        "short row",
     ],
-)  # fmt: skip
+)
 def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
     with pytest.raises(CommandUnknown):
         decode_command(body)

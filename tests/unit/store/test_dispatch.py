@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,7 +168,7 @@ def test_any_annotation_is_read_or_refused(annotation: bytes) -> None:
     assert encode_runs(runs) == b"\x01" + annotation
 
 
-_messages = st.builds(
+_messages: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     topic=st.sampled_from(["T", "%RETRY%g", META_TOPIC, "x" * 200]),
     queue_id=st.integers(0, 3),
@@ -178,10 +180,10 @@ _messages = st.builds(
 
 
 @given(messages=st.lists(_messages, max_size=20), position=st.integers(0, 2**40))
-def test_shipped_runs_equal_scanned_ones(messages: list[dict[str, object]], position: int) -> None:
+def test_shipped_runs_equal_scanned_ones(messages: list[dict[str, Any]], position: int) -> None:
     entry = EntryBuilder(position)
     for message in messages:
-        entry.add(**message)  # type: ignore[arg-type]
+        entry.add(**message)
     shipped = decode_runs(encode_runs(entry.builder.runs()))
     scanned, commands = scan_runs(memoryview(entry.body))
     assert shipped == scanned

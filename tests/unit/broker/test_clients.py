@@ -1,0 +1,279 @@
+"""Who is connected: membership of groups, and who is told when it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mq.broker.clients import BROADCASTING, ClientLimits, ClientRegistry, HeartbeatOutcome, HeartbeatRefused
+from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+
+
+def subscription(topic: str, expression: str = "*", version: int = 1, expression_type: str = "TAG") -> SubscriptionData:
+    return SubscriptionData(topic=topic, expression=expression, version=version, expression_type=expression_type)
+
+
+def consumer(group: str, *topics: str | SubscriptionData, model: str = "CLUSTERING") -> ConsumerData:
+    return ConsumerData(
+        group=group,
+        consume_type="CONSUME_PASSIVELY",
+        message_model=model,
+        consume_from_where="CONSUME_FROM_LAST_OFFSET",
+        subscriptions=[topic if isinstance(topic, SubscriptionData) else subscription(topic) for topic in topics],
+    )
+
+
+def beat(
+    registry: ClientRegistry[str],
+    connection: str,
+    client_id: str,
+    *consumers: ConsumerData,
+    producers: Sequence[str] = (),
+    now: float = 0.0,
+) -> HeartbeatOutcome[str]:
+    heartbeat = HeartbeatData(
+        client_id=client_id,
+        producers=[ProducerData(group=group) for group in producers],
+        consumers=list(consumers),
+    )
+    return registry.heartbeat(now, connection, heartbeat, "JAVA", 409)
+
+
+def test_a_new_member_is_announced_to_all_of_its_group() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    first = beat(registry, "c1", "one", consumer("g", "T"))
+    assert (first.consumer_groups, first.new_groups, first.notify) == (("g",), ("g",), [("g", ["c1"])])
+    second = beat(registry, "c2", "two", consumer("g", "T"))
+    assert (second.consumer_groups, second.new_groups, second.notify) == (("g",), (), [("g", ["c1", "c2"])])
+    assert registry.consumer_ids("g") == ["one", "two"]
+    assert registry.consumer_ids("unknown") == []
+
+
+def test_a_heartbeat_that_changes_nothing_tells_nobody() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", "T"))
+    again = beat(registry, "c1", "one", consumer("g", "T"), now=30.0)
+    assert again.notify == []
+    assert again.consumer_groups == ("g",)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (["T"], ["T", "U"], True),
+        (["T", "U"], ["T"], True),
+        (["T"], ["U"], True),
+        (["T", "U"], ["U", "T"], False),
+        ([subscription("T", "A", 1)], [subscription("T", "B", 2)], False),
+    ],
+    ids=["added", "removed", "replaced", "other order", "other expression"],
+)
+def test_the_set_of_topics_decides_whether_members_are_told(
+    before: list[str | SubscriptionData], after: list[str | SubscriptionData], told: bool
+) -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", *before))
+    assert bool(beat(registry, "c1", "one", consumer("g", *after)).notify) == told
+
+
+def test_broadcast_groups_are_never_told() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    assert beat(registry, "c1", "one", consumer("g", "T", model=BROADCASTING)).notify == []
+    assert beat(registry, "c2", "two", consumer("g", "T", model=BROADCASTING)).notify == []
+    assert registry.connection_closed("c1") == []
+    assert registry.consumer_ids("g") == ["two"]
+
+
+def test_the_newest_version_of_a_subscription_counts() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    for expression, version, wanted in (("A", 5, "A"), ("B", 4, "A"), ("C", 5, "A"), ("D", 6, "D")):
+        beat(registry, "c1", "one", consumer("g", subscription("T", expression, version)))
+        known = registry.subscription("g", "T")
+        assert known is not None
+        assert known.tags == {wanted}
+
+
+def test_subscription_of_what_is_not_there() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", "T", subscription("S", "a > 1", expression_type="SQL92")))
+    assert registry.subscription("g", "U") is None
+    assert registry.subscription("h", "T") is None
+    assert registry.subscription("g", "S") is None
+    group = registry.consumer_group("g")
+    assert group is not None
+    assert group.subscriptions["S"].expression == "a > 1"
+
+
+def test_a_closed_connection_leaves_all_its_groups() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", "T"), consumer("h", "T"), producers=["p"])
+    beat(registry, "c2", "two", consumer("g", "T"), producers=["p"])
+    assert registry.connection_closed("c1") == [("g", ["c2"])]
+    assert registry.consumer_ids("h") == []
+    assert registry.consumer_group("h") is None
+    assert registry.producers("p") == ["c2"]
+    assert registry.connection_closed("c1") == []
+
+
+def test_a_client_that_reconnects_is_one_member_and_nobody_is_told() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "old", "one", consumer("g", "T"))
+    beat(registry, "c2", "two", consumer("g", "T"))
+    assert beat(registry, "new", "one", consumer("g", "T")).notify == []
+    assert registry.consumer_ids("g") == ["one", "two"]
+    assert registry.connection_closed("old") == []
+    assert registry.consumer_ids("g") == ["one", "two"]
+
+
+def test_unregister_takes_out_what_it_names() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", "T"), consumer("h", "T"), producers=["p", "q"])
+    beat(registry, "c2", "two", consumer("g", "T"))
+    assert registry.unregister("c1", "one", "p", None) == []
+    assert (registry.producers("p"), registry.producers("q")) == ([], ["c1"])
+    assert registry.unregister("c1", "one", None, "g") == [("g", ["c2"])]
+    assert registry.consumer_ids("h") == ["one"]
+    assert registry.unregister("c1", "one", "unknown", "unknown") == []
+
+
+def test_nobody_can_unregister_somebody_else() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", "T"), producers=["p"])
+    beat(registry, "c2", "two", consumer("g", "T"), producers=["p"])
+    assert registry.unregister("c2", "one", "p", "g") == []
+    assert registry.unregister("c3", "one", "p", "g") == []
+    assert registry.consumer_ids("g") == ["one", "two"]
+    assert registry.producers("p") == ["c1", "c2"]
+
+
+def test_silent_members_expire() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "c1", "one", consumer("g", "T"), producers=["p"], now=0.0)
+    beat(registry, "c2", "two", consumer("g", "T"), producers=["p"], now=30.0)
+    assert registry.expire(120.0) == []
+    assert registry.consumer_ids("g") == ["one", "two"]
+    assert registry.expire(120.1) == [("g", ["c2"])]
+    assert registry.consumer_ids("g") == ["two"]
+    assert registry.producers("p") == ["c2"]
+    assert registry.expire(1000.0) == []
+    assert registry.consumer_group("g") is None
+
+
+def test_members_of_one_group_that_leave_together_are_told_of_once() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    for connection, now in (("c1", 0.0), ("c2", 0.0), ("c3", 100.0)):
+        beat(registry, connection, connection, consumer("g", "T"), now=now)
+    assert registry.expire(130.0) == [("g", ["c3"])]
+
+
+TIGHT = ClientLimits(client_id_length_max=8, groups_max=2, subscriptions_max=2, expressions_length_max=7)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "consumers", "producers"),
+    [
+        ("", [], []),
+        ("x" * 9, [], []),
+        ("one", [consumer("g", "T"), consumer("h", "T"), consumer("i", "T")], []),
+        ("one", [], ["p", "q", "r"]),
+        ("one", [consumer("g", "T", "U", "V")], []),
+        ("one", [consumer("g", subscription("T", "A||B"), subscription("U", "C||D"))], []),
+        ("one", [consumer("g", "T", model="C" * 65)], []),
+        ("one", [consumer("g", subscription("T", "||"))], []),
+        ("one", [consumer("a b", "T")], []),
+        ("one", [consumer("g", "../T")], []),
+        ("one", [], ["a/b"]),
+    ],
+    ids=[
+        "no client id",
+        "long client id",
+        "many consumer groups",
+        "many producer groups",
+        "many topics",
+        "long expressions",
+        "long message model",
+        "empty expression",
+        "bad consumer group",
+        "bad topic",
+        "bad producer group",
+    ],
+)
+def test_a_heartbeat_beyond_the_limits_changes_nothing(
+    client_id: str, consumers: list[ConsumerData], producers: list[str]
+) -> None:
+    registry: ClientRegistry[str] = ClientRegistry(TIGHT)
+    with pytest.raises(HeartbeatRefused):
+        beat(registry, "c1", client_id, consumer("first", "T"), *consumers, producers=producers)
+    assert registry.consumer_ids("first") == []
+    assert registry.connection_closed("c1") == []
+
+
+def test_groups_of_one_connection_are_bounded_over_its_life() -> None:
+    registry: ClientRegistry[str] = ClientRegistry(TIGHT)
+    beat(registry, "c1", "one", consumer("g", "T"))
+    beat(registry, "c1", "one", consumer("h", "T"))
+    with pytest.raises(HeartbeatRefused, match="3 consumer groups"):
+        beat(registry, "c1", "one", consumer("i", "T"))
+    registry.unregister("c1", "one", None, "g")
+    beat(registry, "c1", "one", consumer("i", "T"))
+    assert registry.consumer_ids("i") == ["one"]
+
+
+class RegistryAgainstTable(RuleBasedStateMachine):
+    """Members against a plain table of (group, connection) -> (client, last heartbeat)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry: ClientRegistry[str] = ClientRegistry()
+        self.table: dict[tuple[str, str], tuple[str, float]] = {}
+        self.told: dict[str, list[str]] = {}
+        self.now = 0.0
+
+    connections = st.sampled_from(["c1", "c2", "c3"])
+    clients = st.sampled_from(["one", "two"])
+    groups = st.sampled_from(["g", "h"])
+
+    def ids(self, group: str) -> list[str]:
+        return sorted({client for (known, _), (client, _) in self.table.items() if known == group})
+
+    def hear(self, notices: list[tuple[str, list[str]]]) -> None:
+        for group, connections in notices:
+            assert sorted(connections) == sorted(at for known, at in self.table if known == group)
+            self.told[group] = self.ids(group)
+
+    @rule(connection=connections, client=clients, group=groups)
+    def heartbeat(self, connection: str, client: str, group: str) -> None:
+        self.table[group, connection] = (client, self.now)
+        self.hear(beat(self.registry, connection, client, consumer(group, "T"), now=self.now).notify)
+
+    @rule(connection=connections)
+    def close(self, connection: str) -> None:
+        self.table = {key: row for key, row in self.table.items() if key[1] != connection}
+        self.hear(self.registry.connection_closed(connection))
+
+    @rule(connection=connections, client=clients, group=groups)
+    def unregister(self, connection: str, client: str, group: str) -> None:
+        if self.table.get((group, connection), ("", 0.0))[0] == client:
+            del self.table[group, connection]
+        self.hear(self.registry.unregister(connection, client, None, group))
+
+    @rule(seconds=st.sampled_from([1.0, 50.0, 121.0]))
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
+        self.hear(self.registry.expire(self.now))
+
+    @invariant()
+    def members_are_those_of_the_table_and_know_it(self) -> None:
+        for group in ("g", "h"):
+            assert self.registry.consumer_ids(group) == self.ids(group)
+            if self.ids(group):
+                assert self.told[group] == self.ids(group)
+
+
+RegistryAgainstTable.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestRegistryAgainstTable = RegistryAgainstTable.TestCase
