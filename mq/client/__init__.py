@@ -1,0 +1,62 @@
+"""The Python SDK: send to, receive from and administrate RocketMQ brokers, on trio or asyncio (AnyIO).
+
+    from mq.client import Message, Producer, PushConsumer
+
+`mq.client.sync` has the same for programs without an event loop.
+"""
+
+from mq.client.admin import Admin
+from mq.client.consumer import PushConsumer
+from mq.client.delivery import Delivery
+from mq.client.errors import (
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    MessageRefused,
+    NameServersUnavailable,
+    NoRoute,
+    ProducerBusy,
+    RequestTimeout,
+    SendOutcomeUnknown,
+    SendRejected,
+    TopicNotFound,
+)
+from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from mq.client.process_queue import FlowLimits
+from mq.client.producer import Producer
+from mq.client.pulling import PullSettings
+from mq.client.remoting import RemotingSettings
+from mq.client.routes import TopicRoute
+from mq.client.sending import Pending
+
+__all__ = [
+    "Admin",
+    "BrokerError",
+    "ClientClosed",
+    "ClientError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "Delivery",
+    "FlowLimits",
+    "Message",
+    "MessageQueue",
+    "MessageRefused",
+    "NameServersUnavailable",
+    "NoRoute",
+    "Pending",
+    "Producer",
+    "ProducerBusy",
+    "PullSettings",
+    "PushConsumer",
+    "ReceivedMessage",
+    "RemotingSettings",
+    "RequestTimeout",
+    "SendOutcomeUnknown",
+    "SendRejected",
+    "SendResult",
+    "SendStatus",
+    "TopicNotFound",
+    "TopicRoute",
+]

@@ -1,0 +1,206 @@
+"""Looking at a cluster and changing its topics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+
+from mq.client.answers import int_field, read_body
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
+from mq.client.message import MessageQueue
+from mq.client.offsets import ConsumeFrom, leader_of, queue_offset
+from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
+from mq.client.routes import LEADER_ID, TopicRoute
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_topic
+
+__all__ = ["Admin"]
+
+TOPIC_VISIBLE_SECONDS = 5.0
+POLL_SECONDS = 0.05
+
+
+class Admin(anyio.AsyncContextManagerMixin):
+    """Administration of a cluster through its name servers, on trio or asyncio.
+
+        async with Admin("127.0.0.1:9876") as admin:
+            await admin.create_topic("Orders", queues=8)
+
+    All methods raise NameServersUnavailable, ConnectFailed, ConnectionLost, RequestTimeout and BrokerError.
+    """
+
+    def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._remoting: Remoting | None = None
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with open_task_group() as tasks:
+            self._remoting = Remoting(tasks, self._name_servers, settings=self._remoting_settings)
+            try:
+                yield self
+            finally:
+                self._remoting.close()
+
+    def _opened(self) -> Remoting:
+        if self._remoting is None:
+            raise ClientClosed("enter the admin first: async with Admin(...) as admin")
+        return self._remoting
+
+    async def _ask(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
+        response, body = await self._opened().ask_name_server(code, ext)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, "name server")
+        return response, body
+
+    # The cluster.
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All broker groups with the addresses of their replicas; id 0 is the leader."""
+        _, body = await self._ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return read_body(ClusterInfo.decode, body)
+
+    async def broker_runtime(self, address: str) -> dict[str, str]:
+        """The runtime figures of one broker, by RocketMQ's names."""
+        _, body = await self._opened().call(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return dict(read_body(KVTable.decode, body).table)
+
+    async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
+        """Leader address by broker name, of one cluster or one broker group or all. Raises NoRoute."""
+        info = await self.cluster_info()
+        names = {
+            name for each, names in info.clusters.items() if cluster in (None, each) for name in names
+        }
+        if broker is not None:
+            names &= {broker}
+        leaders: dict[str, str] = {}
+        for name in sorted(names):
+            group = info.brokers.get(name)
+            address = group.broker_addrs.get(LEADER_ID) if group is not None else None
+            if address is None:
+                raise NoRoute("", f"broker group {name} has no leader")
+            leaders[name] = address
+        if not leaders:
+            raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
+        return leaders
+
+    # Topics.
+
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = 8,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int = 6,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> TopicRoute:
+        """Create `topic`, or change it, with `queues` queues on every broker group of the cluster (or on one group).
+
+        `perm` is 4 for readable plus 2 for writable. Returns the route once the name servers know all the groups.
+        Raises NameRefused, and NoRoute if a group has no leader or the route does not appear within 5 s.
+        """
+        check_topic(topic)
+        leaders = await self._leaders(cluster, broker)
+        ext = {
+            "topic": topic,
+            "defaultTopic": AUTO_CREATE_TEMPLATE,
+            "readQueueNums": str(queues if read_queues is None else read_queues),
+            "writeQueueNums": str(queues if write_queues is None else write_queues),
+            "perm": str(perm),
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        }
+        for address in leaders.values():
+            await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        wanted = {
+            MessageQueue(topic, name, queue_id) for name in leaders for queue_id in range(int(ext["readQueueNums"]))
+        }
+        with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
+            while True:
+                try:
+                    route = await self.route(topic)
+                    if not perm & 4 or wanted <= set(route.read_queues):
+                        return route
+                except TopicNotFound:
+                    pass  # the brokers answer before the name servers have heard
+                await anyio.sleep(POLL_SECONDS)
+        waited = f"within {TOPIC_VISIBLE_SECONDS:g} s"
+        raise NoRoute(topic, f"created, but not all of {sorted(leaders)} told the name server so {waited}")
+
+    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+        """Delete `topic` and its messages on every broker group, and its route."""
+        for address in (await self._leaders(cluster, None)).values():
+            await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+        await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic})
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        _, body = await self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(read_body(TopicList.decode, body).topics)
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Where the queues of `topic` are now. Raises TopicNotFound."""
+        return await self._opened().route(topic, refresh=True)
+
+    # Queues and groups.
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the first message kept in `queue`."""
+        return await self.offset(queue, "first")
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset the next message of `queue` will get."""
+        return await self.offset(queue, "last")
+
+    async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
+        """The offset at the beginning or the end of `queue`, or of its first message stored at a time or later."""
+        remoting = self._opened()
+        await remoting.route(queue.topic)
+        try:
+            return await queue_offset(remoting, queue, position)
+        except ClientError:
+            # The cached route may name a former leader; once, with a fresh one.
+            await remoting.route(queue.topic, refresh=True)
+            return await queue_offset(remoting, queue, position)
+
+    async def consumers(self, group: str, topic: str) -> list[str]:
+        """The client ids of the members of `group`, as the leader of a broker group of `topic` knows them."""
+        remoting = self._opened()
+        route = await self.route(topic)
+        for name in sorted(route.brokers):
+            if (address := route.leader_address(name)) is None:
+                continue
+            try:
+                _, body = await remoting.call(
+                    address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
+                )
+            except BrokerError as error:
+                if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that a group has no members
+                    return []
+                raise
+            return sorted(read_body(ConsumerList.decode, body).consumer_ids)
+        raise NoRoute(topic, "no broker group has a leader")
+
+    async def group_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """The stored offset of `group` in `queue`, or None if there is none."""
+        remoting = self._opened()
+        await self.route(queue.topic)
+        ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
+        try:
+            response, _ = await remoting.call(leader_of(remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext)
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return int_field(response, "offset")

@@ -1,0 +1,150 @@
+"""Which queues this member of the group consumes, and the change from one set to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import anyio
+import anyio.abc
+import structlog
+
+from mq.client.allocation import allocate_averagely
+from mq.client.answers import read_body
+from mq.client.errors import ClientError, NoRoute
+from mq.client.message import MessageQueue
+from mq.client.offsets import GroupOffsets
+from mq.client.process_queue import ProcessQueue
+from mq.client.pulling import Puller
+from mq.client.remoting import Remoting
+from mq.client.routes import TopicRoute
+from mq.protocol.bodies import ConsumerList
+from mq.protocol.codes import RequestCode
+
+__all__ = ["Assignment"]
+
+COMMIT_SECONDS = 1.0
+
+log = structlog.get_logger("mq.client")
+
+
+class Assignment:
+    """The pullers of the queues that are ours at present.
+
+    `make_puller` builds one for a queue; `tasks` runs it. All changes happen in `rebalance` and `drop`, which the
+    owner calls one at a time.
+    """
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        remoting: Remoting,
+        offsets: GroupOffsets,
+        *,
+        group: str,
+        client_id: str,
+        make_puller: Callable[[ProcessQueue], Puller],
+    ) -> None:
+        self._tasks = tasks
+        self._remoting = remoting
+        self._offsets = offsets
+        self._group = group
+        self._client_id = client_id
+        self._make_puller = make_puller
+        self._pullers: dict[MessageQueue, Puller] = {}
+        self.changed = anyio.Event()
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """The queues we consume."""
+        return frozenset(self._pullers)
+
+    def puller(self, queue: MessageQueue) -> Puller | None:
+        """The puller of one of our queues."""
+        return self._pullers.get(queue)
+
+    def note_route(self, route: TopicRoute) -> None:
+        """Tell the pullers of the topic where its brokers are now."""
+        for queue, puller in self._pullers.items():
+            if queue.topic == route.topic:
+                puller.note_route(route)
+
+    def commit_offsets(self) -> Mapping[MessageQueue, int]:
+        """For every queue the offset up to which all is done."""
+        return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
+
+    async def rebalance(self, topic: str) -> bool:
+        """Take our share of the queues of `topic`. False if something stood in the way and a retry is due soon.
+
+        Queues lost are stopped and their offsets stored before any new one begins.
+        """
+        try:
+            route = await self._remoting.route(topic)
+            await self._remoting.connect_all(route.addresses())
+            members = await self._members(route)
+        except ClientError as error:
+            log.info("rebalance_postponed", topic=topic, reason=str(error))
+            return False
+        if self._client_id not in members:
+            # A broker that has just started or been elected may not have heard of us. Giving up all queues, as Java
+            # clients do, would only make the group stumble; we introduce ourselves and look again.
+            self._remoting.heartbeat_soon()
+            return False
+        ours = {queue for queue in self._pullers if queue.topic == topic}
+        share = set(allocate_averagely(sorted(route.read_queues), sorted(members), self._client_id))
+        await self.drop(ours - share)
+        complete = True
+        for queue in sorted(share - ours):
+            complete = await self._add(queue) and complete
+        if ours != share:
+            log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
+            self.changed.set()
+        return complete
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        """The client ids of the group, from the first broker that can tell, leaders first.
+
+        All members ask in the same order, so that they share one view as long as they reach the same broker.
+        """
+        last_error: ClientError = NoRoute(route.topic, "no broker to ask for the members of the group")
+        by_rank = sorted((rank, name, a) for name, group in route.brokers.items() for rank, a in group.items())
+        for _, _, address in by_rank:
+            try:
+                _, body = await self._remoting.call(
+                    address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group}
+                )
+                return list(read_body(ConsumerList.decode, body).consumer_ids)
+            except ClientError as error:
+                last_error = error
+        raise last_error
+
+    async def _add(self, queue: MessageQueue) -> bool:
+        try:
+            offset = await self._offsets.begin(queue)
+        except ClientError as error:
+            log.info("queue_postponed", queue=queue, reason=str(error))
+            return False
+        self._start(ProcessQueue(queue, offset))
+        return True
+
+    def _start(self, process_queue: ProcessQueue) -> None:
+        puller = self._pullers[process_queue.queue] = self._make_puller(process_queue)
+        self._tasks.start_soon(puller.run)
+
+    def restart_at(self, process_queue: ProcessQueue, offset: int) -> None:
+        """The broker wants another offset: begin the queue anew there, forgetting what was cached."""
+        puller = self._pullers.get(process_queue.queue)
+        if puller is not None and puller.process_queue is process_queue:
+            puller.stop()
+            self._start(ProcessQueue(process_queue.queue, offset))
+
+    async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue]) -> None:
+        """Stop consuming these queues, then store their offsets and wait until that is done, or for a second."""
+        if not queues:
+            return
+        offsets = {}
+        for queue in queues:
+            puller = self._pullers.pop(queue)
+            puller.stop()
+            offsets[queue] = puller.process_queue.commit_offset
+        await self._offsets.commit(offsets, seconds=COMMIT_SECONDS)
+        self.changed.set()

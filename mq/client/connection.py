@@ -1,0 +1,294 @@
+"""One TCP connection to one broker or name server, with many requests in flight.
+
+Theory of operation. A request is one dictionary entry (opaque -> callback) and one element of the list of outgoing
+frames: no task, no event, no timer. One task writes: everything queued since its last write leaves in one send. One
+task reads: all complete frames of a chunk are matched and their callbacks run before the next read. So hundreds of
+requests cost a handful of system calls, and whoever needs to wait builds that on top (`request` does).
+
+When the connection ends, every callback gets a `ConnectionLost`, which knows whether its request had been handed to
+the socket. A connection is never reopened; the pool makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+import structlog
+
+from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.frames import FRAME_BYTES_MAX, split_frames
+from mq.protocol.headers import (
+    ONEWAY_FLAG,
+    Request,
+    Response,
+    UnknownRequest,
+    decode_header,
+    encode_request,
+    encode_response,
+)
+
+__all__ = [
+    "Answer",
+    "Connection",
+    "OnAnswer",
+    "OnServerRequest",
+    "open_connection",
+    "refuse_server_request",
+    "split_address",
+]
+
+Answer = Response | ConnectionLost
+"""What becomes of a request. A `Response` may carry any response code."""
+
+OnAnswer = Callable[[Answer, memoryview], None]
+"""Called with the answer and its body, at most once, from the reading task: must neither block nor raise."""
+
+OnServerRequest = Callable[[Request | UnknownRequest, memoryview], bytes | None]
+"""Called for each request the server sends us; a frame it returns is sent as the answer."""
+
+_RECEIVE_BYTES = 65536
+_OPAQUE_MAX = 2**31 - 1
+
+log = structlog.get_logger("mq.client")
+
+
+def refuse_server_request(request: Request | UnknownRequest, _body: memoryview) -> bytes | None:
+    """The answer to a request we have no handler for: none if it is one-way, else REQUEST_CODE_NOT_SUPPORTED."""
+    if request.flag & ONEWAY_FLAG:
+        return None
+    return encode_response(
+        request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="this client does not handle the request"
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`"10.0.0.1:9876"` -> `("10.0.0.1", 9876)`. Raises ValueError for anything else."""
+    host, colon, port = address.strip().rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"not an address of the form host:port: {address!r}")
+    return host.strip("[]"), int(port)
+
+
+async def open_connection(
+    address: str, *, connect_seconds: float = 3.0, on_server_request: OnServerRequest = refuse_server_request
+) -> Connection:
+    """Connect to `host:port`. The caller must then run `Connection.run` in a task. Raises ConnectFailed."""
+    try:
+        host, port = split_address(address)
+        with anyio.fail_after(connect_seconds):
+            stream = await anyio.connect_tcp(host, port)
+    except TimeoutError:
+        raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
+    except (OSError, ValueError) as error:
+        raise ConnectFailed(address, str(error) or type(error).__name__) from error
+    return Connection(address, stream, on_server_request=on_server_request)
+
+
+class _FrameBuffer:
+    """Received bytes that do not make a whole frame yet.
+
+    Chunks are joined only once the frame at the head can be complete, so a large frame costs one join.
+    """
+
+    __slots__ = ("_bytes_needed", "_chunks", "_size")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._bytes_needed = 4
+
+    def receive(self, chunk: bytes) -> list[tuple[int, memoryview, memoryview]]:
+        """All frames that `chunk` completes. Raises FrameError. The views keep the received bytes alive."""
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if self._size < self._bytes_needed:
+            return []
+        data = memoryview(chunk if len(self._chunks) == 1 else b"".join(self._chunks))
+        frames, consumed = split_frames(data, frame_bytes_max=FRAME_BYTES_MAX)
+        rest = data[consumed:]
+        self._size = len(rest)
+        self._chunks = [bytes(rest)] if rest else []
+        self._bytes_needed = 4 + int.from_bytes(rest[:4], "big") if self._size >= 4 else 4
+        return frames
+
+
+class Connection:
+    """One open connection; `lost` is set when it ended, and then nothing can be sent any more."""
+
+    def __init__(
+        self,
+        address: str,
+        stream: anyio.abc.ByteStream,
+        *,
+        on_server_request: OnServerRequest = refuse_server_request,
+    ) -> None:
+        self.address = address
+        self.lost: ConnectionLost | None = None
+        self._stream = stream
+        self._on_server_request = on_server_request
+        self._waiting: dict[int, OnAnswer] = {}
+        self._outgoing: list[bytes] = []
+        self._outgoing_opaques: list[int] = []
+        self._wake_writer = anyio.Event()
+        self._next_opaque = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer yet."""
+        return len(self._waiting)
+
+    # Sending: synchronous, so that a state change and its request are one step.
+
+    def request_nowait(
+        self, code: int, ext: dict[str, str] | None, body: bytes, on_answer: OnAnswer
+    ) -> int:
+        """Queue a request and return its opaque. Raises ConnectionLost (not sent) if the connection has ended."""
+        self._check_open()
+        opaque = self._take_opaque()
+        frame = encode_request(code, opaque, ext=ext, body=body)
+        self._waiting[opaque] = on_answer
+        self._outgoing_opaques.append(opaque)
+        self._queue(frame)
+        return opaque
+
+    def send_oneway(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> None:
+        """Queue a request that gets no answer. Raises ConnectionLost (not sent) if the connection has ended."""
+        self._check_open()
+        self._queue(encode_request(code, self._take_opaque(), ext=ext, body=body, oneway=True))
+
+    def forget(self, opaque: int) -> None:
+        """Nobody waits for this answer any more; it is dropped if it still comes."""
+        self._waiting.pop(opaque, None)
+
+    def _check_open(self) -> None:
+        if self.lost is not None:
+            raise ConnectionLost(self.address, self.lost.reason, sent=False)
+
+    def _take_opaque(self) -> int:
+        opaque = self._next_opaque
+        self._next_opaque = opaque + 1 if opaque < _OPAQUE_MAX else 0
+        return opaque
+
+    def _queue(self, frame: bytes) -> None:
+        if not self._outgoing:
+            self._wake_writer.set()
+        self._outgoing.append(frame)
+
+    # Waiting for one answer.
+
+    async def request(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, timeout: float = 3.0
+    ) -> tuple[Response, memoryview]:
+        """Send a request and wait for its answer, whatever its response code.
+
+        Raises RequestTimeout after `timeout` seconds and ConnectionLost. Cancelled, it forgets the request; the
+        server may still have carried it out.
+        """
+        answered = anyio.Event()
+        answers: list[tuple[Answer, memoryview]] = []
+
+        def on_answer(answer: Answer, answer_body: memoryview) -> None:
+            answers.append((answer, answer_body))
+            answered.set()
+
+        opaque = self.request_nowait(code, ext, body, on_answer)
+        try:
+            with anyio.move_on_after(timeout):
+                await answered.wait()
+        finally:
+            self.forget(opaque)
+        if not answers:
+            raise RequestTimeout(self.address, code, timeout)
+        [(answer, answer_body)] = answers
+        if isinstance(answer, ConnectionLost):
+            raise answer
+        return answer, answer_body
+
+    async def call(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, timeout: float = 3.0
+    ) -> tuple[Response, memoryview]:
+        """As `request`, and any response code but SUCCESS raises BrokerError."""
+        response, response_body = await self.request(code, ext, body, timeout=timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, self.address)
+        return response, response_body
+
+    # The two tasks.
+
+    async def run(self) -> None:
+        """Read and write until the connection ends or the task is cancelled, then fail what is in flight."""
+        reason = "closed by this client"
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write_forever, tasks.cancel_scope)
+                reason = await self._read_until_end()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._end(reason)
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+
+    def close(self, reason: str) -> None:
+        """End the connection: everything in flight fails at once, and `run` returns soon after."""
+        self._end(reason)
+        self._wake_writer.set()
+
+    async def _write_forever(self, scope: anyio.CancelScope) -> None:
+        while self.lost is None:
+            if not self._outgoing:
+                self._wake_writer = anyio.Event()
+                await self._wake_writer.wait()
+                continue
+            frames = self._outgoing
+            self._outgoing, self._outgoing_opaques = [], []
+            try:
+                await self._stream.send(frames[0] if len(frames) == 1 else b"".join(frames))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+                self._end(f"write failed: {error!r}")
+        scope.cancel()
+
+    async def _read_until_end(self) -> str:
+        buffer = _FrameBuffer()
+        while True:
+            try:
+                chunk = await self._stream.receive(_RECEIVE_BYTES)
+            except anyio.EndOfStream:
+                return "closed by the server"
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+                return f"read failed: {error!r}"
+            try:
+                for serialization, header, body in buffer.receive(chunk):
+                    self._receive_frame(serialization, header, body)
+            except FrameError as error:
+                log.warning("connection_sent_garbage", address=self.address, reason=str(error))
+                return f"unreadable answer: {error}"
+
+    def _receive_frame(self, serialization: int, header: memoryview, body: memoryview) -> None:
+        try:
+            decoded = decode_header(serialization, header)
+        except HeaderError as error:
+            # One frame is wrong, the stream is not. If it was an answer, the request times out.
+            log.warning("frame_ignored", address=self.address, reason=str(error))
+            return
+        if isinstance(decoded, Response):
+            on_answer = self._waiting.pop(decoded.opaque, None)
+            if on_answer is not None:
+                on_answer(decoded, body)
+        elif self.lost is None:
+            frame = self._on_server_request(decoded, body)
+            if frame is not None:
+                self._queue(frame)
+
+    def _end(self, reason: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = ConnectionLost(self.address, reason, sent=True)
+        never_sent = frozenset(self._outgoing_opaques)
+        waiting, self._waiting = self._waiting, {}
+        self._outgoing, self._outgoing_opaques = [], []
+        for opaque, on_answer in waiting.items():
+            on_answer(ConnectionLost(self.address, reason, sent=opaque not in never_sent), memoryview(b""))

@@ -1,0 +1,386 @@
+"""The push consumer: a member of a consumer group that shares the queues of its topics with the other members.
+
+Theory of operation. `Assignment` holds one `Puller` per queue that is ours; each fills its `ProcessQueue`; the
+`DeliveryBoard` hands messages out, to the handlers that `run` drives or to the streams that users iterate over. Every
+5 s the smallest offset not yet acknowledged of each queue goes to its leader. A crash, a lost leader, or a new member
+therefore repeats at most what was acknowledged since, and skips nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import anyio
+import structlog
+
+from mq.client.assignment import Assignment
+from mq.client.connection import refuse_server_request
+from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
+from mq.client.errors import ClientClosed
+from mq.client.identity import new_client_id
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.offsets import ConsumeFrom, GroupOffsets
+from mq.client.process_queue import ProcessQueue
+from mq.client.pulling import Puller, PullSettings
+from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
+from mq.client.routes import TopicRoute
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest
+from mq.protocol.names import check_group, check_topic
+from mq.protocol.subscription import Subscription, parse_tags
+
+__all__ = ["BatchHandler", "Handler", "PushConsumer"]
+
+Handler = Callable[[ReceivedMessage], Awaitable[None]]
+BatchHandler = Callable[[Sequence[ReceivedMessage]], Awaitable[None]]
+HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
+
+COMMIT_SECONDS = 5.0
+REBALANCE_SECONDS = 20.0
+REBALANCE_RETRY_SECONDS = 0.5
+LEASE_MESSAGES_MAX = 32
+
+log = structlog.get_logger("mq.client")
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscribed:
+    subscription: Subscription
+    sub_version: int
+    handler: Callable[[Any], Awaitable[None]] | None
+    batch: int
+
+
+class PushConsumer(anyio.AsyncContextManagerMixin):
+    """Receives messages as a member of a consumer group (clustering mode), on trio or asyncio. With handlers:
+
+        consumer = PushConsumer("127.0.0.1:9876", group="billing")
+
+        @consumer.on("Orders", tags="new || changed")
+        async def bill(message: ReceivedMessage) -> None: ...
+
+        async with consumer:
+            await consumer.run()
+
+    or as a stream, in which a message counts as done when the next one is asked for:
+
+        async with PushConsumer("127.0.0.1:9876", group="billing") as consumer:
+            consumer.subscribe("Orders")
+            async for message in consumer: ...
+
+    or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`.
+
+    Every message is handed out at least once; duplicates follow crashes, lost leaders and changes of the group. A
+    handler that raises gets the message again after `retry_delay` seconds, doubled each time up to 30 s, and the
+    group's offset does not pass it meanwhile. `ordered` (the default) hands out each queue's messages one after the
+    other, so a failing message holds up its queue; otherwise up to `concurrency` messages are handled at once whatever
+    their queue, and a failing one is set aside.
+
+    `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime.
+    Messages are pulled ahead of the handlers within `pull.limits`.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        consume_from: ConsumeFrom = "last",
+        ordered: bool = True,
+        concurrency: int = 16,
+        retry_delay: float = 1.0,
+        pull: PullSettings | None = None,
+        remoting: RemotingSettings | None = None,
+        commit_seconds: float = COMMIT_SECONDS,
+        rebalance_seconds: float = REBALANCE_SECONDS,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        if concurrency < 1 or retry_delay <= 0:
+            raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
+        self.group = group
+        self.client_id = new_client_id()
+        self._consume_from = consume_from
+        self._ordered = ordered
+        self._concurrency = concurrency
+        self._pull_settings = pull or PullSettings()
+        self._commit_seconds = commit_seconds
+        self._rebalance_seconds = rebalance_seconds
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng
+        self._subscribed: dict[str, _Subscribed] = {}
+        self._rebalance_wanted = anyio.Event()
+        self._run_scope: anyio.CancelScope | None = None
+        self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
+        self._remoting: Remoting | None = None
+        self._assignment: Assignment | None = None
+
+    # Life.
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with open_task_group() as tasks:
+            self._remoting = remoting = Remoting(
+                tasks,
+                self._name_servers,
+                heartbeat_body=self._heartbeat_body,
+                on_route_change=self._note_route,
+                on_server_request=self._answer_server,
+                settings=self._remoting_settings,
+                rng=self._rng,
+            )
+            self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
+            self._assignment = assignment = Assignment(
+                tasks,
+                remoting,
+                self._offsets,
+                group=self.group,
+                client_id=self.client_id,
+                make_puller=self._make_puller,
+            )
+            rebalance_scope = anyio.CancelScope()
+            tasks.start_soon(self._rebalance_forever, rebalance_scope)
+            tasks.start_soon(self._commit_forever)
+            try:
+                yield self
+            finally:
+                rebalance_scope.cancel()
+                await assignment.drop(assignment.queues)
+                await remoting.unregister(self.client_id, consumer_group=self.group)
+                remoting.close()
+
+    def _heartbeat_body(self) -> bytes:
+        from_where = "LAST_OFFSET" if self._consume_from == "last" else "FIRST_OFFSET"
+        consumer = ConsumerData(
+            self.group,
+            subscriptions=[_subscription_data(each) for each in self._subscribed.values()],
+            consume_type="CONSUME_PASSIVELY",
+            message_model="CLUSTERING",
+            consume_from_where=f"CONSUME_FROM_{from_where}",
+        )
+        return HeartbeatData(self.client_id, consumers=[consumer]).encode()
+
+    def _answer_server(self, request: Request | UnknownRequest, body: memoryview) -> bytes | None:
+        if isinstance(request, NotifyConsumerIdsChanged):
+            self._rebalance_wanted.set()
+            return None
+        return refuse_server_request(request, body)
+
+    # Subscriptions.
+
+    def subscribe(self, topic: str, tags: str = "*") -> None:
+        """Receive the messages of `topic` that carry one of `tags`: `"A || B"`, or `"*"` for all.
+
+        All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
+        """
+        self._subscribe(topic, tags, None, 1)
+
+    def on(self, topic: str, tags: str = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
+        """Decorator: subscribe, and have `run` give each message to this coroutine function.
+
+        With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together.
+        """
+        if batch is not None and batch < 1:
+            raise ValueError(f"batch {batch} must be at least 1")
+
+        def register(handler: HandlerT) -> HandlerT:
+            self._subscribe(topic, tags, handler, batch or 0)
+            return handler
+
+        return register
+
+    def unsubscribe(self, topic: str) -> None:
+        """Receive no more messages of `topic`; its queues are given up soon."""
+        self._subscribed.pop(topic, None)
+        self._subscriptions_changed()
+
+    def _subscribe(
+        self, topic: str, tags: str, handler: Callable[[Any], Awaitable[None]] | None, batch: int
+    ) -> None:
+        check_topic(topic)
+        self._subscribed[topic] = _Subscribed(
+            subscription=parse_tags(topic, tags),
+            sub_version=int(time.time() * 1000),
+            handler=handler,
+            batch=batch,
+        )
+        self._subscriptions_changed()
+
+    def _subscriptions_changed(self) -> None:
+        if self._remoting is not None:
+            self._remoting.heartbeat_soon()
+            self._rebalance_wanted.set()
+
+    # What the tasks of this consumer do.
+
+    async def _rebalance_forever(self, scope: anyio.CancelScope) -> None:
+        assignment = self._opened()
+        with scope:
+            while True:
+                self._rebalance_wanted = anyio.Event()
+                await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
+                complete = True
+                for topic in list(self._subscribed):
+                    complete = await assignment.rebalance(topic) and complete
+                with anyio.move_on_after(self._rebalance_seconds if complete else REBALANCE_RETRY_SECONDS):
+                    await self._rebalance_wanted.wait()
+
+    async def _commit_forever(self) -> None:
+        assignment = self._opened()
+        while True:
+            await anyio.sleep(self._commit_seconds)
+            self._offsets.commit_soon(assignment.commit_offsets())
+
+    def _make_puller(self, process_queue: ProcessQueue) -> Puller:
+        assert self._remoting is not None, "a puller is made before the consumer is entered"
+        subscribed = self._subscribed[process_queue.queue.topic]
+        return Puller(
+            self._remoting,
+            self.group,
+            subscribed.subscription,
+            process_queue,
+            self._offsets,
+            self._pull_settings,
+            sub_version=subscribed.sub_version,
+            on_messages=self._board.offer,
+            on_offset_moved=self._opened().restart_at,
+        )
+
+    def _note_progress(self, process_queue: ProcessQueue) -> None:
+        puller = self._opened().puller(process_queue.queue)
+        if puller is not None:
+            puller.note_progress()
+
+    def _note_route(self, route: TopicRoute) -> None:
+        if self._assignment is not None:
+            self._assignment.note_route(route)
+            self._rebalance_wanted.set()
+
+    def _opened(self) -> Assignment:
+        if self._assignment is None:
+            raise ClientClosed("enter the consumer first: async with PushConsumer(...) as consumer")
+        return self._assignment
+
+    # Looking at the assignment.
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are ours at present."""
+        return self._assignment.queues if self._assignment is not None else frozenset()
+
+    async def wait_assigned(self) -> frozenset[MessageQueue]:
+        """Wait until at least one queue is ours."""
+        assignment = self._opened()
+        while not assignment.queues:
+            assignment.changed = anyio.Event()
+            await assignment.changed.wait()
+        return assignment.queues
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """For each of our queues the offset up to which all messages are acknowledged."""
+        return self._opened().commit_offsets()
+
+    async def commit(self) -> None:
+        """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
+        await self._offsets.commit(self._opened().commit_offsets(), seconds=1.0)
+
+    # Consuming.
+
+    def __aiter__(self) -> MessageStream:
+        """A stream of messages, each acknowledged when the next one is asked for."""
+        self._opened()
+        return MessageStream(self._board)
+
+    def deliveries(self) -> DeliveryStream:
+        """A stream of deliveries, to be acknowledged one by one in any order."""
+        self._opened()
+        return DeliveryStream(self._board)
+
+    async def run(self, handler: Handler | None = None) -> None:
+        """Give messages to the handlers until `stop` is called or the caller is cancelled.
+
+        `handler` takes the messages of topics without a handler of their own. What was handed out and not finished
+        when this ends is handed out again, by the next `run` or to the next owner of the queue.
+        """
+        self._opened()
+        missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
+        if handler is None and missing:
+            raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
+        slots = anyio.Semaphore(self._concurrency)
+        with anyio.CancelScope() as scope:
+            self._run_scope = scope
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    await slots.acquire()
+                    process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
+                    tasks.start_soon(self._handle, process_queue, messages, handler, slots)
+
+    def stop(self) -> None:
+        """End `run`, cancelling the handlers that are at work."""
+        if self._run_scope is not None:
+            self._run_scope.cancel()
+
+    def _lease_size(self, process_queue: ProcessQueue) -> int:
+        subscribed = self._subscribed.get(process_queue.queue.topic)
+        batch = max(subscribed.batch, 1) if subscribed is not None else 1
+        if self._ordered:
+            return max(batch, LEASE_MESSAGES_MAX)
+        # Enough to make a task worth its while, few enough to keep all tasks busy.
+        return max(batch, min(LEASE_MESSAGES_MAX, process_queue.ready_count // self._concurrency))
+
+    async def _handle(
+        self,
+        process_queue: ProcessQueue,
+        messages: list[ReceivedMessage],
+        fallback: Handler | None,
+        slots: anyio.Semaphore,
+    ) -> None:
+        """Give `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
+        subscribed = self._subscribed.get(process_queue.queue.topic)
+        handler: Callable[[Any], Awaitable[None]] | None = fallback
+        if subscribed is not None and subscribed.handler is not None:
+            handler = subscribed.handler
+        batch = subscribed.batch if subscribed is not None else 0
+        done = 0
+        retry_at = 0.0
+        try:
+            while done < len(messages) and not process_queue.dropped and handler is not None:
+                part = messages[done : done + max(batch, 1)]
+                try:
+                    await (handler(part) if batch else handler(part[0]))
+                except Exception:
+                    log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
+                    retry_at = self._board.retry_at(part[0])
+                    for message in part:
+                        message.attempt += 1
+                    if self._ordered:
+                        return
+                    process_queue.give_back(part, retry_at)
+                else:
+                    for message in part:
+                        self._board.finish(process_queue, message)
+                done += len(part)
+        finally:
+            if done < len(messages):
+                process_queue.block(messages[done:], retry_at)
+            self._board.release(process_queue)
+            slots.release()
+
+
+def _subscription_data(subscribed: _Subscribed) -> SubscriptionData:
+    subscription = subscribed.subscription
+    return SubscriptionData(
+        topic=subscription.topic,
+        expression=subscription.expression,
+        tags=sorted(subscription.tags),
+        codes=sorted(subscription.codes),
+        version=subscribed.sub_version,
+    )

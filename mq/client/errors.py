@@ -1,0 +1,174 @@
+"""What can go wrong in the SDK, by what it means for the caller.
+
+Every class answers one question first: could the broker have stored something? `stored` is "no" when it certainly
+did not happen and "unknown" when it may have. A send that certainly happened is a `SendResult`, never an error.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from mq.client.message import MessageQueue
+
+__all__ = [
+    "BrokerError",
+    "ClientClosed",
+    "ClientError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "MessageRefused",
+    "NameServersUnavailable",
+    "NoRoute",
+    "ProducerBusy",
+    "RequestTimeout",
+    "SendOutcomeUnknown",
+    "SendRejected",
+    "TopicNotFound",
+    "UnreadableAnswer",
+]
+
+Stored = Literal["no", "unknown"]
+
+
+class ClientError(Exception):
+    """Base of everything this package raises. `stored` says whether the operation may have happened."""
+
+    stored: Stored = "no"
+
+
+class ClientClosed(ClientError):
+    """This producer, consumer or admin was closed by its owner (or never entered)."""
+
+
+class MessageRefused(ClientError):
+    """The message breaks a limit of the protocol; it never left this process."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ProducerBusy(ClientError):
+    """`send_nowait` found `limit` messages in flight already; nothing was sent."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} messages are in flight already")
+        self.limit = limit
+
+
+class ConnectFailed(ClientError):
+    """No connection to `address` could be opened; nothing was sent."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"cannot connect to {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class ConnectionLost(ClientError):
+    """The connection ended before the answer came.
+
+    `sent` is False when the request had not been handed to the socket yet: then it certainly did not happen.
+    """
+
+    def __init__(self, address: str, reason: str, *, sent: bool) -> None:
+        super().__init__(f"connection to {address} lost: {reason}")
+        self.address = address
+        self.reason = reason
+        self.sent = sent
+        self.stored = "unknown" if sent else "no"
+
+
+class RequestTimeout(ClientError):
+    """No answer to request `code` from `address` within `seconds`; the answer is ignored if it still comes."""
+
+    stored: Stored = "unknown"
+
+    def __init__(self, address: str, code: int, seconds: float) -> None:
+        super().__init__(f"no answer from {address} to request {code} within {seconds:g} s")
+        self.address = address
+        self.code = code
+        self.seconds = seconds
+
+
+class BrokerError(ClientError):
+    """A broker or name server answered with a code that is not success."""
+
+    def __init__(self, code: int, remark: str | None, address: str) -> None:
+        super().__init__(f"{address} answered code {code}: {remark or 'no remark'}")
+        self.code = code
+        self.remark = remark
+        self.address = address
+
+
+class UnreadableAnswer(ClientError):
+    """The other side answered, but not as the protocol says; the request may have been carried out."""
+
+    stored: Stored = "unknown"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"unreadable answer: {what}")
+
+
+class NameServersUnavailable(ClientError):
+    """None of the name servers answered. `reasons` has one line for each."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("no name server answered: " + "; ".join(f"{a}: {r}" for a, r in reasons.items()))
+        self.reasons = reasons
+
+
+class TopicNotFound(ClientError):
+    """The name servers know neither the topic nor a template it could be created from."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} does not exist")
+        self.topic = topic
+
+
+class NoRoute(ClientError):
+    """The topic exists, but no broker can serve the request now (typically: no leader elected yet)."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"no broker for topic {topic}: {reason}")
+        self.topic = topic
+        self.reason = reason
+
+
+class _SendFailed(ClientError):
+    """What both kinds of failed send have in common; catch `ClientError` instead and look at `stored`."""
+
+    prefix: ClassVar[str]
+
+    def __init__(self, reason: str, queue: MessageQueue | None, attempts: int) -> None:
+        where = f"queue {queue.broker_name}/{queue.queue_id} of {queue.topic}" if queue else "no queue"
+        super().__init__(f"{self.prefix} ({where}, {attempts} attempts): {reason}")
+        self.reason = reason
+        self.queue = queue
+        self.attempts = attempts
+
+
+class SendRejected(_SendFailed):
+    """A broker refused the message with response code `code`, and no attempt of this send had an unknown outcome:
+    it is certainly not stored."""
+
+    prefix = "send rejected"
+
+    def __init__(self, code: int, remark: str | None, queue: MessageQueue | None, attempts: int = 1) -> None:
+        super().__init__(f"code {code}: {remark or 'no remark'}", queue, attempts)
+        self.code = code
+        self.remark = remark
+
+
+class SendOutcomeUnknown(_SendFailed):
+    """The message may have been stored, once for each attempt: a timeout, a lost connection, a vague answer.
+
+    `message_id` is the UNIQ_KEY all attempts carried: look for it, or send again under it, to settle the matter.
+    """
+
+    prefix = "send outcome unknown"
+    stored: Stored = "unknown"
+
+    def __init__(self, reason: str, queue: MessageQueue | None, attempts: int = 1, message_id: str = "") -> None:
+        super().__init__(reason, queue, attempts)
+        self.message_id = message_id

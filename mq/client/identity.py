@@ -1,0 +1,29 @@
+"""Who this client is to the brokers: `ip@pid#number`, as every RocketMQ client names itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+
+__all__ = ["local_ip", "new_client_id"]
+
+# Process ids repeat (every container has a process 1), and a group must never see two members of one name: the
+# numbers go on from the start time of the process.
+_numbers = itertools.count(time.time_ns())
+
+
+def local_ip() -> str:
+    """The IPv4 address packets leave this host from; 127.0.0.1 without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: routed like any address, and connecting sends nothing
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def new_client_id() -> str:
+    """A name no other client in the cluster has."""
+    return f"{local_ip()}@{os.getpid()}#{next(_numbers)}"

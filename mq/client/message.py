@@ -1,0 +1,139 @@
+"""The values users of the SDK hold in their hands: messages to send, results, messages received."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from mq.protocol import properties as props
+from mq.protocol.records import StoredMessage
+
+__all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic in one broker group. Sorts by (topic, broker name, queue id), as the group agreed to."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message to send.
+
+    `body` is 1 byte to 4 MiB. `tags` is one tag to filter by; `keys` are words to look the message up by.
+    `properties` are the application's own names and values. Messages with the same `sharding_key` go to the same
+    queue and so keep their order. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h).
+    `flag` is a number the brokers carry and do not read.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
+    sharding_key: str | None = None
+    delay_level: int | None = None
+    flag: int = 0
+
+
+class SendStatus(Enum):
+    """How safely the message is stored. Only `OK` promises what the broker group was set up to promise."""
+
+    OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class SendResult(msgspec.Struct, frozen=True):
+    """The message is stored in `queue` at `queue_offset`.
+
+    `message_id` is the UNIQ_KEY the message carries, the same in every copy; `offset_message_id` names the one stored
+    record. `attempts` counts the requests that were needed; `maybe_duplicated` says that an earlier one of them had
+    an unknown outcome, so that the message may be stored more than once under the same `message_id`.
+    """
+
+    message_id: str
+    offset_message_id: str
+    queue: MessageQueue
+    queue_offset: int
+    status: SendStatus = SendStatus.OK
+    attempts: int = 1
+    maybe_duplicated: bool = False
+
+
+class ReceivedMessage:
+    """A message as a consumer gets it: the body inflated, everything else as the broker stored it.
+
+    A body that cannot be inflated comes as it is stored, and the log says so.
+    `attempt` is 1 for the first hand-out in this process and grows each time the handler failed.
+    """
+
+    __slots__ = ("attempt", "body", "queue", "queue_offset", "record")
+
+    def __init__(self, record: StoredMessage, queue: MessageQueue, body: bytes) -> None:
+        self.record = record
+        self.queue = queue
+        self.queue_offset = record.queue_offset
+        self.body = body
+        self.attempt = 1
+
+    def __repr__(self) -> str:
+        where = f"{self.queue.broker_name}/{self.queue.queue_id}@{self.queue_offset}"
+        return f"<ReceivedMessage {self.topic} {where} id={self.message_id} {len(self.body)} bytes>"
+
+    @property
+    def topic(self) -> str:
+        """The topic the message was sent to."""
+        return self.record.topic
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """All properties, the system's and the application's."""
+        return self.record.properties
+
+    @property
+    def tags(self) -> str | None:
+        """The tag, or None."""
+        return self.record.properties.get(props.TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, in the order given by the sender."""
+        return tuple(self.record.properties.get(props.KEYS, "").split())
+
+    @property
+    def message_id(self) -> str:
+        """The UNIQ_KEY, the same in every copy of the message: what to deduplicate by."""
+        return self.record.properties.get(props.UNIQUE_KEY) or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id of this stored record."""
+        return self.record.offset_message_id
+
+    @property
+    def sharding_key(self) -> str | None:
+        """The key by which the sender chose the queue, or None."""
+        return self.record.properties.get(props.SHARDING_KEY)
+
+    @property
+    def born_at(self) -> dt.datetime:
+        """When the sender made the message, by the sender's clock."""
+        return dt.datetime.fromtimestamp(self.record.born_timestamp_ms / 1000, tz=dt.UTC)
+
+    @property
+    def stored_at(self) -> dt.datetime:
+        """When the broker stored the message, by the broker's clock."""
+        return dt.datetime.fromtimestamp(self.record.store_timestamp_ms / 1000, tz=dt.UTC)
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often the broker has already redelivered this message to the group."""
+        return self.record.reconsume_times

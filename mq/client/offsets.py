@@ -1,0 +1,124 @@
+"""Where a group continues: reading and storing its offsets on the leaders of the queues."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Literal
+
+import anyio
+import structlog
+
+from mq.client.answers import int_field
+from mq.client.errors import BrokerError, ClientError, NoRoute
+from mq.client.message import MessageQueue
+from mq.client.remoting import Remoting
+from mq.protocol.codes import RequestCode, ResponseCode
+
+__all__ = ["ConsumeFrom", "GroupOffsets", "queue_offset"]
+
+ConsumeFrom = Literal["first", "last"] | dt.datetime
+"""Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
+
+log = structlog.get_logger("mq.client")
+
+
+def leader_of(remoting: Remoting, queue: MessageQueue) -> str:
+    """The address of the queue's leader by the known route. Raises NoRoute."""
+    route = remoting.known_route(queue.topic)
+    address = route.leader_address(queue.broker_name) if route is not None else None
+    if address is None:
+        raise NoRoute(queue.topic, f"broker group {queue.broker_name} has no leader")
+    return address
+
+
+async def queue_offset(remoting: Remoting, queue: MessageQueue, position: ConsumeFrom) -> int:
+    """The offset of the first message kept, of the next one to come, or of the first one stored at a time or later.
+
+    Raises NoRoute, BrokerError and what requests raise.
+    """
+    ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+    if isinstance(position, dt.datetime):
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        ext["timestamp"] = str(int(position.timestamp() * 1000))
+    else:
+        code = RequestCode.GET_MIN_OFFSET if position == "first" else RequestCode.GET_MAX_OFFSET
+    response, _ = await remoting.call(leader_of(remoting, queue), code, ext)
+    # Stock brokers answer -1 for the first offset of a queue that never had a message.
+    return max(0, int_field(response, "offset"))
+
+
+class GroupOffsets:
+    """The stored offsets of one group. A stored offset is the next one to consume."""
+
+    def __init__(self, remoting: Remoting, group: str, consume_from: ConsumeFrom) -> None:
+        self._remoting = remoting
+        self._group = group
+        self._consume_from = consume_from
+        self._stored: dict[MessageQueue, int] = {}
+
+    async def begin(self, queue: MessageQueue) -> int:
+        """Where to begin consuming `queue`.
+
+        Only a broker's clear word that nothing is stored (QUERY_NOT_FOUND) leads to `consume_from`; any other failure
+        is raised, because jumping to the end on a hiccup would lose messages. Raises ClientError.
+        """
+        ext = {"consumerGroup": self._group, "topic": queue.topic, "queueId": str(queue.queue_id)}
+        try:
+            response, _ = await self._remoting.call(
+                leader_of(self._remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext
+            )
+        except BrokerError as error:
+            if error.code != ResponseCode.QUERY_NOT_FOUND:
+                raise
+            return await queue_offset(self._remoting, queue, self._consume_from)
+        offset = int_field(response, "offset")
+        self._stored[queue] = offset
+        return offset
+
+    def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Store what changed, one-way: what gets lost is repeated with the next progress, or on leaving."""
+        for queue, offset in offsets.items():
+            if self._stored.get(queue) == offset:
+                continue
+            try:
+                connection = self._remoting.connected(leader_of(self._remoting, queue))
+                if connection is not None:
+                    connection.send_oneway(RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
+                    self._stored[queue] = offset
+            except ClientError as error:
+                log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
+
+    async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
+        """Store these offsets and wait for the answers, for at most `seconds`, even when cancelled meanwhile.
+
+        Whoever gives up a queue must know its offsets stored before the next owner asks for them. A failure is
+        logged: it costs repeated messages, never lost ones.
+        """
+
+        async def store(queue: MessageQueue, offset: int) -> None:
+            try:
+                address = leader_of(self._remoting, queue)
+                await self._remoting.call(
+                    address, RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset), timeout=seconds
+                )
+            except ClientError as error:
+                log.warning("offset_commit_failed", queue=queue, offset=offset, reason=str(error))
+            self._stored.pop(queue, None)
+
+        with anyio.move_on_after(seconds, shield=True):
+            async with anyio.create_task_group() as tasks:
+                for queue, offset in offsets.items():
+                    tasks.start_soon(store, queue, offset)
+
+    def note_committed(self, queue: MessageQueue, offset: int) -> None:
+        """The offset went to the leader with a pull."""
+        self._stored[queue] = offset
+
+    def _fields(self, queue: MessageQueue, offset: int) -> dict[str, str]:
+        return {
+            "consumerGroup": self._group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "commitOffset": str(offset),
+        }

@@ -1,0 +1,156 @@
+"""What one assigned queue has pulled and not yet finished: pure bookkeeping, no I/O and no clock.
+
+Offsets enter in increasing order and leave in any order. The position that may be stored for the group is the
+smallest offset that is not acknowledged; a message that keeps failing holds it back, so nothing can be skipped by
+a restart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from mq.client.message import MessageQueue, ReceivedMessage
+
+__all__ = ["FlowLimits", "ProcessQueue"]
+
+
+class FlowLimits:
+    """When pulling pauses. A queue may pass each limit by one pull at most.
+
+    `count_max` messages, `bytes_max` bytes of bodies, and `span_max` offsets between the oldest message that is
+    not acknowledged and the newest one (which bounds what a restart repeats).
+    """
+
+    __slots__ = ("bytes_max", "count_max", "span_max")
+
+    def __init__(self, count_max: int = 1000, bytes_max: int = 32 * 1024 * 1024, span_max: int = 2000) -> None:
+        for name, value in (("count_max", count_max), ("bytes_max", bytes_max), ("span_max", span_max)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.count_max = count_max
+        self.bytes_max = bytes_max
+        self.span_max = span_max
+
+
+class ProcessQueue:
+    """One assigned queue between the pull loop, the handlers and the offset commits.
+
+    `next_offset` is where the next pull begins. Once `dropped` is set (another member owns the queue, or the broker
+    moved the offset) nothing is handed out any more and acknowledgements change nothing that will be committed.
+    """
+
+    __slots__ = (
+        "_acknowledged",
+        "_later",
+        "_ready",
+        "_unacknowledged",
+        "blocked_until",
+        "cached_bytes",
+        "cached_count",
+        "dropped",
+        "leased",
+        "next_offset",
+        "queue",
+    )
+
+    def __init__(self, queue: MessageQueue, next_offset: int) -> None:
+        self.queue = queue
+        self.next_offset = next_offset
+        self.dropped = False
+        self.leased = False
+        self.blocked_until = float("-inf")
+        self.cached_count = 0
+        self.cached_bytes = 0
+        self._ready: deque[ReceivedMessage] = deque()
+        self._later: list[tuple[float, int, ReceivedMessage]] = []
+        self._unacknowledged: deque[int] = deque()
+        self._acknowledged: set[int] = set()
+
+    @property
+    def commit_offset(self) -> int:
+        """The smallest offset that is not acknowledged; all before it are done."""
+        return self._unacknowledged[0] if self._unacknowledged else self.next_offset
+
+    @property
+    def ready_count(self) -> int:
+        """Messages that can be taken now, not counting those whose retry delay has not passed."""
+        return len(self._ready)
+
+    def available_at(self, now: float) -> float | None:
+        """When `take` will next have something: `now`, a later time (a retry), or None if nothing is waiting."""
+        if self.dropped or not (self._ready or self._later):
+            return None
+        at = now if self._ready else self._later[0][0]
+        return max(at, self.blocked_until, now)
+
+    def is_full(self, limits: FlowLimits) -> bool:
+        """Whether pulling should pause."""
+        return (
+            self.cached_count >= limits.count_max
+            or self.cached_bytes >= limits.bytes_max
+            or self.next_offset - self.commit_offset >= limits.span_max
+        )
+
+    def put(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
+        """Add what one pull brought (increasing offsets), and continue at `next_offset` after it."""
+        for message in messages:
+            offset = message.queue_offset
+            previous = self._unacknowledged[-1] if self._unacknowledged else -1
+            assert offset > previous, f"{self.queue}: offset {offset} came after {previous}"
+            self._unacknowledged.append(offset)
+            self._ready.append(message)
+            self.cached_count += 1
+            self.cached_bytes += len(message.body)
+        assert next_offset >= self.next_offset, f"{self.queue}: next {next_offset} < {self.next_offset}"
+        self.next_offset = next_offset
+
+    def take(self, count: int, now: float) -> list[ReceivedMessage]:
+        """Up to `count` messages, retries that are due first, then in offset order."""
+        if self.dropped or now < self.blocked_until:
+            return []
+        taken: list[ReceivedMessage] = []
+        while self._later and self._later[0][0] <= now and len(taken) < count:
+            taken.append(heappop(self._later)[2])
+        while self._ready and len(taken) < count:
+            taken.append(self._ready.popleft())
+        return taken
+
+    def acknowledge(self, message: ReceivedMessage) -> None:
+        """The message is done. Must have been taken and not yet acknowledged or given back."""
+        offset = message.queue_offset
+        unacknowledged, acknowledged = self._unacknowledged, self._acknowledged
+        assert unacknowledged, f"{self.queue}: offset {offset} acknowledged, but none is outstanding"
+        assert unacknowledged[0] <= offset, f"{self.queue}: offset {offset} acknowledged twice"
+        assert offset not in acknowledged, f"{self.queue}: offset {offset} acknowledged twice"
+        self.cached_count -= 1
+        self.cached_bytes -= len(message.body)
+        if unacknowledged[0] != offset:
+            acknowledged.add(offset)
+            return
+        unacknowledged.popleft()
+        while unacknowledged and unacknowledged[0] in acknowledged:
+            acknowledged.remove(unacknowledged.popleft())
+
+    def give_back(self, messages: Iterable[ReceivedMessage], not_before: float) -> None:
+        """These messages were taken and not finished: hand them out again at `not_before`, others meanwhile."""
+        for message in messages:
+            heappush(self._later, (not_before, message.queue_offset, message))
+
+    def block(self, messages: list[ReceivedMessage], until: float) -> None:
+        """These messages, the last ones taken, were not finished: hand out nothing before `until`, then them first.
+
+        This is `give_back` for those who need the order of the queue even when a message fails.
+        """
+        self._ready.extendleft(reversed(messages))
+        self.blocked_until = until
+
+    def check_invariants(self) -> None:
+        """Assert what always holds between calls; for tests."""
+        outstanding = list(self._unacknowledged)
+        assert outstanding == sorted(set(outstanding)), f"{self.queue}: offsets out of order: {outstanding}"
+        assert self._acknowledged < set(outstanding) or not self._acknowledged, "acknowledged offsets linger"
+        assert not outstanding or outstanding[0] not in self._acknowledged, "the commit offset could advance"
+        assert self.cached_count == len(outstanding) - len(self._acknowledged), "cached_count is wrong"
+        assert self.commit_offset <= self.next_offset, f"{self.commit_offset} > {self.next_offset}"

@@ -1,0 +1,253 @@
+"""The producer: what users call. The work is done in `send_pipeline`."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+
+from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoRoute, ProducerBusy
+from mq.client.identity import local_ip, new_client_id
+from mq.client.message import Message, MessageQueue, SendResult
+from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
+from mq.client.send_pipeline import RetryPolicy, SendPipeline, send_fields
+from mq.client.sending import OnDone, OutgoingMessage, Pending, make_ready
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import HeartbeatData, ProducerData
+from mq.protocol.codes import RequestCode
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.names import check_group
+
+__all__ = ["Producer"]
+
+# submit() does not yield while there is room; a burst must still let the writing task run now and then.
+_SUBMITS_PER_YIELD = 64
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Producer(anyio.AsyncContextManagerMixin):
+    """Sends messages to RocketMQ topics, on trio or asyncio.
+
+        async with Producer("127.0.0.1:9876", group="orders") as producer:
+            result = await producer.send(Message("Orders", b"body", tags="new", keys=["4711"]))
+
+    `namesrv` is `host:port`, several separated by `;`, or a list. One producer may be used by many tasks at once.
+    Leaving the block waits for what is in flight; an exception leaving it does not.
+
+    `timeout` is the time one send may take in all, in seconds; give more than an election takes (2 to 5 s) to ride
+    out the loss of a leader. Within it, `retries` more attempts follow unknown outcomes and refusals that another
+    broker might not share, each attempt taking at most `attempt_timeout`; while a queue has no leader, attempts go on
+    until the timeout. `retry_unknown=False` never repeats a message that may be stored already. `in_flight_max`
+    bounds the messages on their way. Bodies of `compress_bytes_min` bytes or more are compressed (None: never).
+
+    Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
+    are in flight, one that is retried may end up behind later ones.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str = "raftmq_python",
+        *,
+        timeout: float = 3.0,
+        attempt_timeout: float = 3.0,
+        retries: int = 2,
+        retry_unknown: bool = True,
+        in_flight_max: int = 1024,
+        compress_bytes_min: int | None = 4096,
+        auto_create_topics: bool = True,
+        remoting: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        if timeout <= 0 or in_flight_max < 1:
+            raise ValueError(f"timeout {timeout} must be positive and in_flight_max {in_flight_max} at least 1")
+        self.group = group
+        self.client_id = new_client_id()
+        self.timeout = timeout
+        self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
+        self._in_flight_max = in_flight_max
+        self._compress_bytes_min = compress_bytes_min
+        self._auto_create_topics = auto_create_topics
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng or random.Random()
+        self._unique_keys = UniqKeyGenerator(
+            ip=local_ip(), pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=_wall_clock_ms
+        )
+        self._remoting: Remoting | None = None
+        self._pipeline: SendPipeline | None = None
+        self._submits = 0
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with open_task_group() as tasks:
+            self._remoting = remoting = Remoting(
+                tasks,
+                self._name_servers,
+                heartbeat_body=self._heartbeat_body,
+                settings=self._remoting_settings,
+                rng=self._rng,
+            )
+            self._pipeline = pipeline = SendPipeline(
+                tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
+            )
+            tasks.start_soon(pipeline.run)
+            try:
+                yield self
+                await self.flush()
+            finally:
+                pipeline.close()
+                await remoting.unregister(self.client_id, producer_group=self.group)
+                remoting.close()
+
+    def _heartbeat_body(self) -> bytes:
+        return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
+
+    def _open_pipeline(self) -> SendPipeline:
+        if self._pipeline is None:
+            raise ClientClosed("enter the producer first: async with Producer(...) as producer")
+        return self._pipeline
+
+    # One message.
+
+    async def send(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Send one message and wait until it is stored.
+
+        `timeout` overrides the producer's, in seconds, for all attempts together. With `queue`, or a sharding key in
+        the message, all attempts go to that queue.
+
+        Raises SendOutcomeUnknown if the message may have been stored. All other errors mean that it was not:
+        MessageRefused (a limit of the protocol), SendRejected (a broker's refusal), TopicNotFound, NoRoute,
+        ConnectFailed, NameServersUnavailable (nobody to ask within the timeout), ClientClosed. Cancelled, it makes no
+        further attempt, and the message may or may not have been stored.
+        """
+        pipeline = self._open_pipeline()
+        await self._wait_room(pipeline)
+        outgoing = self._make_ready(message, queue)
+        pending = Pending(outgoing.unique_key)
+        number = pipeline.start(outgoing, pending.settle, timeout=timeout or self.timeout, queue=queue)
+        try:
+            return await pending.wait()
+        finally:
+            if not pending.done:
+                pipeline.abandon(number)
+
+    async def submit(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> Pending:
+        """Set a message on its way and return a handle to await; waits only while `in_flight_max` are on their way.
+
+            pending = [await producer.submit(message) for message in messages]
+            results = [await each for each in pending]
+
+        Raises MessageRefused and ClientClosed; everything else is raised where the handle is awaited.
+        """
+        pipeline = self._open_pipeline()
+        await self._wait_room(pipeline)
+        outgoing = self._make_ready(message, queue)
+        pending = Pending(outgoing.unique_key)
+        pipeline.start(outgoing, pending.settle, timeout=timeout or self.timeout, queue=queue)
+        return pending
+
+    def send_nowait(
+        self,
+        message: Message,
+        on_done: OnDone,
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> str:
+        """Set a message on its way; `on_done` gets its SendResult or the error, once, later. Returns the message id.
+
+        `on_done` runs in a task of the producer and must not block; an exception it raises is logged.
+        Raises ProducerBusy if `in_flight_max` messages are on their way, MessageRefused, ClientClosed.
+        """
+        pipeline = self._open_pipeline()
+        if pipeline.in_flight >= self._in_flight_max:
+            raise ProducerBusy(self._in_flight_max)
+        outgoing = self._make_ready(message, queue)
+        pipeline.start(outgoing, on_done, timeout=timeout or self.timeout, queue=queue)
+        return outgoing.unique_key
+
+    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Send one message without waiting for an answer: it may get lost, and nobody will say so.
+
+        Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
+        """
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        outgoing = self._make_ready(message, queue)
+        route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
+        queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
+        if not queues:
+            raise NoRoute(message.topic, "no writable queue has a leader")
+        chosen = self._rng.choice(queues)
+        address = route.leader_address(chosen.broker_name)
+        if address is None:
+            raise NoRoute(message.topic, f"broker group {chosen.broker_name} has no leader")
+        connection = await self._remoting.connection(address)
+        fields = send_fields(self.group, outgoing, chosen)
+        connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
+        await anyio.lowlevel.checkpoint()
+
+    # Many messages.
+
+    async def send_many(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[SendResult | ClientError]:
+        """Send all, many in flight at once, and return what became of each, in the same order. Raises ClientClosed."""
+        pending: list[Pending] = []
+        for message in messages:
+            try:
+                pending.append(await self.submit(message, timeout=timeout))
+            except MessageRefused as error:
+                refused = Pending()
+                refused.settle(error)
+                pending.append(refused)
+        return [await each.wait_outcome() for each in pending]
+
+    async def flush(self) -> None:
+        """Wait until nothing is in flight any more; their timeouts bound the wait."""
+        pipeline = self._open_pipeline()
+        while pipeline.in_flight:
+            await pipeline.wait_finished()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way."""
+        return self._pipeline.in_flight if self._pipeline is not None else 0
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The writable queues of a topic, for `send(..., queue=...)`. Raises TopicNotFound, NameServersUnavailable."""
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        return list((await self._remoting.route(topic)).write_queues)
+
+    async def _wait_room(self, pipeline: SendPipeline) -> None:
+        self._submits += 1
+        if self._submits % _SUBMITS_PER_YIELD == 0:
+            await anyio.lowlevel.checkpoint()
+        while pipeline.in_flight >= self._in_flight_max:
+            await pipeline.wait_finished()
+
+    def _make_ready(self, message: Message, queue: MessageQueue | None) -> OutgoingMessage:
+        if queue is not None and queue.topic != message.topic:
+            raise MessageRefused(f"a message of topic {message.topic} cannot go to a queue of {queue.topic}")
+        return make_ready(
+            message,
+            unique_key=self._unique_keys.next(),
+            born_timestamp_ms=_wall_clock_ms(),
+            compress_bytes_min=self._compress_bytes_min,
+        )

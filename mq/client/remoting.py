@@ -1,0 +1,313 @@
+"""What producers, consumers and admins share: name servers, the route cache, connections by address, heartbeats.
+
+Each client owns one `Remoting` and the task group it runs in. Routes are read from one name server, chosen at random,
+until it fails; then the next one is asked. A broker learns who we are by the first frame on each new connection and
+again every 30 s, because brokers forget silent clients.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+import structlog
+
+from mq.client.answers import read_body
+from mq.client.connection import (
+    Answer,
+    Connection,
+    OnServerRequest,
+    open_connection,
+    refuse_server_request,
+    split_address,
+)
+from mq.client.errors import (
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    NameServersUnavailable,
+    RequestTimeout,
+    TopicNotFound,
+)
+from mq.client.routes import TopicRoute
+from mq.protocol.bodies import Route
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
+
+__all__ = ["Remoting", "RemotingSettings", "parse_addresses"]
+
+AUTO_CREATE_QUEUES_MAX = 4
+"""A topic that does not exist takes its shape from the template when its first message arrives, up to this."""
+
+GOODBYE_SECONDS = 1.0
+
+log = structlog.get_logger("mq.client")
+
+
+def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
+    """`"a:9876;b:9876"` or a list of `host:port` -> list. Raises ValueError for none or a malformed one."""
+    parts = namesrv.replace(",", ";").split(";") if isinstance(namesrv, str) else namesrv
+    addresses = [part.strip() for part in parts if part.strip()]
+    if not addresses:
+        raise ValueError("at least one name server address is needed")
+    for address in addresses:
+        split_address(address)
+    return addresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotingSettings:
+    """Times of everything that is not one send or one pull, in seconds."""
+
+    connect_seconds: float = 3.0
+    request_seconds: float = 3.0
+    route_refresh_seconds: float = 30.0
+    heartbeat_seconds: float = 30.0
+
+
+class _Slot:
+    """Makes simultaneous wishes for one connection (or one route) one attempt, whose failure all of them share."""
+
+    __slots__ = ("attempts", "failure", "lock")
+
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
+        self.attempts = 0
+        self.failure: ClientError | None = None
+
+
+class Remoting:
+    """Requests to brokers by address and to "a name server"; routes by topic.
+
+    `heartbeat_body` gives the body of request 34 as it is now. `on_route_change` is told (synchronously) when the
+    route of a topic became known or changed, `on_server_request` gets what brokers ask of us.
+    """
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        name_servers: Sequence[str],
+        *,
+        heartbeat_body: Callable[[], bytes] | None = None,
+        on_route_change: Callable[[TopicRoute], None] | None = None,
+        on_server_request: OnServerRequest = refuse_server_request,
+        settings: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings or RemotingSettings()
+        self._tasks = tasks
+        self._name_servers = list(name_servers)
+        self._name_server = (rng or random.Random()).randrange(len(self._name_servers))
+        self._heartbeat_body = heartbeat_body
+        self._on_route_change = on_route_change
+        self._on_server_request = on_server_request
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, _Slot] = {}
+        self._routes: dict[str, TopicRoute] = {}
+        self._looking_up: dict[str, _Slot] = {}
+        self._heartbeat_wanted = anyio.Event()
+        self._closed = False
+        tasks.start_soon(self._refresh_routes_forever)
+        if heartbeat_body is not None:
+            tasks.start_soon(self._heartbeat_forever)
+
+    def close(self) -> None:
+        """End all connections; what is in flight fails at once. The owner then cancels the task group."""
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.close("closed by this client")
+
+    async def unregister(
+        self, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """Tell all brokers we are connected to that we leave, waiting at most a second; for a client that closes."""
+        ext = {"clientID": client_id}
+        if producer_group is not None:
+            ext["producerGroup"] = producer_group
+        if consumer_group is not None:
+            ext["consumerGroup"] = consumer_group
+
+        async def say(connection: Connection) -> None:
+            try:
+                await connection.request(RequestCode.UNREGISTER_CLIENT, ext, timeout=GOODBYE_SECONDS)
+            except ClientError as error:
+                log.debug("unregister_failed", address=connection.address, reason=str(error))
+
+        brokers = [c for c in self._connections.values() if c.lost is None and c.address not in self._name_servers]
+        with anyio.move_on_after(GOODBYE_SECONDS, shield=True):
+            async with anyio.create_task_group() as tasks:
+                for connection in brokers:
+                    tasks.start_soon(say, connection)
+
+    # Connections.
+
+    def connected(self, address: str) -> Connection | None:
+        """The open connection to `address`, if there is one."""
+        connection = self._connections.get(address)
+        return connection if connection is not None and connection.lost is None else None
+
+    async def connection(self, address: str) -> Connection:
+        """The open connection to `address`, opened if necessary. Raises ConnectFailed."""
+        if (connection := self.connected(address)) is not None:
+            return connection
+        slot = self._connecting.setdefault(address, _Slot())
+        attempts_before = slot.attempts
+        async with slot.lock:
+            if (connection := self.connected(address)) is not None:
+                return connection
+            if slot.attempts != attempts_before and slot.failure is not None:
+                raise ConnectFailed(address, str(slot.failure)) from slot.failure
+            if self._closed:
+                raise ClientClosed("this client is closed")
+            try:
+                connection = await open_connection(
+                    address,
+                    connect_seconds=self.settings.connect_seconds,
+                    on_server_request=self._on_server_request,
+                )
+                slot.failure = None
+            except ConnectFailed as error:
+                slot.failure = error
+                raise
+            finally:
+                slot.attempts += 1
+            self._connections[address] = connection
+            self._tasks.start_soon(self._run_connection, connection)
+            self._send_heartbeat(connection)
+            return connection
+
+    async def _run_connection(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            if self._connections.get(connection.address) is connection:
+                del self._connections[connection.address]
+        if not self._closed:
+            log.info("connection_lost", address=connection.address, reason=str(connection.lost))
+
+    async def call(
+        self,
+        address: str,
+        code: int,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        timeout: float | None = None,
+    ) -> tuple[Response, memoryview]:
+        """One request to one broker. Raises BrokerError unless it succeeds, and what `Connection.request` raises."""
+        connection = await self.connection(address)
+        return await connection.call(code, ext, body, timeout=timeout or self.settings.request_seconds)
+
+    # Name servers and routes.
+
+    async def ask_name_server(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
+        """The answer of the first name server that answers, whatever its code. Raises NameServersUnavailable."""
+        reasons: dict[str, str] = {}
+        for _ in self._name_servers:
+            address = self._name_servers[self._name_server]
+            try:
+                connection = await self.connection(address)
+                return await connection.request(code, ext, timeout=self.settings.request_seconds)
+            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+                reasons[address] = str(error)
+                self._name_server = (self._name_server + 1) % len(self._name_servers)
+        raise NameServersUnavailable(reasons)
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """The route as last heard, without asking."""
+        return self._routes.get(topic)
+
+    async def route(self, topic: str, *, refresh: bool = False, auto_create: bool = False) -> TopicRoute:
+        """The route of `topic`, asked for if unknown or `refresh`.
+
+        With `auto_create`, an unknown topic gets the queues that the brokers will create with its first message.
+        Raises TopicNotFound, NameServersUnavailable, BrokerError; the cached route then stays as it was.
+        """
+        if not refresh and (route := self._routes.get(topic)) is not None:
+            return route
+        slot = self._looking_up.setdefault(topic, _Slot())
+        attempts_before = slot.attempts
+        async with slot.lock:
+            route = self._routes.get(topic)
+            if slot.attempts != attempts_before and route is not None and slot.failure is None:
+                return route
+            try:
+                route = await self._look_up(topic, auto_create=auto_create)
+                slot.failure = None
+            except ClientError as error:
+                slot.failure = error
+                raise
+            finally:
+                slot.attempts += 1
+        if self._routes.get(topic) != route:
+            self._routes[topic] = route
+            if self._on_route_change is not None:
+                self._on_route_change(route)
+        return route
+
+    async def _look_up(self, topic: str, *, auto_create: bool) -> TopicRoute:
+        candidates: list[tuple[str, int | None]] = [(topic, None)]
+        if auto_create:
+            candidates.append((AUTO_CREATE_TEMPLATE, AUTO_CREATE_QUEUES_MAX))
+        for name, queues_max in candidates:
+            ext = {"topic": name, "acceptStandardJsonOnly": "true"}
+            response, body = await self.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+            if response.code == ResponseCode.SUCCESS:
+                return TopicRoute.from_body(topic, read_body(Route.decode, body), queues_max=queues_max)
+            if response.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise BrokerError(response.code, response.remark, self._name_servers[self._name_server])
+        raise TopicNotFound(topic)
+
+    async def _refresh_routes_forever(self) -> None:
+        while True:
+            await anyio.sleep(self.settings.route_refresh_seconds)
+            for topic in list(self._routes):
+                try:
+                    await self.route(topic, refresh=True)
+                except ClientError as error:
+                    log.warning("route_refresh_failed", topic=topic, reason=str(error))
+
+    # Heartbeats.
+
+    def heartbeat_soon(self) -> None:
+        """What we tell the brokers has changed: tell them now instead of in up to 30 s."""
+        self._heartbeat_wanted.set()
+
+    async def connect_all(self, addresses: Iterable[str]) -> None:
+        """Open the missing ones of these connections, all at once; those that fail are tried again later."""
+
+        async def connect(address: str) -> None:
+            try:
+                await self.connection(address)
+            except ConnectFailed as error:
+                log.debug("broker_unreachable", address=address, reason=error.reason)
+
+        missing = [address for address in addresses if self.connected(address) is None]
+        if missing:
+            async with anyio.create_task_group() as tasks:
+                for address in missing:
+                    tasks.start_soon(connect, address)
+
+    async def _heartbeat_forever(self) -> None:
+        while True:
+            with anyio.move_on_after(self.settings.heartbeat_seconds):
+                await self._heartbeat_wanted.wait()
+            self._heartbeat_wanted = anyio.Event()
+            for connection in list(self._connections.values()):
+                self._send_heartbeat(connection)
+
+    def _send_heartbeat(self, connection: Connection) -> None:
+        if self._heartbeat_body is None or connection.address in self._name_servers or connection.lost is not None:
+            return
+
+        def on_answer(answer: Answer, body: memoryview) -> None:
+            if isinstance(answer, Response) and answer.code != ResponseCode.SUCCESS:
+                log.warning("heartbeat_refused", address=connection.address, code=answer.code, remark=answer.remark)
+
+        connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_answer)

@@ -1,0 +1,73 @@
+"""Where the queues of a topic live: pure view of what the name server answered (request code 105)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mq.client.message import MessageQueue
+from mq.protocol.bodies import Route
+
+__all__ = ["LEADER_ID", "PERM_READ", "PERM_WRITE", "TopicRoute"]
+
+LEADER_ID = 0
+"""The broker id under which the leader of a broker group registers; all others follow it."""
+
+PERM_READ = 4
+PERM_WRITE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """The queues of one topic, sorted, and the addresses of the broker groups that hold them.
+
+    A queue is listed whether or not its group has a leader at the moment: which queues exist must not depend on an
+    election, or messages with the same sharding key would move between queues.
+    """
+
+    topic: str
+    read_queues: tuple[MessageQueue, ...]
+    write_queues: tuple[MessageQueue, ...]
+    brokers: Mapping[str, Mapping[int, str]]
+
+    @classmethod
+    def from_body(cls, topic: str, body: Route, *, queues_max: int | None = None) -> TopicRoute:
+        """The view of a route body. `queues_max` bounds the queues per broker, for a topic yet to be created."""
+
+        def queues(perm: int, kind: str) -> tuple[MessageQueue, ...]:
+            return tuple(
+                sorted(
+                    MessageQueue(topic, data.broker_name, queue_id)
+                    for data in body.queue_datas
+                    if data.perm & perm
+                    for queue_id in range(
+                        min(
+                            data.read_queue_nums if kind == "read" else data.write_queue_nums,
+                            queues_max if queues_max is not None else 2**31,
+                        )
+                    )
+                )
+            )
+
+        return cls(
+            topic=topic,
+            read_queues=queues(PERM_READ, "read"),
+            write_queues=queues(PERM_WRITE, "write"),
+            brokers={broker.broker_name: dict(broker.broker_addrs) for broker in body.broker_datas},
+        )
+
+    def leader_address(self, broker_name: str) -> str | None:
+        """`host:port` of the group's leader, or None while it has none."""
+        return self.brokers.get(broker_name, {}).get(LEADER_ID)
+
+    def read_address(self, broker_name: str, broker_id: int = LEADER_ID) -> str | None:
+        """Where to read from: that replica, else the leader, else any replica of the group."""
+        addresses = self.brokers.get(broker_name, {})
+        for candidate in (broker_id, LEADER_ID):
+            if candidate in addresses:
+                return addresses[candidate]
+        return addresses[min(addresses)] if addresses else None
+
+    def addresses(self) -> set[str]:
+        """Every replica of every broker group of the topic."""
+        return {address for replicas in self.brokers.values() for address in replicas.values()}

@@ -1,0 +1,203 @@
+"""One message on its way: how it is made ready, what is remembered between attempts, and the handle to wait on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from mq.client.connection import Connection
+from mq.client.errors import ClientError, MessageRefused
+from mq.client.message import Message, MessageQueue, SendResult
+from mq.protocol import properties as props
+from mq.protocol.compression import COMPRESSED, ZLIB
+from mq.protocol.names import NameRefused, check_topic
+from mq.protocol.records import BODY_BYTES_MAX
+
+__all__ = ["BODY_BYTES_MAX", "OnDone", "OutgoingMessage", "Pending", "Send", "make_ready"]
+
+DELAY_LEVEL_MAX = 18
+
+OnDone = Callable[[SendResult | ClientError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """A checked message in the form all its attempts send."""
+
+    topic: str
+    body: bytes
+    properties: str
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+    unique_key: str
+    sharding_key: str | None
+
+
+_checked_topics: set[str] = set()
+
+
+def make_ready(
+    message: Message, *, unique_key: str, born_timestamp_ms: int, compress_bytes_min: int | None
+) -> OutgoingMessage:
+    """Check `message` against the limits of the protocol and encode what does not change between attempts.
+
+    A body of `compress_bytes_min` bytes or more is compressed if that makes it smaller. Raises MessageRefused.
+    """
+    if message.topic not in _checked_topics:
+        try:
+            check_topic(message.topic)
+        except NameRefused as error:
+            raise MessageRefused(str(error)) from error
+        if len(_checked_topics) < 10_000:
+            _checked_topics.add(message.topic)
+    body, sys_flag = message.body, 0
+    if not 1 <= len(body) <= BODY_BYTES_MAX:
+        raise MessageRefused(f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed")
+    if compress_bytes_min is not None and len(body) >= compress_bytes_min:
+        compressed = zlib.compress(body, level=5)
+        if len(compressed) < len(body):
+            body, sys_flag = compressed, COMPRESSED | ZLIB
+    properties = _encode_properties(message, unique_key)
+    if len(properties) > props.PROPERTIES_BYTES_MAX // 4 and len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+        raise MessageRefused(
+            f"the properties have {len(properties.encode())} bytes; {props.PROPERTIES_BYTES_MAX} are allowed"
+        )
+    return OutgoingMessage(
+        topic=message.topic,
+        body=body,
+        properties=properties,
+        sys_flag=sys_flag,
+        flag=message.flag,
+        born_timestamp_ms=born_timestamp_ms,
+        unique_key=unique_key,
+        sharding_key=message.sharding_key,
+    )
+
+
+def _encode_properties(message: Message, unique_key: str) -> str:
+    properties = {props.UNIQUE_KEY: unique_key, props.WAIT: "true"}
+    try:
+        if message.properties:
+            props.check_user_properties(message.properties)
+            properties.update(message.properties)
+        own = {}
+        if message.tags is not None:
+            own[props.TAGS] = message.tags
+        if message.keys:
+            if isinstance(message.keys, str) or any(not key or key.split() != [key] for key in message.keys):
+                raise MessageRefused(f"keys must be words without white space, in a list: {message.keys!r}")
+            own[props.KEYS] = " ".join(message.keys)
+        if message.sharding_key is not None:
+            own[props.SHARDING_KEY] = message.sharding_key
+        if message.delay_level is not None:
+            if not 1 <= message.delay_level <= DELAY_LEVEL_MAX:
+                raise MessageRefused(f"delay level {message.delay_level} is not in 1 to {DELAY_LEVEL_MAX}")
+            own[props.DELAY] = str(message.delay_level)
+    except props.PropertyRefused as error:
+        raise MessageRefused(str(error)) from error
+    for name, value in own.items():
+        if not value or "\x01" in value or "\x02" in value:
+            raise MessageRefused(f"{name} must not be empty nor contain the separators 0x01 and 0x02: {value!r}")
+    properties.update(own)
+    return props.encode(properties)
+
+
+class Send:
+    """What a producer remembers of one message until it is settled. Times are of the event loop's clock."""
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "connection",
+        "deadline",
+        "expires_at",
+        "failures",
+        "fixed_queue",
+        "last_error",
+        "message",
+        "not_before",
+        "number",
+        "on_done",
+        "opaque",
+        "queue",
+        "retries_left",
+        "unknown_reason",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        message: OutgoingMessage,
+        on_done: OnDone,
+        *,
+        deadline: float,
+        retries: int,
+        queue: MessageQueue | None,
+    ) -> None:
+        self.number = number
+        self.message = message
+        self.on_done = on_done
+        self.deadline = deadline
+        self.expires_at = deadline
+        self.retries_left = retries
+        self.fixed_queue = queue
+        self.queue = queue
+        self.avoid: str | None = None
+        self.connection: Connection | None = None
+        self.opaque = -1
+        self.attempts = 0
+        self.failures = 0
+        self.not_before = 0.0
+        self.unknown_reason: str | None = None
+        self.last_error: ClientError | None = None
+
+
+class Pending:
+    """A message that was submitted: await it for the result, or look whether it is `done`."""
+
+    __slots__ = ("_outcome", "_settled", "message_id")
+
+    def __init__(self, message_id: str = "") -> None:
+        self.message_id = message_id
+        self._outcome: SendResult | ClientError | None = None
+        self._settled: anyio.Event | None = None
+
+    def __await__(self) -> Generator[Any, Any, SendResult]:
+        return self.wait().__await__()
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._outcome is not None
+
+    @property
+    def outcome(self) -> SendResult | ClientError | None:
+        """The result or the error, or None while neither is known."""
+        return self._outcome
+
+    def settle(self, outcome: SendResult | ClientError) -> None:
+        """Called by the producer, once."""
+        self._outcome = outcome
+        if self._settled is not None:
+            self._settled.set()
+
+    async def wait(self) -> SendResult:
+        """The result. Raises what `Producer.send` raises. Cancelled, the message stays on its way."""
+        outcome = await self.wait_outcome()
+        if isinstance(outcome, ClientError):
+            raise outcome
+        return outcome
+
+    async def wait_outcome(self) -> SendResult | ClientError:
+        """The result or the error as a value."""
+        if self._outcome is None:
+            if self._settled is None:
+                self._settled = anyio.Event()
+            await self._settled.wait()
+        assert self._outcome is not None, "settled without an outcome"
+        return self._outcome

@@ -1,0 +1,34 @@
+"""A task group whose body raises what it raises."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.abc
+
+__all__ = ["open_task_group"]
+
+
+@asynccontextmanager
+async def open_task_group() -> AsyncIterator[anyio.abc.TaskGroup]:
+    """As `anyio.create_task_group`, but an exception of the body alone comes out as itself.
+
+    That the SDK runs tasks is no business of its users: `except SendRejected` around `async with Producer(...)` must
+    work. Tasks are cancelled when the body ends. Failures of several tasks still come as an ExceptionGroup.
+    """
+    body_error: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                yield tasks
+            except BaseException as error:
+                body_error = error
+                raise
+            finally:
+                tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if body_error is not None and group.exceptions == (body_error,):
+            raise body_error from body_error.__cause__
+        raise

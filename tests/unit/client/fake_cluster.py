@@ -1,0 +1,555 @@
+"""A name server and broker groups in this process, speaking the wire over loopback sockets.
+
+A fake with behaviour: it stores records, holds long polls, knows group members and offsets, elects the leader it is
+told to, and can be made to refuse, to stay silent or to hang up. Headers are read as plain JSON, so that the names the
+client puts on the wire are checked against the protocol and not against our own decoder.
+
+A broker group's store is shared by its replicas, as if replication took no time.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import anyio
+import anyio.abc
+
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.records import encode_host, encode_record
+
+TBW102 = "TBW102"
+
+
+@dataclass(slots=True)
+class StoredMessage:
+    """One message of the fake store."""
+
+    body: bytes
+    properties: str
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+
+    def value_of(self, name: str) -> str | None:
+        """The value of a property."""
+        for piece in self.properties.split("\x02"):
+            key, _, value = piece.partition("\x01")
+            if key == name:
+                return value
+        return None
+
+    @property
+    def tags(self) -> str | None:
+        return self.value_of("TAGS")
+
+
+@dataclass(frozen=True, slots=True)
+class Misdeed:
+    """What to do to the next send, instead of storing and answering it.
+
+    `refuse`: answer `code`. `silence`: no answer. `hang_up`: close the connection. `store` says whether the message is
+    stored before that.
+    """
+
+    kind: Literal["refuse", "silence", "hang_up"]
+    store: bool = False
+    code: int = 14
+    remark: str = "not the leader"
+
+
+class FakeConnection:
+    """The broker's side of one client connection."""
+
+    def __init__(self, stream: anyio.abc.SocketStream, tasks: anyio.abc.TaskGroup) -> None:
+        self.stream = stream
+        self.tasks = tasks
+        self.closed = False
+        self._lock = anyio.Lock()
+
+    async def send(self, frame: bytes) -> None:
+        async with self._lock:
+            if not self.closed:
+                try:
+                    await self.stream.send(frame)
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    self.closed = True
+
+    async def hang_up(self) -> None:
+        self.closed = True
+        await anyio.aclose_forcefully(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeRequest:
+    """A decoded request."""
+
+    code: int
+    opaque: int
+    oneway: bool
+    ext: dict[str, str]
+    body: bytes
+
+
+class FakeServer:
+    """A listening socket; every complete frame goes to `handle`."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.connections: set[FakeConnection] = set()
+        self.received: list[FakeRequest] = []
+        self._scope = anyio.CancelScope()
+        self._listener: anyio.abc.Listener[anyio.abc.SocketStream] | None = None
+
+    async def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        host, port = self.address.split(":") if self.address else ("127.0.0.1", "0")
+        listener = await anyio.create_tcp_listener(local_host=host, local_port=int(port))
+        bound_port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        self.address = f"127.0.0.1:{bound_port}"
+        self._scope = anyio.CancelScope()
+        tasks.start_soon(self._serve, listener)
+
+    async def _serve(self, listener: Any) -> None:
+        with self._scope:
+            async with listener:
+                await listener.serve(self._serve_connection)
+
+    async def stop(self) -> None:
+        """As if the process was killed: the port is closed, all connections are reset."""
+        self._scope.cancel()
+        for connection in list(self.connections):
+            await connection.hang_up()
+
+    async def _serve_connection(self, stream: anyio.abc.SocketStream) -> None:
+        buffer = b""
+        async with anyio.create_task_group() as tasks:
+            connection = FakeConnection(stream, tasks)
+            self.connections.add(connection)
+            try:
+                while True:
+                    buffer += await stream.receive()
+                    frames, consumed = split_frames(memoryview(buffer))
+                    for serialization, header, body in frames:
+                        assert serialization == 0, "the client speaks JSON"
+                        request = _decode(bytes(header), bytes(body))
+                        if request is not None:
+                            self.received.append(request)
+                            await self.handle(connection, request)
+                    buffer = buffer[consumed:]
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                pass
+            finally:
+                connection.closed = True
+                self.connections.discard(connection)
+                tasks.cancel_scope.cancel()
+                self.connection_ended(connection)
+                with anyio.CancelScope(shield=True):
+                    await anyio.aclose_forcefully(stream)
+
+    def connection_ended(self, connection: FakeConnection) -> None:
+        """For brokers, which forget the members of a connection."""
+
+    async def handle(self, connection: FakeConnection, request: FakeRequest) -> None:
+        raise AssertionError(f"nothing handles {request}")
+
+    def count(self, code: int) -> int:
+        """How many requests with this code came in."""
+        return sum(request.code == code for request in self.received)
+
+
+def _decode(header: bytes, body: bytes) -> FakeRequest | None:
+    fields = json.loads(header)
+    flag = fields.get("flag", 0)
+    if flag & 1:
+        return None
+    ext = fields.get("extFields") or {}
+    assert all(isinstance(value, str) for value in ext.values()), f"ext values must be strings: {ext}"
+    return FakeRequest(fields["code"], fields["opaque"], bool(flag & 2), ext, body)
+
+
+class FakeNameServer(FakeServer):
+    """Answers routes from what the cluster is at this moment."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    async def handle(self, connection: FakeConnection, request: FakeRequest) -> None:
+        code, body = 0, b""
+        match request.code:
+            case 105:
+                route = self._cluster.route(request.ext["topic"])
+                code, body = (0, _json(route)) if route is not None else (17, b"")
+            case 106:
+                body = _json(self._cluster.cluster_info())
+            case 206:
+                body = _json({"topicList": sorted({t for g in self._cluster.groups.values() for t in g.topics})})
+            case 216:
+                pass
+            case _:
+                code = 3
+        await connection.send(encode_response(request.opaque, code, remark="no" if code else None, body=body))
+
+
+@dataclass(slots=True)
+class FakeGroup:
+    """One broker group: replicas over one store."""
+
+    name: str
+    topics: dict[str, int] = field(default_factory=dict)
+    queues: dict[tuple[str, int], list[StoredMessage]] = field(default_factory=lambda: defaultdict(list))
+    min_offsets: dict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
+    offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    replicas: list[FakeBroker] = field(default_factory=list)
+    leader: FakeBroker | None = None
+    grown: anyio.Event = field(default_factory=anyio.Event)
+
+    def addresses(self) -> dict[str, str]:
+        """Broker id -> address: 0 is the leader, replica n is n + 1 while it follows; dead ones are gone."""
+        return {
+            str(0 if broker is self.leader else number + 1): broker.address
+            for number, broker in enumerate(self.replicas)
+            if broker.alive
+        }
+
+    def append(self, topic: str, queue_id: int, message: StoredMessage) -> int:
+        queue = self.queues[topic, queue_id]
+        queue.append(message)
+        grown, self.grown = self.grown, anyio.Event()
+        grown.set()
+        return len(queue) - 1
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """All bodies stored in the topic, inflated, queue by queue."""
+        return [
+            zlib.decompress(message.body) if message.sys_flag & 1 else message.body
+            for (name, _), queue in sorted(self.queues.items())
+            if name == topic
+            for message in queue
+        ]
+
+
+class FakeBroker(FakeServer):
+    """One replica of a group."""
+
+    def __init__(self, cluster: FakeCluster, group: FakeGroup) -> None:
+        super().__init__()
+        self.alive = False
+        self.cluster = cluster
+        self.group = group
+        self.misdeeds: list[Misdeed] = []
+        self.members: dict[str, dict[str, FakeConnection]] = defaultdict(dict)
+        self.fail_codes: dict[int, int] = {}
+        """Request code -> response code with which all such requests are answered."""
+
+    @property
+    def leads(self) -> bool:
+        return self.group.leader is self
+
+    async def handle(self, connection: FakeConnection, request: FakeRequest) -> None:
+        if request.code in self.fail_codes:
+            await self._answer(connection, request, self.fail_codes[request.code], remark="as told")
+            return
+        handler = self._handlers().get(request.code)
+        if handler is None:
+            await self._answer(connection, request, 3)
+        else:
+            await handler(connection, request)
+
+    def _handlers(self) -> dict[int, Callable[[FakeConnection, FakeRequest], Any]]:
+        return {
+            310: self._send,
+            11: self._pull,
+            14: self._query_offset,
+            15: self._update_offset,
+            17: self._create_topic,
+            28: self._runtime,
+            29: self._search_offset,
+            30: self._max_offset,
+            31: self._min_offset,
+            34: self._heartbeat,
+            35: self._unregister,
+            38: self._consumer_list,
+            215: self._delete_topic,
+        }
+
+    async def _answer(
+        self,
+        connection: FakeConnection,
+        request: FakeRequest,
+        code: int = 0,
+        *,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+        remark: str | None = None,
+    ) -> None:
+        if not request.oneway:
+            await connection.send(encode_response(request.opaque, code, ext=ext, body=body, remark=remark))
+
+    # Sends and pulls.
+
+    async def _send(self, connection: FakeConnection, request: FakeRequest) -> None:
+        ext = request.ext
+        topic, queue_id = ext["b"], int(ext["e"])
+        misdeed = self.misdeeds.pop(0) if self.misdeeds else None
+        if misdeed is None and not self.leads:
+            misdeed = Misdeed("refuse")
+        if misdeed is None and topic not in self.group.topics:
+            if ext["c"] != TBW102 or TBW102 not in self.group.topics:
+                misdeed = Misdeed("refuse", code=17, remark="no such topic")
+            else:
+                self.group.topics[topic] = min(int(ext["d"]), self.group.topics[TBW102])
+        offset = -1
+        if misdeed is None or misdeed.store:
+            assert int(ext["h"]) >= 0
+            message = StoredMessage(request.body, ext["i"], int(ext["f"]), int(ext["h"]), int(ext["g"]))
+            offset = self.group.append(topic, queue_id, message)
+        if misdeed is None:
+            message_id = f"{self.group.replicas.index(self):016X}{offset:016X}"
+            result = {"msgId": message_id, "queueId": str(queue_id), "queueOffset": str(offset)}
+            await self._answer(connection, request, ext=result)
+        elif misdeed.kind == "refuse":
+            await self._answer(connection, request, misdeed.code, remark=misdeed.remark)
+        elif misdeed.kind == "hang_up":
+            await connection.hang_up()
+
+    async def _pull(self, connection: FakeConnection, request: FakeRequest) -> None:
+        ext = request.ext
+        if int(ext["sysFlag"]) & 1 and self.leads:
+            key = (ext["consumerGroup"], ext["topic"], int(ext["queueId"]))
+            self.group.offsets[key] = int(ext["commitOffset"])
+        connection.tasks.start_soon(self._pull_or_hold, connection, request)
+
+    async def _pull_or_hold(self, connection: FakeConnection, request: FakeRequest) -> None:
+        ext = request.ext
+        topic, queue_id, offset = ext["topic"], int(ext["queueId"]), int(ext["queueOffset"])
+        with anyio.move_on_after(int(ext["suspendTimeoutMillis"]) / 1000):
+            while len(self.group.queues[topic, queue_id]) == offset:
+                await self.group.grown.wait()
+        queue = self.group.queues[topic, queue_id]
+        first = self.group.min_offsets[topic, queue_id]
+        batch: list[bytes] = []
+        if first <= offset <= len(queue):
+            end = min(offset + int(ext["maxMsgNums"]), len(queue))
+            wanted = {tag.strip() for tag in ext["subscription"].split("||")}
+            for position in range(offset, end):
+                # Brokers see hash codes only, and two tags may have the same one.
+                if "*" in wanted or queue[position].tags in wanted | self.cluster.colliding_tags:
+                    batch.append(self._record(topic, queue_id, position, queue[position]))
+            code = 0 if batch else (20 if end > offset else 19)
+            next_offset = end
+        else:
+            code, next_offset = 21, (first if offset < first else len(queue))
+        fields = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(next_offset),
+            "minOffset": str(first),
+            "maxOffset": str(len(queue)),
+        }
+        await self._answer(connection, request, code, ext=fields, body=b"".join(batch))
+
+    def _record(self, topic: str, queue_id: int, offset: int, message: StoredMessage) -> bytes:
+        return encode_record(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            physical_offset=offset * 1000,
+            born_host=encode_host("127.0.0.1", 50_000),
+            store_host=encode_host("127.0.0.1", 10_911),
+            body=message.body,
+            properties=message.properties,
+            sys_flag=message.sys_flag,
+            flag=message.flag,
+            born_timestamp_ms=message.born_timestamp_ms,
+            store_timestamp_ms=message.born_timestamp_ms + 1,
+        )
+
+    # Offsets.
+
+    async def _query_offset(self, connection: FakeConnection, request: FakeRequest) -> None:
+        key = (request.ext["consumerGroup"], request.ext["topic"], int(request.ext["queueId"]))
+        offset = self.group.offsets.get(key)
+        if offset is None:
+            await self._answer(connection, request, 22, remark="no offset stored")
+        else:
+            await self._answer(connection, request, ext={"offset": str(offset)})
+
+    async def _update_offset(self, connection: FakeConnection, request: FakeRequest) -> None:
+        if self.leads:
+            key = (request.ext["consumerGroup"], request.ext["topic"], int(request.ext["queueId"]))
+            self.group.offsets[key] = int(request.ext["commitOffset"])
+        await self._answer(connection, request)
+
+    async def _max_offset(self, connection: FakeConnection, request: FakeRequest) -> None:
+        queue = self.group.queues[request.ext["topic"], int(request.ext["queueId"])]
+        await self._answer(connection, request, ext={"offset": str(len(queue))})
+
+    async def _min_offset(self, connection: FakeConnection, request: FakeRequest) -> None:
+        offset = self.group.min_offsets[request.ext["topic"], int(request.ext["queueId"])]
+        await self._answer(connection, request, ext={"offset": str(offset)})
+
+    async def _search_offset(self, connection: FakeConnection, request: FakeRequest) -> None:
+        queue = self.group.queues[request.ext["topic"], int(request.ext["queueId"])]
+        wanted = int(request.ext["timestamp"])
+        offset = sum(message.born_timestamp_ms + 1 < wanted for message in queue)
+        await self._answer(connection, request, ext={"offset": str(offset)})
+
+    # Topics, members.
+
+    async def _create_topic(self, connection: FakeConnection, request: FakeRequest) -> None:
+        assert request.ext["readQueueNums"] == request.ext["writeQueueNums"], "the fake has one number of queues"
+        self.group.topics[request.ext["topic"]] = int(request.ext["readQueueNums"])
+        await self._answer(connection, request)
+
+    async def _delete_topic(self, connection: FakeConnection, request: FakeRequest) -> None:
+        self.group.topics.pop(request.ext["topic"], None)
+        await self._answer(connection, request)
+
+    async def _runtime(self, connection: FakeConnection, request: FakeRequest) -> None:
+        table = {"brokerVersionDesc": "V4_9_8", "putTps": "1 2 3"}
+        await self._answer(connection, request, body=_json({"table": table}))
+
+    async def _heartbeat(self, connection: FakeConnection, request: FakeRequest) -> None:
+        beat = json.loads(request.body)
+        await self._answer(connection, request)
+        for consumer in beat["consumerDataSet"]:
+            assert consumer["messageModel"] == "CLUSTERING"
+            assert consumer["consumeType"] == "CONSUME_PASSIVELY"
+            members = self.members[consumer["groupName"]]
+            is_new = beat["clientID"] not in members
+            members[beat["clientID"]] = connection
+            if is_new:
+                await self._notify(consumer["groupName"])
+
+    async def _unregister(self, connection: FakeConnection, request: FakeRequest) -> None:
+        group = request.ext.get("consumerGroup")
+        await self._answer(connection, request)
+        if group is not None and self.members[group].pop(request.ext["clientID"], None) is not None:
+            await self._notify(group)
+
+    async def _notify(self, group: str) -> None:
+        for member in list(self.members[group].values()):
+            await member.send(encode_request(40, 7, ext={"consumerGroup": group}, oneway=True))
+
+    def connection_ended(self, connection: FakeConnection) -> None:
+        for members in self.members.values():
+            for client_id in [each for each, theirs in members.items() if theirs is connection]:
+                del members[client_id]
+
+    async def _consumer_list(self, connection: FakeConnection, request: FakeRequest) -> None:
+        members = sorted(self.members[request.ext["consumerGroup"]])
+        if members:
+            await self._answer(connection, request, body=_json({"consumerIdList": members}))
+        else:
+            await self._answer(connection, request, 1, remark="no consumer for this group")
+
+
+class FakeCluster:
+    """The whole: `async with FakeCluster.start() as cluster`."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
+        self._tasks = tasks
+        self.groups: dict[str, FakeGroup] = {}
+        self.name_servers: list[FakeNameServer] = []
+        self.colliding_tags: set[str] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def start(
+        cls, *, groups: int = 1, replicas: int = 1, name_servers: int = 1, topics: dict[str, int] | None = None
+    ) -> AsyncGenerator[Self]:
+        """Broker groups `b-0`, `b-1`..., each led by its first replica; every group has all `topics`."""
+        async with anyio.create_task_group() as tasks:
+            cluster = cls(tasks)
+            for _ in range(name_servers):
+                server = FakeNameServer(cluster)
+                await server.start(tasks)
+                cluster.name_servers.append(server)
+            for number in range(groups):
+                group = FakeGroup(f"b-{number}", topics=dict(topics or {}))
+                cluster.groups[group.name] = group
+                for _ in range(replicas):
+                    broker = FakeBroker(cluster, group)
+                    group.replicas.append(broker)
+                    await cluster.start_broker(broker)
+                group.leader = group.replicas[0]
+            try:
+                yield cluster
+            finally:
+                tasks.cancel_scope.cancel()
+
+    @property
+    def namesrv(self) -> str:
+        return ";".join(server.address for server in self.name_servers)
+
+    @property
+    def group(self) -> FakeGroup:
+        """The first broker group."""
+        return self.groups["b-0"]
+
+    @property
+    def leader(self) -> FakeBroker:
+        """The leader of the first broker group."""
+        assert self.group.leader is not None, "the group has no leader"
+        return self.group.leader
+
+    async def start_broker(self, broker: FakeBroker) -> None:
+        await broker.start(self._tasks)
+        broker.alive = True
+
+    async def kill(self, broker: FakeBroker) -> None:
+        """The process is gone; the name server knows at once, since its connection closed. Nobody leads yet."""
+        broker.alive = False
+        if broker.leads:
+            broker.group.leader = None
+        await broker.stop()
+
+    def route(self, topic: str) -> dict[str, Any] | None:
+        groups = [group for group in self.groups.values() if topic in group.topics and group.addresses()]
+        if not groups:
+            return None
+        return {
+            "brokerDatas": [self._broker_data(group) for group in groups],
+            "filterServerTable": {},
+            "queueDatas": [
+                {
+                    "brokerName": group.name,
+                    "perm": 6,
+                    "readQueueNums": group.topics[topic],
+                    "topicSysFlag": 0,
+                    "writeQueueNums": group.topics[topic],
+                }
+                for group in groups
+            ],
+        }
+
+    def cluster_info(self) -> dict[str, Any]:
+        return {
+            "brokerAddrTable": {group.name: self._broker_data(group) for group in self.groups.values()},
+            "clusterAddrTable": {"c": list(self.groups)},
+        }
+
+    def _broker_data(self, group: FakeGroup) -> dict[str, Any]:
+        return {
+            "brokerAddrs": group.addresses(),
+            "brokerName": group.name,
+            "cluster": "c",
+            "enableActingMaster": False,
+        }
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds. For conditions of the other side, which has no event for them; bounded by 10 s."""
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 - see above
+            await anyio.sleep(0.002)

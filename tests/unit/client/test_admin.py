@@ -1,0 +1,95 @@
+"""Administration through the wire."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from mq.client import Admin, BrokerError, Message, MessageQueue, NoRoute, Producer, PushConsumer, TopicNotFound
+from tests.unit.client.fake_cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_created_topic_is_there_on_every_group_when_the_call_returns() -> None:
+    async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
+        route = await admin.create_topic("T", queues=3)
+        assert [group.topics for group in cluster.groups.values()] == [{"T": 3}, {"T": 3}]
+        assert len(route.write_queues) == 6
+        assert await admin.topics() == ["T"]
+        assert await admin.route("T") == route
+
+
+async def test_a_topic_may_be_created_on_one_group() -> None:
+    async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
+        route = await admin.create_topic("T", queues=1, broker="b-1")
+        assert route.write_queues == (MessageQueue("T", "b-1", 0),)
+
+
+async def test_creating_needs_a_leader_in_each_group() -> None:
+    async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
+        cluster.groups["b-1"].leader = None
+        with pytest.raises(NoRoute, match="b-1 has no leader"):
+            await admin.create_topic("T")
+        with pytest.raises(NoRoute, match="no broker group matches"):
+            await admin.create_topic("T", cluster="other")
+
+
+async def test_a_deleted_topic_is_gone() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        await admin.delete_topic("T")
+        with pytest.raises(TopicNotFound):
+            await admin.route("T")
+
+
+async def test_offsets_of_a_queue_and_of_a_group() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        queue = MessageQueue("T", "b-0", 0)
+        async with Producer(cluster.namesrv) as producer:
+            await producer.send_many(Message("T", b"x") for _ in range(5))
+        cluster.group.min_offsets["T", 0] = 2
+        assert await admin.min_offset(queue) == 2
+        assert await admin.max_offset(queue) == 5
+        assert await admin.offset(queue, dt.datetime.fromtimestamp(0, tz=dt.UTC)) == 0
+        assert await admin.group_offset("cg", queue) is None
+        cluster.group.offsets["cg", "T", 0] = 4
+        assert await admin.group_offset("cg", queue) == 4
+
+
+async def test_offsets_are_asked_of_the_new_leader_after_a_failover() -> None:
+    async with FakeCluster.start(replicas=2, topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        queue = MessageQueue("T", "b-0", 0)
+        assert await admin.max_offset(queue) == 0
+        await cluster.kill(cluster.leader)
+        cluster.group.leader = cluster.group.replicas[1]
+        assert await admin.max_offset(queue) == 0
+
+
+async def test_the_cluster_and_its_brokers() -> None:
+    async with FakeCluster.start(replicas=3) as cluster, Admin(cluster.namesrv) as admin:
+        info = await admin.cluster_info()
+        assert dict(info.brokers["b-0"].broker_addrs) == {
+            0: cluster.group.replicas[0].address,
+            2: cluster.group.replicas[1].address,
+            3: cluster.group.replicas[2].address,
+        }
+        runtime = await admin.broker_runtime(cluster.leader.address)
+        assert runtime["brokerVersionDesc"] == "V4_9_8"
+
+
+async def test_members_of_a_group() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        assert await admin.consumers("cg", "T") == []
+        async with PushConsumer(cluster.namesrv, "cg") as consumer:
+            consumer.subscribe("T")
+            await consumer.wait_assigned()
+            assert await admin.consumers("cg", "T") == [consumer.client_id]
+
+
+async def test_a_refusal_is_typed() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        cluster.leader.fail_codes[17] = 16
+        with pytest.raises(BrokerError) as refused:
+            await admin.create_topic("T")
+        assert (refused.value.code, refused.value.address) == (16, cluster.leader.address)

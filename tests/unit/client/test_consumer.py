@@ -1,0 +1,539 @@
+"""What a push consumer promises: at least once, in order, nothing skipped, shared fairly, resumed where it ended."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from mq.client import (
+    ClientClosed,
+    FlowLimits,
+    Message,
+    MessageQueue,
+    Producer,
+    PullSettings,
+    PushConsumer,
+    ReceivedMessage,
+)
+from tests.unit.client.fake_cluster import FakeCluster, StoredMessage, until
+
+pytestmark = pytest.mark.anyio
+
+PULL = 11
+
+
+def stored(body: bytes, tags: str | None = None) -> StoredMessage:
+    properties = f"UNIQ_KEY\x01{body.decode()}\x02" + (f"TAGS\x01{tags}\x02" if tags else "")
+    return StoredMessage(body, properties, sys_flag=0, flag=0, born_timestamp_ms=1_600_000_000_000)
+
+
+def fill(cluster: FakeCluster, count: int, topic: str = "T", queues: int = 1) -> list[bytes]:
+    bodies = [b"%03d" % number for number in range(count)]
+    for number, body in enumerate(bodies):
+        cluster.group.append(topic, number % queues, stored(body))
+    return bodies
+
+
+def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> PushConsumer:
+    options.setdefault("consume_from", "first")
+    options.setdefault("retry_delay", 0.02)
+    return PushConsumer(cluster.namesrv, group, **options)
+
+
+@asynccontextmanager
+async def running(consumer: PushConsumer) -> AsyncGenerator[None]:
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer.run)
+        yield
+        consumer.stop()
+
+
+async def take(consumer: PushConsumer, count: int) -> list[ReceivedMessage]:
+    """The next `count` messages; the last one stays unacknowledged."""
+    taken: list[ReceivedMessage] = []
+    with anyio.fail_after(10):
+        async for message in consumer:
+            taken.append(message)
+            if len(taken) == count:
+                break
+    return taken
+
+
+def offset_of(cluster: FakeCluster, queue_id: int = 0, group: str = "cg") -> int | None:
+    return cluster.group.offsets.get((group, "T", queue_id))
+
+
+# Receiving.
+
+
+async def test_a_round_trip_from_producer_to_consumer() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv) as producer,
+        consumer_of(cluster) as consumer,
+    ):
+        consumer.subscribe("T")
+        sent = await producer.send(
+            Message("T", b"b" * 5000, tags="A", keys=["k1", "k2"], properties={"colour": "red"}, sharding_key="s")
+        )
+        [message] = await take(consumer, 1)
+        assert (message.topic, message.body, message.tags, message.keys) == ("T", b"b" * 5000, "A", ("k1", "k2"))
+        assert (message.properties["colour"], message.sharding_key) == ("red", "s")
+        assert (message.queue, message.queue_offset) == (sent.queue, sent.queue_offset)
+        assert message.message_id == sent.message_id
+        assert message.stored_at - message.born_at == dt.timedelta(milliseconds=1)
+        assert (message.attempt, message.reconsume_times) == (1, 0)
+
+
+async def test_a_waiting_consumer_gets_a_message_by_long_poll() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv) as producer,
+        consumer_of(cluster) as consumer,
+    ):
+        consumer.subscribe("T")
+        await until(lambda: cluster.leader.count(PULL) == 1)
+        await producer.send(Message("T", b"x"))
+        await take(consumer, 1)
+        assert cluster.leader.count(PULL) <= 3
+
+
+async def test_messages_of_a_queue_come_in_order_through_many_pulls() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        bodies = fill(cluster, 200)
+        consumer.subscribe("T")
+        assert [message.body for message in await take(consumer, 200)] == bodies
+
+
+async def test_a_held_pull_that_ends_without_messages_is_repeated() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster, pull=PullSettings(hold_seconds=0.06)) as consumer,
+    ):
+        consumer.subscribe("T")
+        await until(lambda: cluster.leader.count(PULL) >= 3)
+        fill(cluster, 1)
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]
+
+
+async def test_only_the_wanted_tags_are_received_even_if_hash_codes_collide() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        cluster.colliding_tags = {"C"}
+        for body, tags in [(b"1", "A"), (b"2", "B"), (b"3", "C"), (b"4", None), (b"5", "B")]:
+            cluster.group.append("T", 0, stored(body, tags))
+        consumer.subscribe("T", "A || B")
+        assert [message.body for message in await take(consumer, 3)] == [b"1", b"2", b"5"]
+        pull = next(request for request in cluster.leader.received if request.code == PULL)
+        assert pull.ext["subscription"] == "A || B"
+
+
+async def test_a_new_group_may_begin_at_the_end() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, consume_from="last") as consumer:
+        fill(cluster, 5)
+        consumer.subscribe("T")
+        await until(lambda: cluster.leader.count(PULL) > 0)
+        cluster.group.append("T", 0, stored(b"new"))
+        assert [message.body for message in await take(consumer, 1)] == [b"new"]
+
+
+async def test_a_new_group_begins_at_the_first_message_kept() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 5)
+        cluster.group.min_offsets["T", 0] = 3
+        consumer.subscribe("T")
+        assert [message.queue_offset for message in await take(consumer, 2)] == [3, 4]
+
+
+async def test_a_new_group_may_begin_at_a_time() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        for seconds in range(5):
+            message = stored(b"%d" % seconds)
+            message.born_timestamp_ms = seconds * 1000
+            cluster.group.append("T", 0, message)
+        begin = dt.datetime.fromtimestamp(3, tz=dt.UTC)
+        async with consumer_of(cluster, consume_from=begin) as consumer:
+            consumer.subscribe("T")
+            assert [message.body for message in await take(consumer, 2)] == [b"3", b"4"]
+
+
+async def test_an_offset_that_cannot_be_read_is_never_taken_for_none() -> None:
+    """A broker in trouble answers an error; jumping to the end then would skip everything in between."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 5)
+        cluster.group.offsets["cg", "T", 0] = 2
+        cluster.leader.fail_codes[14] = 1
+        async with consumer_of(cluster, consume_from="last") as consumer:
+            consumer.subscribe("T")
+            await until(lambda: cluster.leader.count(14) >= 2)
+            assert not consumer.assignment
+            del cluster.leader.fail_codes[14]
+            assert [message.queue_offset for message in await take(consumer, 1)] == [2]
+
+
+# Handlers.
+
+
+async def test_handlers_get_their_topics_and_offsets_are_stored_on_leaving() -> None:
+    async with FakeCluster.start(topics={"T": 1, "U": 1}) as cluster:
+        fill(cluster, 10)
+        cluster.group.append("U", 0, stored(b"u"))
+        consumer = consumer_of(cluster)
+        seen: dict[str, list[bytes]] = {"T": [], "U": []}
+
+        @consumer.on("T")
+        async def on_t(message: ReceivedMessage) -> None:
+            seen["T"].append(message.body)
+
+        @consumer.on("U")
+        async def on_u(message: ReceivedMessage) -> None:
+            seen["U"].append(message.body)
+
+        async with running(consumer):
+            await until(lambda: len(seen["T"]) == 10 and len(seen["U"]) == 1)
+        assert seen["T"] == [b"%03d" % number for number in range(10)]
+        assert offset_of(cluster) == 10
+        assert cluster.group.offsets["cg", "U", 0] == 1
+
+
+async def test_a_consumer_begins_where_the_group_ended() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        bodies = fill(cluster, 10)
+        received: list[bytes] = []
+        for last in (4, 9):
+            async with consumer_of(cluster) as consumer:
+                consumer.subscribe("T")
+                async for message in consumer:
+                    if message.queue_offset > last:
+                        break  # not acknowledged
+                    received.append(message.body)
+                    if message.queue_offset == 9:
+                        break
+        assert received == bodies
+        assert offset_of(cluster) == 9
+
+
+async def test_a_batch_handler_gets_lists_of_one_queue() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster:
+        fill(cluster, 100, queues=2)
+        consumer = consumer_of(cluster)
+        batches: list[Sequence[ReceivedMessage]] = []
+
+        @consumer.on("T", batch=10)
+        async def handle(messages: Sequence[ReceivedMessage]) -> None:
+            batches.append(messages)
+
+        async with running(consumer):
+            await until(lambda: sum(map(len, batches)) == 100)
+        assert max(map(len, batches)) > 1
+        assert all(len(batch) <= 10 and len({message.queue for message in batch}) == 1 for batch in batches)
+        assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (50, 50)
+
+
+async def test_a_failing_message_holds_up_its_ordered_queue_and_no_other() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster:
+        fill(cluster, 10, queues=2)
+        consumer = consumer_of(cluster)
+        seen: list[tuple[bytes, int]] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append((message.body, message.attempt))
+            if message.body == b"002" and (message.attempt < 3 or len(seen) < 8):
+                raise ValueError("not yet")
+
+        async with running(consumer):
+            await until(lambda: (b"008", 1) in seen)
+        even = [body for body, _ in seen if int(body) % 2 == 0]
+        assert even[0] == b"000"
+        assert even[-3:] == [b"004", b"006", b"008"]
+        assert set(even[1:-3]) == {b"002"}
+        attempts = [attempt for body, attempt in seen if body == b"002"]
+        assert attempts == list(range(1, len(attempts) + 1))
+        assert len(attempts) >= 3
+
+
+async def test_the_offset_does_not_pass_a_message_that_keeps_failing() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 6)
+        consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
+        seen: set[bytes] = set()
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            if message.body == b"002":
+                raise ValueError("never")
+            seen.add(message.body)
+
+        async with running(consumer):
+            await until(lambda: len(seen) == 5 and offset_of(cluster) == 2)
+        assert offset_of(cluster) == 2
+
+
+async def test_unordered_consumption_handles_messages_of_one_queue_at_once() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 4)
+        consumer = consumer_of(cluster, ordered=False, concurrency=4)
+        together = anyio.Event()
+        at_work = 0
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            nonlocal at_work
+            at_work += 1
+            if at_work == 4:
+                together.set()
+            await together.wait()
+
+        async with running(consumer):
+            with anyio.fail_after(5):
+                await together.wait()
+
+
+async def test_concurrency_bounds_the_handlers_at_work() -> None:
+    async with FakeCluster.start(topics={"T": 8}) as cluster:
+        fill(cluster, 40, queues=8)
+        consumer = consumer_of(cluster, concurrency=3)
+        at_work = most = done = 0
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            nonlocal at_work, most, done
+            at_work += 1
+            most = max(most, at_work)
+            await anyio.sleep(0.001)
+            at_work -= 1
+            done += 1
+
+        async with running(consumer):
+            await until(lambda: done == 40)
+        assert most == 3
+
+
+async def test_what_a_stopped_run_left_undone_comes_again() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        seen: list[bytes] = []
+
+        async def hang_at_001(message: ReceivedMessage) -> None:
+            seen.append(message.body)
+            if message.body == b"001":
+                consumer.stop()
+                await anyio.sleep_forever()
+
+        async def note(message: ReceivedMessage) -> None:
+            seen.append(message.body)
+            if message.body == b"002":
+                consumer.stop()
+
+        with anyio.fail_after(10):
+            await consumer.run(hang_at_001)
+            await consumer.run(note)
+        assert seen == [b"000", b"001", b"001", b"002"]
+
+
+async def test_run_needs_a_handler_for_every_topic() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        with pytest.raises(ValueError, match="no handler for topics"):
+            await consumer.run()
+
+
+# Streams.
+
+
+async def test_deliveries_are_acknowledged_in_any_order() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        first, second, third = [await anext(stream) for _ in range(3)]
+        queue = first.message.queue
+        third.acknowledge()
+        second.acknowledge()
+        assert consumer.positions[queue] == 0
+        first.acknowledge()
+        assert consumer.positions[queue] == 3
+        await consumer.commit()
+        assert offset_of(cluster) == 3
+
+
+async def test_a_delivery_as_context_manager_acknowledges_or_retries() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 2)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        with pytest.raises(ValueError, match="mine"), await anext(stream) as message:
+            raise ValueError("mine")
+        with await anext(stream) as second:
+            assert second.queue_offset == 1
+        with anyio.fail_after(5):
+            retried = await anext(stream)
+        with retried as again:
+            assert (again is message, again.attempt) == (True, 2)
+        assert consumer.positions[message.queue] == 2
+
+
+async def test_a_delivery_may_be_delayed_explicitly() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 1)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        (await anext(stream)).retry_later(0.05)
+        begun = anyio.current_time()
+        with anyio.fail_after(5):
+            await anext(stream)
+        assert anyio.current_time() - begun >= 0.045
+
+
+async def test_a_consumer_must_be_entered() -> None:
+    with pytest.raises(ClientClosed):
+        aiter(PushConsumer("127.0.0.1:9", "cg"))
+
+
+# Flow control.
+
+
+async def test_pulling_pauses_when_the_cache_is_full_and_goes_on_with_progress() -> None:
+    pull = PullSettings(batch_max=10, limits=FlowLimits(count_max=20))
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
+        fill(cluster, 100)
+        consumer.subscribe("T")
+        await until(lambda: cluster.leader.count(PULL) == 2)
+        stream = consumer.deliveries()
+        held = [await anext(stream) for _ in range(20)]
+        assert cluster.leader.count(PULL) == 2
+        with anyio.move_on_after(0.05) as scope:
+            await anext(stream)
+        assert scope.cancelled_caught
+        held[0].acknowledge()
+        await until(lambda: cluster.leader.count(PULL) == 3)
+
+
+# The group.
+
+
+async def test_two_members_share_the_queues_and_one_that_leaves_gives_its_share_back() -> None:
+    async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
+        first.subscribe("T")
+        await until(lambda: len(first.assignment) == 4)
+        async with consumer_of(cluster) as second:
+            second.subscribe("T")
+            await until(lambda: len(first.assignment) == len(second.assignment) == 2)
+            assert first.assignment | second.assignment == {MessageQueue("T", "b-0", number) for number in range(4)}
+        await until(lambda: len(first.assignment) == 4)
+
+
+async def test_a_handover_neither_loses_nor_repeats_what_was_acknowledged() -> None:
+    async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
+        fill(cluster, 40, queues=4)
+        first.subscribe("T")
+        stream = first.deliveries()
+        for _ in range(40):
+            (await anext(stream)).acknowledge()
+        async with consumer_of(cluster) as second:
+            second.subscribe("T")
+            await until(lambda: len(second.assignment) == 2)
+            lost = second.assignment
+            assert all(offset_of(cluster, queue.queue_id) == 10 for queue in lost)
+            assert all(second.positions[queue] == 10 for queue in lost)
+
+
+async def test_queues_are_spread_over_all_broker_groups() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 2}) as cluster, consumer_of(cluster) as consumer:
+        for group in cluster.groups.values():
+            for number in range(2):
+                group.append("T", number, stored(b"x"))
+        consumer.subscribe("T")
+        messages = await take(consumer, 4)
+        assert {message.queue for message in messages} == consumer.assignment
+        assert len(consumer.assignment) == 4
+
+
+async def test_unsubscribing_gives_the_queues_up_and_stores_their_offsets() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        for _ in range(2):
+            (await anext(stream)).acknowledge()
+        consumer.unsubscribe("T")
+        await until(lambda: not consumer.assignment)
+        assert offset_of(cluster) == 2
+
+
+async def test_offsets_are_stored_from_time_to_time() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster, commit_seconds=0.02) as consumer,
+    ):
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        (await anext(stream)).acknowledge()
+        await until(lambda: offset_of(cluster) == 1)
+        updates = [request for request in cluster.leader.received if request.code == 15]
+        assert all(request.oneway for request in updates)
+        assert len(updates) == 1
+
+
+async def test_a_consumer_that_leaves_says_goodbye() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        async with consumer_of(cluster) as consumer:
+            consumer.subscribe("T")
+            await consumer.wait_assigned()
+            assert list(cluster.leader.members["cg"]) == [consumer.client_id]
+        assert not cluster.leader.members["cg"]
+
+
+# Failover.
+
+
+async def test_a_new_leader_is_followed_without_loss() -> None:
+    async with FakeCluster.start(replicas=2, topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        bodies = fill(cluster, 50)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        seen = []
+        for _ in range(50):
+            delivery = await anext(stream)
+            seen.append(delivery.message.body)
+            delivery.acknowledge()
+        old, new = cluster.group.replicas
+        await cluster.kill(old)
+        cluster.group.leader = new
+        cluster.group.append("T", 0, stored(b"after"))
+        with anyio.fail_after(10):
+            delivery = await anext(stream)
+        assert seen == bodies
+        assert delivery.message.body == b"after"
+        assert delivery.message.queue_offset == 50
+        delivery.acknowledge()
+        await consumer.commit()
+        assert offset_of(cluster) == 51
+
+
+async def test_a_broker_that_restarts_is_pulled_from_again() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        await consumer.wait_assigned()
+        broker = cluster.leader
+        await cluster.kill(broker)
+        await cluster.start_broker(broker)
+        cluster.group.leader = broker
+        fill(cluster, 1)
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]
+
+
+async def test_an_offset_below_the_first_one_kept_moves_to_it() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 10)
+        cluster.group.offsets["cg", "T", 0] = 2
+        cluster.group.min_offsets["T", 0] = 6
+        consumer.subscribe("T")
+        assert [message.queue_offset for message in await take(consumer, 4)] == [6, 7, 8, 9]

@@ -1,0 +1,474 @@
+"""What a producer promises, against a cluster that misbehaves."""
+
+from __future__ import annotations
+
+import zlib
+
+import anyio
+import pytest
+
+from mq.client import (
+    ClientClosed,
+    ClientError,
+    ConnectFailed,
+    Message,
+    MessageQueue,
+    MessageRefused,
+    NameServersUnavailable,
+    NoRoute,
+    Pending,
+    Producer,
+    ProducerBusy,
+    SendOutcomeUnknown,
+    SendRejected,
+    SendResult,
+    SendStatus,
+    TopicNotFound,
+)
+from tests.unit.client.fake_cluster import FakeCluster, Misdeed, until
+
+pytestmark = pytest.mark.anyio
+
+SEND = 310
+
+
+async def test_send_stores_the_message_with_all_it_carries() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, "pg") as producer:
+        message = Message("T", b"hello", tags="A", keys=["k1", "k2"], properties={"colour": "red"}, flag=7)
+        result = await producer.send(message)
+        assert result.queue == MessageQueue("T", "b-0", 0)
+        assert (result.queue_offset, result.status, result.attempts) == (0, SendStatus.OK, 1)
+        assert not result.maybe_duplicated
+        assert len(result.offset_message_id) == 32
+        [stored] = cluster.group.queues["T", 0]
+        assert stored.body == b"hello"
+        assert stored.flag == 7
+        properties = {name: stored.value_of(name) for name in ("TAGS", "KEYS", "colour", "UNIQ_KEY")}
+        assert properties == {"TAGS": "A", "KEYS": "k1 k2", "colour": "red", "UNIQ_KEY": result.message_id}
+        [request] = [each for each in cluster.leader.received if each.code == SEND]
+        assert request.ext["a"] == "pg"
+
+
+async def test_messages_go_round_all_queues_of_all_groups() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 2}) as cluster, Producer(cluster.namesrv) as producer:
+        queues = [(await producer.send(Message("T", b"x"))).queue for _ in range(8)]
+        assert sorted(set(queues)) == [MessageQueue("T", f"b-{group}", number) for group in (0, 1) for number in (0, 1)]
+        assert all(queues.count(queue) == 2 for queue in queues)
+
+
+async def test_message_ids_are_unique() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        outcomes = await producer.send_many(Message("T", b"x") for _ in range(300))
+        assert len({each.message_id for each in outcomes if isinstance(each, SendResult)}) == 300
+
+
+async def test_large_bodies_travel_compressed_and_only_if_that_helps() -> None:
+    noise = bytes((i * i * 31 + i // 7 * 13) % 251 for i in range(64))
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        for body in (b"a" * 4096, b"a" * 4095, zlib.compress(noise * 1)):
+            await producer.send(Message("T", body))
+        first, second, third = cluster.group.queues["T", 0]
+        assert (first.sys_flag, zlib.decompress(first.body)) == (0x301, b"a" * 4096)
+        assert (second.sys_flag, len(second.body)) == (0, 4095)
+        assert third.sys_flag == 0
+
+
+async def test_compression_can_be_off() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, compress_bytes_min=None) as producer,
+    ):
+        await producer.send(Message("T", b"a" * 5000))
+        assert cluster.group.queues["T", 0][0].sys_flag == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("T", b""),
+        Message("T", b"x" * (4 * 1024 * 1024 + 1)),
+        Message("not a topic", b"x"),
+        Message("", b"x"),
+        Message("T" * 128, b"x"),
+        Message("T", b"x", properties={"UNIQ_KEY": "mine"}),
+        Message("T", b"x", properties={"a": "b\x02c"}),
+        Message("T", b"x", properties={"a": "v" * 32_768}),
+        Message("T", b"x", tags=""),
+        Message("T", b"x", tags="A\x01B"),
+        Message("T", b"x", keys=["two words"]),
+        Message("T", b"x", keys="word"),
+        Message("T", b"x", delay_level=0),
+        Message("T", b"x", delay_level=19),
+    ],
+)
+async def test_what_the_protocol_does_not_allow_is_refused_before_sending(message: Message) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        with pytest.raises(MessageRefused) as refused:
+            await producer.send(message)
+        assert refused.value.stored == "no"
+        assert cluster.leader.count(SEND) == 0
+
+
+async def test_a_queue_of_another_topic_is_refused() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        with pytest.raises(MessageRefused, match="cannot go to a queue of U"):
+            await producer.send(Message("T", b"x"), queue=MessageQueue("U", "b-0", 0))
+
+
+# Refusals.
+
+
+async def test_a_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
+    async with FakeCluster.start(topics={"T": 4}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
+        with pytest.raises(SendRejected) as rejected:
+            await producer.send(Message("T", b"x"))
+        assert (rejected.value.code, rejected.value.remark, rejected.value.stored) == (13, "body too long", "no")
+        assert rejected.value.queue is not None
+        assert cluster.leader.count(SEND) == 1
+
+
+async def test_after_a_refusal_that_others_may_not_share_another_broker_is_asked() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        await producer.send_many(Message("T", b"warm up") for _ in range(2))
+        for group in cluster.groups.values():
+            assert group.leader is not None
+            group.leader.misdeeds = [Misdeed("refuse", code=16, remark="no permission")]
+        cluster.groups["b-1"].leader.misdeeds = []  # type: ignore[union-attr]
+        results = [await producer.send(Message("T", b"x")) for _ in range(2)]
+        assert sorted(result.attempts for result in results) == [1, 2]
+        assert {result.queue.broker_name for result in results if result.attempts == 2} == {"b-1"}
+        assert not any(result.maybe_duplicated for result in results)
+
+
+async def test_refusals_that_others_may_not_share_end_after_the_retries() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, retries=2) as producer:
+        cluster.leader.misdeeds = [Misdeed("refuse", code=17, remark="no such topic")] * 10
+        with pytest.raises(SendRejected) as rejected:
+            await producer.send(Message("T", b"x"))
+        assert (rejected.value.code, rejected.value.attempts) == (17, 3)
+
+
+async def test_while_there_is_no_leader_attempts_go_on_until_one_is_elected() -> None:
+    async with (
+        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, timeout=10.0) as producer,
+    ):
+        await producer.send(Message("T", b"first"))
+        old, new = cluster.group.replicas
+        cluster.group.leader = None
+        pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(20)]
+        await until(lambda: old.count(SEND) >= 25)
+        assert not any(each.done for each in pending)
+        cluster.group.leader = new
+        results = [await each for each in pending]
+        assert all(result.attempts > 1 and not result.maybe_duplicated for result in results)
+        assert sorted(cluster.group.bodies("T")) == sorted([b"first", *(b"%d" % n for n in range(20))])
+        assert new.count(SEND) >= 20
+
+
+async def test_a_killed_leader_is_bridged_by_a_long_timeout() -> None:
+    async with (
+        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, timeout=10.0) as producer,
+    ):
+        await producer.send(Message("T", b"first"))
+        await cluster.kill(cluster.leader)
+        async with anyio.create_task_group() as tasks:
+            results: list[SendResult] = []
+
+            async def send() -> None:
+                results.append(await producer.send(Message("T", b"second")))
+
+            tasks.start_soon(send)
+            await anyio.sleep(0.2)
+            assert not results
+            cluster.group.leader = cluster.group.replicas[1]
+        assert cluster.group.bodies("T") == [b"first", b"second"]
+        assert results[0].queue_offset == 1
+
+
+async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, timeout=0.3) as producer:
+        cluster.group.leader = None
+        with pytest.raises(NoRoute, match="no leader") as failed:
+            await producer.send(Message("T", b"x"))
+        assert failed.value.stored == "no"
+
+
+async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.leader.misdeeds = [Misdeed("refuse", code=14)] * 1000
+        with pytest.raises(SendRejected) as rejected:
+            await producer.send(Message("T", b"x"), timeout=0.4)
+        assert rejected.value.code == 14
+        assert rejected.value.attempts >= 3
+
+
+# Unknown outcomes.
+
+
+async def test_a_connection_lost_after_the_write_is_retried_and_reported_as_maybe_duplicated() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
+        result = await producer.send(Message("T", b"x"))
+        assert (result.attempts, result.maybe_duplicated, result.queue_offset) == (2, True, 1)
+        first, second = cluster.group.queues["T", 0]
+        assert first.value_of("UNIQ_KEY") == second.value_of("UNIQ_KEY") == result.message_id
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_without_retry_unknown_a_lost_connection_is_raised_at_once(store: bool) -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, retry_unknown=False) as producer,
+    ):
+        cluster.leader.misdeeds = [Misdeed("hang_up", store=store)]
+        with pytest.raises(SendOutcomeUnknown) as unknown:
+            await producer.send(Message("T", b"x"))
+        assert (unknown.value.stored, unknown.value.attempts) == ("unknown", 1)
+        assert len(unknown.value.message_id) == 32
+        assert cluster.leader.count(SEND) == 1
+
+
+async def test_silence_beyond_the_timeout_is_an_unknown_outcome() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.leader.misdeeds = [Misdeed("silence", store=True)]
+        with pytest.raises(SendOutcomeUnknown, match="no answer"):
+            await producer.send(Message("T", b"x"), timeout=0.2)
+        assert producer.in_flight == 0
+
+
+async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, attempt_timeout=0.1) as producer,
+    ):
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        result = await producer.send(Message("T", b"x"))
+        assert (result.attempts, result.maybe_duplicated) == (2, True)
+
+
+async def test_a_refusal_after_an_unknown_attempt_stays_unknown() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.leader.misdeeds = [Misdeed("hang_up", store=True), Misdeed("refuse", code=13)]
+        with pytest.raises(SendOutcomeUnknown) as unknown:
+            await producer.send(Message("T", b"x"))
+        assert unknown.value.attempts == 2
+        assert isinstance(unknown.value.__cause__, SendRejected)
+
+
+async def test_a_vague_answer_is_an_unknown_outcome() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, retries=0) as producer:
+        cluster.leader.misdeeds = [Misdeed("refuse", store=True, code=1, remark="NullPointerException")]
+        with pytest.raises(SendOutcomeUnknown, match="NullPointerException"):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_unknown_outcomes_end_after_the_retries() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, retries=1) as producer:
+        cluster.leader.misdeeds = [Misdeed("hang_up", store=True)] * 5
+        with pytest.raises(SendOutcomeUnknown) as unknown:
+            await producer.send(Message("T", b"x"))
+        assert unknown.value.attempts == 2
+        assert len(cluster.group.queues["T", 0]) == 2
+
+
+# Routes.
+
+
+async def test_an_unknown_topic_is_raised_after_a_few_looks() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        with pytest.raises(TopicNotFound):
+            await producer.send(Message("Other", b"x"))
+
+
+async def test_an_unknown_topic_is_created_from_the_template() -> None:
+    async with FakeCluster.start(topics={"TBW102": 8}) as cluster, Producer(cluster.namesrv) as producer:
+        queues = {(await producer.send(Message("New", b"x"))).queue.queue_id for _ in range(8)}
+        assert queues == {0, 1, 2, 3}
+        assert cluster.group.topics["New"] == 4
+
+
+async def test_auto_creation_can_be_off() -> None:
+    async with (
+        FakeCluster.start(topics={"TBW102": 8}) as cluster,
+        Producer(cluster.namesrv, auto_create_topics=False) as producer,
+    ):
+        with pytest.raises(TopicNotFound):
+            await producer.send(Message("New", b"x"))
+
+
+async def test_a_dead_name_server_is_passed_over() -> None:
+    async with FakeCluster.start(name_servers=2, topics={"T": 1}) as cluster:
+        await cluster.name_servers[0].stop()
+        for _ in range(4):
+            async with Producer(cluster.namesrv) as producer:
+                await producer.send(Message("T", b"x"))
+
+
+async def test_without_any_name_server_the_send_says_so() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        [server] = cluster.name_servers
+        await server.stop()
+        async with Producer(server.address, timeout=0.2) as producer:
+            with pytest.raises(NameServersUnavailable) as failed:
+                await producer.send(Message("T", b"x"))
+            assert list(failed.value.reasons) == [server.address]
+
+
+async def test_a_leader_that_cannot_be_reached_is_named() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, timeout=0.3) as producer:
+        await cluster.leader.stop()  # the name server does not know
+        with pytest.raises(ConnectFailed) as failed:
+            await producer.send(Message("T", b"x"))
+        assert failed.value.address == cluster.leader.address
+
+
+async def test_other_groups_serve_while_one_has_no_leader() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 2}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.groups["b-0"].leader = None
+        results = [await producer.send(Message("T", b"x")) for _ in range(6)]
+        assert {result.queue.broker_name for result in results} == {"b-1"}
+
+
+# Fixed queues.
+
+
+async def test_a_sharding_key_fixes_the_queue() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 4}) as cluster, Producer(cluster.namesrv) as producer:
+        queues = {
+            key: {(await producer.send(Message("T", b"x", sharding_key=key))).queue for _ in range(3)}
+            for key in ("a", "b", "c", "d", "e")
+        }
+        assert all(len(each) == 1 for each in queues.values())
+        assert len({next(iter(each)) for each in queues.values()}) > 1
+
+
+async def test_a_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        queue = MessageQueue("T", "b-0", 0)
+        await producer.send(Message("T", b"x"), queue=queue)
+        cluster.group.leader = None
+        pending = await producer.submit(Message("T", b"y"), queue=queue)
+        await anyio.sleep(0.1)
+        assert not pending.done
+        cluster.group.leader = cluster.group.replicas[0]
+        assert (await pending).queue == queue
+
+
+# Many in flight.
+
+
+async def test_send_many_keeps_the_order_of_the_outcomes_and_reports_each_failure() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        messages = [Message("T", b"%d" % number) for number in range(50)]
+        messages[10] = Message("T", b"")
+        outcomes = await producer.send_many(messages)
+        assert isinstance(outcomes[10], MessageRefused)
+        results = [each for each in outcomes if isinstance(each, SendResult)]
+        assert [result.queue_offset for result in results] == list(range(49))
+        assert cluster.group.bodies("T") == [message.body for message in messages if message.body]
+
+
+async def test_callbacks_get_every_outcome_once() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, retries=0) as producer:
+        outcomes: list[SendResult | ClientError] = []
+        cluster.leader.misdeeds = [Misdeed("refuse", code=13)]
+        ids = [producer.send_nowait(Message("T", b"x"), outcomes.append) for _ in range(10)]
+        assert outcomes == []
+        await producer.flush()
+        assert len(outcomes) == 10
+        assert isinstance(outcomes[0], SendRejected)
+        assert [each.message_id for each in outcomes if isinstance(each, SendResult)] == ids[1:]
+
+
+async def test_a_callback_that_raises_harms_nobody_else() -> None:
+    def fail(outcome: SendResult | ClientError) -> None:
+        raise ValueError("a bug of the application")
+
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        producer.send_nowait(Message("T", b"x"), fail)
+        assert (await producer.send(Message("T", b"y"))).queue_offset == 1
+
+
+async def test_in_flight_is_bounded() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, in_flight_max=3, timeout=0.2) as producer,
+    ):
+        cluster.leader.misdeeds = [Misdeed("silence")] * 3
+        outcomes: list[SendResult | ClientError] = []
+        for _ in range(3):
+            producer.send_nowait(Message("T", b"x"), outcomes.append)
+        with pytest.raises(ProducerBusy) as busy:
+            producer.send_nowait(Message("T", b"x"), outcomes.append)
+        assert busy.value.limit == 3
+        pending = await producer.submit(Message("T", b"y"))  # waits for the first of the three to time out
+        assert outcomes
+        await pending
+
+
+async def test_oneway_messages_arrive_without_answers() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        await producer.send_oneway(Message("T", b"x"))
+        await producer.send(Message("T", b"y"))
+        assert cluster.group.bodies("T") == [b"x", b"y"]
+
+
+# Life.
+
+
+async def test_leaving_the_block_waits_for_what_is_in_flight() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        async with Producer(cluster.namesrv) as producer:
+            pending = [await producer.submit(Message("T", b"x")) for _ in range(10)]
+        assert all(each.done for each in pending)
+        assert len(cluster.group.bodies("T")) == 10
+
+
+async def test_an_exception_leaves_as_itself_and_fails_what_is_in_flight() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        pending: list[Pending] = []
+
+        async def fail_with_messages_in_flight() -> None:
+            async with Producer(cluster.namesrv) as producer:
+                await producer.send(Message("T", b"warm up"))
+                cluster.leader.misdeeds = [Misdeed("silence")]
+                pending.append(await producer.submit(Message("T", b"x")))
+                pending.append(await producer.submit(Message("Unknown", b"x")))
+                raise LookupError("mine")
+
+        with pytest.raises(LookupError, match=r"^mine$"):
+            await fail_with_messages_in_flight()
+        sent, unsent = pending
+        assert isinstance(sent.outcome, SendOutcomeUnknown)
+        assert isinstance(unsent.outcome, ClientClosed)
+
+
+async def test_a_producer_must_be_entered_and_not_left() -> None:
+    producer = Producer("127.0.0.1:9")
+    with pytest.raises(ClientClosed):
+        await producer.send(Message("T", b"x"))
+    async with producer:
+        pass
+    with pytest.raises(ClientClosed):
+        await producer.send(Message("T", b"x"))
+
+
+async def test_a_cancelled_send_is_forgotten_and_the_producer_goes_on() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        with anyio.move_on_after(0.1) as scope:
+            await producer.send(Message("T", b"x"))
+        assert scope.cancelled_caught
+        assert producer.in_flight == 0
+        assert (await producer.send(Message("T", b"y"))).queue_offset == 0
+
+
+async def test_the_producer_says_goodbye() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        async with Producer(cluster.namesrv, "pg") as producer:
+            await producer.send(Message("T", b"x"))
+        [goodbye] = [request for request in cluster.leader.received if request.code == 35]
+        assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
