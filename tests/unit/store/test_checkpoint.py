@@ -300,6 +300,20 @@ def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: P
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
+def test_a_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_path: Path) -> None:
+    """The paths are there again, but what was synced under them is the new topic's."""
+    store, log = fill(tmp_path)
+    store.flush_all()
+    checkpointer = Checkpointer(str(tmp_path), store)
+    pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
+    apply(store, log.drop("A"))
+    for queue_id, count in ((0, 7), (1, 9)):
+        apply(store, log.send("A", queue_id, count))
+    store.flush_all()
+    assert pending.commit() is False
+    assert load_checkpoint(str(tmp_path)) is None
+
+
 def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
@@ -326,6 +340,7 @@ def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path:
     take(tmp_path, store, log, checkpointer=checkpointer)
     apply(store, log.drop("A"))
     apply(store, log.send("A", 1, 9))
+    store.flush_all()
     for _ in range(3):
         take(tmp_path, store, log, checkpointer=checkpointer)
     assert contents(open_store(str(tmp_path), TINY).queues)["A", 1] == derived(log)["A", 1]
