@@ -61,7 +61,7 @@ def decode_header(serialization: int, header: memoryview) -> Request | UnknownRe
                 if response.flag & _RESPONSE:
                     return response
             else:
-                request = _decode_request(header)
+                request = decode_typed(header)
                 if not request.flag & _RESPONSE:
                     return request
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -196,7 +196,7 @@ _CLASSES: Final = set(_request_classes())
 _SHAPES: Final = {int(each.__struct_config__.tag): _shape(each) for each in _CLASSES}  # type: ignore[arg-type]
 assert len(_SHAPES) == len(_CLASSES), "two request classes have the same code"
 
-_decode_request: Final[Callable[[memoryview], Request]] = msgspec.json.Decoder(
+decode_typed: Final[Callable[[memoryview | bytes], Request]] = msgspec.json.Decoder(
     reduce(or_, _CLASSES), strict=False
 ).decode
 _decode_response: Final = msgspec.json.Decoder(Response).decode

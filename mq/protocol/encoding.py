@@ -133,7 +133,7 @@ class SendReplyTemplate:
 
     def __init__(self, store_host: bytes) -> None:
         self._host = store_host.hex().upper()
-        self._template = _SENT.replace("HOST", self._host)
+        self._template = _SENT.replace("HOST", self._host).encode()
 
     def render(
         self,
@@ -141,14 +141,14 @@ class SendReplyTemplate:
         queue_id: int,
         queue_offset: int,
         physical_offset: int,
-        transaction_id: str,
+        transaction_id: bytes,
         serialization: int = JSON,
     ) -> bytes:
-        """The whole frame. ``transaction_id`` is the message's UNIQ_KEY, which may be any text."""
+        """The whole frame. ``transaction_id`` is the message's UNIQ_KEY, which may be any text in UTF-8."""
         if serialization == JSON:
-            if not (transaction_id.isascii() and transaction_id.isalnum()):
-                transaction_id = _json_text(transaction_id)[1:-1]
-            header = (self._template % (physical_offset, queue_id, queue_offset, transaction_id, opaque)).encode()
+            if not transaction_id.isalnum():
+                transaction_id = _json_text(transaction_id.decode())[1:-1].encode()
+            header = self._template % (physical_offset, queue_id, queue_offset, transaction_id, opaque)
             return _PREFIX(4 + len(header), len(header)) + header
         ext = {
             "MSG_REGION": "DefaultRegion",
@@ -156,7 +156,7 @@ class SendReplyTemplate:
             "msgId": f"{self._host}{physical_offset:016X}",
             "queueId": str(queue_id),
             "queueOffset": str(queue_offset),
-            "transactionId": transaction_id,
+            "transactionId": transaction_id.decode(),
         }
         return encode_response(opaque, 0, ext=ext, serialization=serialization)
 

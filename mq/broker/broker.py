@@ -1,0 +1,320 @@
+"""One broker: the application of its replica, and the handlers of its clients, wired together.
+
+`Broker` is synchronous: it is called by the reactor for input, at the end of each turn, and by timers. What runs it
+is in `mq.broker.server`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from mq.broker.appender import Appender
+from mq.broker.clients import ClientRegistry
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.groups import Groups
+from mq.broker.long_polling import LongPolling
+from mq.broker.metadata import Metadata, decode_command
+from mq.broker.offsets import Offsets
+from mq.broker.pulls import HeldPull, Pulls
+from mq.broker.registration import Registration
+from mq.broker.sends import Sends
+from mq.broker.settings import BrokerSettings
+from mq.broker.status import Status
+from mq.broker.topics import Topics
+from mq.protocol import bodies, headers
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import SendReplyTemplate
+from mq.store.checkpoint import Checkpointer, PendingCheckpoint
+from mq.store.dispatch import decode_runs, scan_runs
+from mq.store.queue_store import QueueStore
+from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange
+
+Log = structlog.stdlib.BoundLogger
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, for stored timestamps only."""
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """State and behaviour of one broker process.
+
+    Args:
+        metadata, store: as the checkpoint left them; the replica hands in every later entry.
+        on_registration_changed: told when the name servers must learn something new.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        reactor: Reactor,
+        metadata: Metadata,
+        store: QueueStore,
+        checkpointer: Checkpointer,
+        rng: random.Random,
+        clock: Callable[[], float],
+        on_registration_changed: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._settings = settings
+        self._reactor = reactor
+        self._metadata = metadata
+        self._store = store
+        self._checkpointer = checkpointer
+        host, _, port = (settings.advertise or settings.listen).rpartition(":")
+        self._store_address = (host, int(port))
+        self._rng = rng
+        self._clock = clock
+        self._on_registration_changed = on_registration_changed
+        self._log = log
+        self._boot_ms = wall_clock_ms()
+        self._connections: set[ClientConnection] = set()
+        self._clients: ClientRegistry[ClientConnection] = ClientRegistry()
+        self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
+        self._handlers: dict[type[Any], Handler] = {}
+        self._applied_index = 0
+        self._led_term = 0
+
+    def attach(self, replica: Replica) -> None:
+        """Get the replica that this broker is the application of; comes before everything else."""
+        settings, metadata, store = self._settings, self._metadata, self._store
+        self._replica = replica
+        self._applied_index = replica.applied_index
+        self._checkpointed_index = replica.applied_index
+        host, port = self._store_address
+        store_host = socket.inet_aton(host) + port.to_bytes(4, "big")
+        self.appender = Appender(
+            log=replica,
+            store_host=store_host,
+            reply_template=SendReplyTemplate(store_host),
+            entry_bytes_max=settings.entry_bytes_max,
+            rounds_in_flight=settings.rounds_in_flight,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self._sends = Sends(
+            settings=settings,
+            metadata=metadata,
+            appender=self.appender,
+            next_offset=self._next_offset,
+            unique_keys=UniqKeyGenerator(
+                ip=host, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
+            ),
+            rng=self._rng,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self._offsets = Offsets(metadata=metadata, store=store, appender=self.appender)
+        self._groups = Groups(
+            clients=self._clients,
+            metadata=metadata,
+            appender=self.appender,
+            clock=self._clock,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self._pulls = Pulls(
+            settings=settings,
+            metadata=metadata,
+            store=store,
+            clients=self._clients,
+            polling=self._polling,
+            read=replica.log.pread,
+            note_group=self._groups.note_group,
+            store_offset=self._offsets.gather,
+            clock=self._clock,
+        )
+        topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
+        self.status = Status(settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters)
+        self._handlers.update(
+            {
+                headers.SendMessage: self._sends.handle,
+                headers.SendMessageV2: self._sends.handle,
+                headers.PullMessage: self._pulls.handle,
+                headers.LitePullMessage: self._pulls.handle,
+                headers.HeartBeat: self._groups.handle_heartbeat,
+                headers.UnregisterClient: self._groups.handle_unregister,
+                headers.GetConsumerListByGroup: self._groups.handle_consumer_list,
+                headers.QueryConsumerOffset: self._offsets.handle_query,
+                headers.UpdateConsumerOffset: self._offsets.handle_update,
+                headers.GetMaxOffset: self._offsets.handle_max,
+                headers.GetMinOffset: self._offsets.handle_min,
+                headers.UpdateAndCreateTopic: topics.handle_put,
+                headers.GetBrokerRuntimeInfo: self.status.handle,
+            }
+        )
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def accept(self, sock: socket.socket) -> None:
+        """Serve a new connection, unless there are too many."""
+        if len(self._connections) >= self._settings.connections_max:
+            self._log.warning("too_many_connections", limit=self._settings.connections_max)
+            sock.close()
+            return
+        connection = ClientConnection(
+            reactor=self._reactor,
+            sock=sock,
+            handlers=self._handlers,
+            on_closed=self._connection_closed,
+            output_bytes_max=self._settings.output_bytes_max,
+            log=self._log,
+        )
+        self._connections.add(connection)
+
+    def close_idle_connections(self) -> None:
+        """Close connections that were silent since the last call and hold no pull."""
+        for connection in list(self._connections):
+            if not connection.heard and not connection.held_pulls:
+                connection.close("idle")
+            connection.heard = False
+
+    def close_connections(self) -> None:
+        """Close every client connection."""
+        for connection in list(self._connections):
+            connection.close("broker stops")
+
+    def _connection_closed(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        self._polling.drop_connection(connection)
+        self._groups.connection_closed(connection)
+
+    # -- the replicated log ------------------------------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """Dispatch committed entries to queues and metadata, then answer and wake whoever waited for them."""
+        for entry in entries:
+            if entry.kind == EntryKind.NORMAL:
+                self._dispatch(entry)
+            elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
+                self._lead(entry.term)
+            self._applied_index = entry.index
+        self.appender.committed(self._applied_index)
+        for topic, queue_id, new_entries in self._store.take_grown():
+            for pull in self._polling.grown((topic, queue_id), new_entries):
+                self._pulls.resume(pull)
+
+    def role_changed(self, change: RoleChange) -> None:
+        """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
+        self._log.info("role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id)
+        if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
+            self.appender.close("leadership was lost")
+            self._sends.forget_tails()
+            self._offsets.forget()
+            self._groups.forget()
+            self._on_registration_changed()
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """Leadership was lost with entries under way."""
+        self.appender.outcome_unknown(first_index)
+
+    def end_turn(self) -> None:
+        """React to what came in; called before sockets are flushed."""
+        self._replica.pump()
+        if self.appender.start_round():
+            self._replica.pump()
+
+    def _lead(self, term: int) -> None:
+        """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
+        self._led_term = term
+        self.appender.open()
+        self._log.info("leading", term=term, applied_index=self._applied_index)
+        settings = self._settings
+        missing = self._metadata.missing_system_topics(
+            settings.cluster, settings.group, wall_clock_ms(), default_topic_queues=settings.default_topic_queues
+        )
+        for command in missing:
+            self.appender.add_command(command)
+        self._on_registration_changed()
+
+    def _dispatch(self, entry: CommittedEntry) -> None:
+        if entry.annotation:
+            runs = decode_runs(entry.annotation)
+        else:
+            runs, commands = scan_runs(entry.body)
+            for command in commands:
+                changed = self._metadata.apply(decode_command(command))
+                for topic in changed.topics:
+                    self._sends.topic_changed(topic)
+                for topic in changed.deleted_topics:
+                    self._store.drop_topic(topic)
+                if changed.topics:
+                    self._on_registration_changed()
+        for run in runs:
+            self._store.append_run(run)
+
+    def _next_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._store.get(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+
+    def expire_pulls(self) -> None:
+        """Answer pulls whose time is over."""
+        for pull in self._polling.expired(self._clock()):
+            self._pulls.resume(pull)
+
+    def replicate_offsets(self) -> None:
+        """Put gathered consumer offsets into the log."""
+        self._offsets.replicate_gathered()
+
+    def expire_clients(self) -> None:
+        """Forget clients without heartbeat."""
+        self._groups.expire()
+
+    def flush_queues(self) -> None:
+        """Let consume queues reach their files, a few at a time."""
+        self._store.flush_some()
+
+    def prepare_checkpoint(self) -> PendingCheckpoint | None:
+        """Capture what was applied so far; None when this replica's own disk does not hold all of it yet, or nothing
+        came since the last one.
+        """
+        index = self._applied_index
+        if index > self._replica.core.durable or index == self._checkpointed_index:
+            return None
+        ref = self._replica.log.locate(index)
+        self._checkpointed_index = index
+        return self._checkpointer.prepare(
+            applied_index=index,
+            applied_term=ref.term,
+            applied_pos=ref.pos + ref.size,
+            state=self._metadata.capture(),
+        )
+
+    # -- name servers ------------------------------------------------------------------------------------------------
+
+    def registration(self) -> Registration:
+        """How this replica appears in the route: id 0 while it leads, else a number of its own."""
+        settings = self._settings
+        leads = self.appender.is_open
+        version = self._metadata.data_version
+        body = bodies.RegisterBrokerBody(
+            topics=self._metadata.topic_table(),
+            data_version=bodies.DataVersion(
+                counter=version.counter,
+                timestamp_ms=version.timestamp_ms,
+                state_version=self._replica.core.term,
+            ),
+        )
+        return Registration(
+            cluster=settings.cluster,
+            broker_name=settings.group,
+            broker_id=0 if leads else int(settings.node_id[1:]) + 1,
+            address=settings.advertise or f"{self._store_address[0]}:{self._store_address[1]}",
+            body=body.encode(),
+        )
+
+    def _counters(self) -> dict[str, int]:
+        return {
+            "connections": len(self._connections),
+            "messages": self.appender.messages,
+            "pendingBytes": self.appender.pending_bytes,
+            "heldPulls": len(self._polling),
+        }

@@ -1,0 +1,150 @@
+"""One client connection of a broker: frames in, requests to their handlers, replies out.
+
+Errors of a request stay with the request: a refusal and a malformed header are answered, a frame that cannot be cut
+closes this connection and no other.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from mq.broker.refusal import RequestRefused
+from mq.protocol.chunks import decode_chunk, missing_bytes
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.headers import Response, encode_response
+from raftlog import Reactor, StreamSocket
+
+_ONEWAY = 2
+_LARGE_BYTES = 128 * 1024
+
+Handler = Callable[["ClientConnection", Any, bytes, int], bytes | None]
+Log = structlog.stdlib.BoundLogger
+
+
+class ClientConnection:
+    """A stock client or our SDK on the other end of a socket.
+
+    ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
+    what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
+    true with everything that arrives; whoever looks for idle connections sets it back.
+    """
+
+    __slots__ = (
+        "_handlers",
+        "_log",
+        "_on_closed",
+        "_stream",
+        "heard",
+        "held_pulls",
+        "host",
+        "output_bytes_max",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        *,
+        reactor: Reactor,
+        sock: socket.socket,
+        handlers: Mapping[type[Any], Handler],
+        on_closed: Callable[[ClientConnection], None],
+        output_bytes_max: int,
+        log: Log,
+    ) -> None:
+        self._handlers = handlers
+        self._on_closed = on_closed
+        self._log = log
+        self.output_bytes_max = output_bytes_max
+        self.heard = True
+        self.held_pulls = 0
+        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed)
+        address, port = self._stream.peer
+        self.peer = f"{address}:{port}"
+        try:
+            self.host = socket.inet_aton(address.removeprefix("::ffff:")) + port.to_bytes(4, "big")
+        except OSError:
+            self.host = bytes(4) + port.to_bytes(4, "big")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is gone."""
+        return self._stream.closed
+
+    def send(self, data: bytes) -> None:
+        """Queue a frame; a client that does not read its replies is dropped."""
+        stream = self._stream
+        stream.send(data)
+        if stream.out_bytes > self.output_bytes_max:
+            self._log.warning("client_too_slow", client=self.peer, waiting_bytes=stream.out_bytes)
+            stream.close("too slow")
+
+    def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
+        """Queue one frame in several buffers."""
+        self._stream.send_all(buffers, nbytes)
+        if self._stream.out_bytes > self.output_bytes_max:
+            self._log.warning("client_too_slow", client=self.peer, waiting_bytes=self._stream.out_bytes)
+            self._stream.close("too slow")
+
+    def close(self, reason: str) -> None:
+        """Close the connection."""
+        self._stream.close(reason)
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        """Serve one decoded request, and answer it if its handler does so at once."""
+        handler = self._handlers.get(type(request))
+        try:
+            if handler is None:
+                if type(request) is Response:
+                    return
+                raise RequestRefused(
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                    f" request type {request.code} not supported",
+                )
+            reply = handler(self, request, body, serialization)
+        except RequestRefused as refusal:
+            reply = encode_response(request.opaque, refusal.code, remark=refusal.remark, serialization=serialization)
+        except AssertionError:
+            raise  # an invariant of ours is broken: going on could harm data
+        except Exception as error:
+            # Whatever a client sends may fail its own request, never the process.
+            self._log.exception("request_failed", client=self.peer, code=request.code)
+            reply = encode_response(
+                request.opaque,
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"{type(error).__name__}: {error}",
+                serialization=serialization,
+            )
+        if reply is not None and not request.flag & _ONEWAY:
+            self.send(reply)
+
+    def _on_data(self, data: memoryview) -> int:
+        self.heard = True
+        if len(data) > _LARGE_BYTES and missing_bytes(data):
+            return 0  # a large frame on its way is not copied once per chunk of it
+        try:
+            incoming, consumed = decode_chunk(bytes(data))
+        except FrameError as error:
+            self._log.warning("bad_frame", client=self.peer, error=str(error))
+            self.close("bad frame")
+            return 0
+        for request, body, serialization in incoming:
+            if isinstance(request, HeaderError):
+                self._log.warning("bad_header", client=self.peer, code=request.code, error=request.remark)
+                self.send(
+                    encode_response(
+                        request.opaque, ResponseCode.SYSTEM_ERROR, remark=request.remark, serialization=serialization
+                    )
+                )
+            else:
+                self.dispatch(request, body, serialization)
+            if self._stream.closed:
+                return 0
+        return consumed
+
+    def _closed(self, reason: str) -> None:
+        self._on_closed(self)

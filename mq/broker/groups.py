@@ -1,0 +1,137 @@
+"""Who is connected: HEART_BEAT (34), UNREGISTER_CLIENT (35) and the members of a group (38).
+
+When the members or the topics of a consumer group change, every member is told to rebalance (request code 40).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+from mq.broker.appender import Appender
+from mq.broker.clients import ClientRegistry, HeartbeatRefused
+from mq.broker.connection import ClientConnection
+from mq.broker.metadata import (
+    CommandRefused,
+    GroupConfig,
+    Metadata,
+    PutGroup,
+    PutTopic,
+    TopicConfig,
+    encode_command,
+)
+from mq.broker.refusal import RequestRefused
+from mq.protocol import bodies
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import ProtocolError
+from mq.protocol.headers import (
+    GetConsumerListByGroup,
+    HeartBeat,
+    UnregisterClient,
+    encode_request,
+    encode_response,
+)
+
+_RETRY_PREFIX = "%RETRY%"
+
+
+class Groups:
+    """The handlers around clients and groups of one broker."""
+
+    def __init__(
+        self,
+        *,
+        clients: ClientRegistry[ClientConnection],
+        metadata: Metadata,
+        appender: Appender,
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._clients = clients
+        self._metadata = metadata
+        self._appender = appender
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._opaque = itertools.count(1)
+        self._creating: set[str] = set()
+
+    def forget(self) -> None:
+        """This replica does not lead any more; what it was creating may never be."""
+        self._creating.clear()
+
+    def handle_heartbeat(
+        self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 34."""
+        try:
+            heartbeat = bodies.HeartbeatData.decode(body)
+            outcome = self._clients.heartbeat(self._clock(), connection, heartbeat, request.language, request.version)
+        except (ProtocolError, HeartbeatRefused) as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}") from error
+        for group in outcome.consumer_groups:
+            self.note_group(group)
+        self.notify(outcome.notify)
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def handle_unregister(
+        self, connection: ClientConnection, request: UnregisterClient, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 35."""
+        ext = request.ext
+        self.notify(self._clients.unregister(connection, ext.client_id, ext.producer_group, ext.consumer_group))
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def handle_consumer_list(
+        self,
+        connection: ClientConnection,
+        request: GetConsumerListByGroup,
+        body: bytes,
+        serialization: int,
+    ) -> bytes:
+        """Request code 38."""
+        members = self._clients.consumer_ids(request.ext.consumer_group)
+        if not members:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.ext.consumer_group}")
+        return encode_response(
+            request.opaque,
+            ResponseCode.SUCCESS,
+            body=bodies.ConsumerList(members).encode(),
+            serialization=serialization,
+        )
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Forget the clients behind a connection."""
+        self.notify(self._clients.connection_closed(connection))
+
+    def expire(self) -> None:
+        """Forget clients that were silent for too long."""
+        self.notify(self._clients.expire(self._clock()))
+
+    def notify(self, groups: Iterable[tuple[str, Iterable[ClientConnection]]]) -> None:
+        """Tell the members of groups to rebalance."""
+        for group, connections in groups:
+            for connection in connections:
+                if not connection.closed:
+                    connection.send(
+                        encode_request(
+                            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+                            next(self._opaque),
+                            ext={"consumerGroup": group},
+                            oneway=True,
+                        )
+                    )
+
+    def note_group(self, group: str) -> None:
+        """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it."""
+        if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
+            return
+        now_ms = self._wall_clock_ms()
+        retry = TopicConfig(name=_RETRY_PREFIX + group, read_queues=1, write_queues=1)
+        try:
+            put_group = encode_command(PutGroup(config=GroupConfig(name=group), timestamp_ms=now_ms))
+            put_topic = encode_command(PutTopic(config=retry, timestamp_ms=now_ms))
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._creating.add(group)
+        self._appender.add_command(put_topic)
+        self._appender.add_command(put_group, lambda known: self._creating.discard(group))

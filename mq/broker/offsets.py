@@ -1,0 +1,181 @@
+"""Consumer offsets (request codes 14 and 15) and the ends of queues (30 and 31).
+
+Consumer offsets are replicated like messages. One-way commits gather for a moment and go into the log as one command;
+a commit that wants an answer, and a query about an offset that is on its way, are answered when it is committed. So an
+offset that anybody was told cannot go back, whoever leads next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.broker.appender import Appender
+from mq.broker.connection import ClientConnection
+from mq.broker.metadata import CommitOffsets, Metadata, encode_command
+from mq.broker.refusal import RequestRefused
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import (
+    GetMaxOffset,
+    GetMinOffset,
+    QueryConsumerOffset,
+    UpdateConsumerOffset,
+    encode_response,
+)
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.store.queue_store import QueueStore
+
+PENDING_MAX = 100_000
+"""Queues with a gathered commit; further one-way commits are ignored until these are replicated."""
+
+Key = tuple[str, str, int]
+
+
+class Offsets:
+    """The offset handlers of a broker, with the commits that are not replicated yet (leader only)."""
+
+    def __init__(self, *, metadata: Metadata, store: QueueStore, appender: Appender) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._gathered: dict[Key, int] = {}
+        self._replicating: dict[Key, int] = {}
+
+    def forget(self) -> None:
+        """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
+        self._gathered.clear()
+        self._replicating.clear()
+
+    def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a commit that nobody waits for."""
+        if not self._appender.is_open or not self._plausible(group, topic, queue_id):
+            return
+        key = (group, topic, queue_id)
+        if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
+            return
+        if offset > max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1)):
+            self._gathered[key] = offset
+
+    def replicate(self, on_committed: Callable[[bool], None] | None = None) -> None:
+        """Put what was gathered into the log as one command."""
+        if not self._appender.is_open:
+            if on_committed is not None:
+                on_committed(False)
+            return
+        gathered, self._gathered = self._gathered, {}
+        self._replicating.update(gathered)
+
+        def committed(known: bool) -> None:
+            for key, offset in gathered.items():
+                if self._replicating.get(key) == offset:
+                    del self._replicating[key]
+            if on_committed is not None:
+                on_committed(known)
+
+        if gathered or on_committed is not None:
+            command = CommitOffsets(offsets=[(*key, offset) for key, offset in gathered.items()])
+            self._appender.add_command(encode_command(command), committed)
+
+    def replicate_gathered(self) -> None:
+        """`replicate`, if there is anything; called by a timer."""
+        if self._gathered:
+            self.replicate()
+
+    def handle_update(
+        self,
+        connection: ClientConnection,
+        request: UpdateConsumerOffset,
+        body: bytes,
+        serialization: int,
+    ) -> bytes | None:
+        """Request code 15."""
+        ext = request.ext
+        if not self._appender.is_open:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+        try:
+            check_group(ext.consumer_group)
+            check_topic(ext.topic)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
+        self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+        if request.flag & 2:
+            return None
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
+            else:
+                connection.close("leadership was lost while an offset was being stored")
+
+        self.replicate(committed)
+        return None
+
+    def handle_query(
+        self, connection: ClientConnection, request: QueryConsumerOffset, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 14.
+
+        A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
+        """
+        ext = request.ext
+        if not self._appender.is_open:
+            return None
+        key = (ext.consumer_group, ext.topic, ext.queue_id)
+        if key not in self._gathered and key not in self._replicating:
+            return self._answer(request, key, serialization)
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.send(self._answer(request, key, serialization))
+
+        self.replicate(committed)
+        return None
+
+    def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> bytes:
+        """Request code 30."""
+        self._check_leads()
+        queue = self._store.get(request.ext.topic, request.ext.queue_id)
+        return _offset_reply(request.opaque, 0 if queue is None else queue.max_offset, serialization)
+
+    def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> bytes:
+        """Request code 31."""
+        self._check_leads()
+        queue = self._store.get(request.ext.topic, request.ext.queue_id)
+        return _offset_reply(request.opaque, 0 if queue is None else queue.min_offset, serialization)
+
+    def _check_leads(self) -> None:
+        if not self._appender.is_open:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+
+    def _answer(self, request: QueryConsumerOffset, key: Key, serialization: int) -> bytes:
+        stored = self._known(key)
+        if stored >= 0:
+            return _offset_reply(request.opaque, stored, serialization)
+        queue = self._store.get(key[1], key[2])
+        # A young queue is read from its beginning by a group that has no offset yet, as stock brokers do.
+        if (
+            queue is not None
+            and queue.min_offset == 0
+            and queue.max_offset > 0
+            and request.ext.set_zero_if_not_found is not False
+        ):
+            return _offset_reply(request.opaque, 0, serialization)
+        return encode_response(
+            request.opaque,
+            ResponseCode.QUERY_NOT_FOUND,
+            remark="Not found, maybe this group consumer boot first",
+            serialization=serialization,
+        )
+
+    def _known(self, key: Key) -> int:
+        group, topic, queue_id = key
+        return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, -1)
+
+    def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
+        config = self._metadata.topics.get(topic)
+        return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
+
+
+def _offset_reply(opaque: int, offset: int, serialization: int) -> bytes:
+    return encode_response(opaque, ResponseCode.SUCCESS, ext={"offset": str(offset)}, serialization=serialization)

@@ -1,0 +1,156 @@
+"""Tells every name server who this broker is and which topics it has.
+
+Name servers know nothing of each other, so each has a task and a connection of its own. The connection is kept open:
+when this process dies, the name server sees it close and takes the broker out of the route at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import ProtocolError
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header, encode_request
+
+CONNECT_SECONDS_MAX = 3.0
+ANSWER_SECONDS_MAX = 3.0
+RETRY_SECONDS = 1.0
+
+Address = tuple[str, int]
+Log = structlog.stdlib.BoundLogger
+
+
+class Registration(NamedTuple):
+    """What a name server is told; ``body`` is an encoded register-broker body."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+    body: bytes
+
+
+class Registrar:
+    """Keeps this broker registered at every name server.
+
+    ``current()`` returns what to register, or None as long as there is nothing to say.
+    """
+
+    def __init__(
+        self,
+        *,
+        namesrv: list[Address],
+        period_seconds: float,
+        current: Callable[[], Registration | None],
+        log: Log,
+    ) -> None:
+        self._namesrv = namesrv
+        self._period_seconds = period_seconds
+        self._current = current
+        self._log = log
+        self._changed = trio.Event()
+
+    def changed(self) -> None:
+        """Register anew at once: the role or a topic is another one."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def run(self) -> None:
+        """Register at all name servers until cancelled; then take leave of them, shortly."""
+        async with trio.open_nursery() as nursery:
+            for address in self._namesrv:
+                nursery.start_soon(self._keep_registered, address)
+
+    async def _keep_registered(self, address: Address) -> None:
+        log = self._log.bind(namesrv=f"{address[0]}:{address[1]}")
+        reported = ""
+        while True:
+            try:
+                with trio.fail_after(CONNECT_SECONDS_MAX):
+                    stream = await trio.open_tcp_stream(*address)
+                async with stream:
+                    await self._register_forever(stream, log)
+            except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError, _Refused) as error:
+                if (text := str(error) or type(error).__name__) != reported:
+                    reported = text
+                    log.warning("not_registered", error=text)
+            await trio.sleep(RETRY_SECONDS)
+
+    async def _register_forever(self, stream: trio.SocketStream, log: Log) -> None:
+        opaque = 0
+        told: Registration | None = None
+        while True:
+            changed = self._changed
+            registration = self._current()
+            if registration is not None:
+                opaque += 1
+                await self._ask(stream, _register_request(registration, opaque), opaque)
+                if told is None or told.broker_id != registration.broker_id:
+                    log.info("registered", broker_id=registration.broker_id, address=registration.address)
+                told = registration
+            with trio.move_on_after(self._period_seconds):
+                if not await _wait_changed(changed, stream):
+                    raise _Refused("the name server closed the connection")
+
+    async def _ask(self, stream: trio.SocketStream, request: bytes, opaque: int) -> None:
+        with trio.fail_after(ANSWER_SECONDS_MAX):
+            await stream.send_all(request)
+            received = bytearray()
+            while True:
+                chunk = await stream.receive_some(65536)
+                if not chunk:
+                    raise _Refused("the name server closed the connection")
+                received += chunk
+                frames, _ = split_frames(memoryview(bytes(received)))
+                for serialization, header, _ in frames:
+                    answer = decode_header(serialization, header)
+                    if isinstance(answer, Response) and answer.opaque == opaque:
+                        if answer.code != ResponseCode.SUCCESS:
+                            raise _Refused(f"code {answer.code}: {answer.remark}")
+                        return
+
+
+class _Refused(Exception):
+    """The name server did not take the registration."""
+
+
+async def _wait_changed(changed: trio.Event, stream: trio.SocketStream) -> bool:
+    """Wait for ``changed``; returns False when the name server hung up instead."""
+    connected = True
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            nonlocal connected
+            try:
+                connected = bool(await stream.receive_some(1))
+            except trio.BrokenResourceError:
+                connected = False
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        await changed.wait()
+        nursery.cancel_scope.cancel()
+    return connected
+
+
+def _register_request(registration: Registration, opaque: int) -> bytes:
+    return encode_request(
+        RequestCode.REGISTER_BROKER,
+        opaque,
+        ext={
+            "brokerAddr": registration.address,
+            "brokerId": str(registration.broker_id),
+            "brokerName": registration.broker_name,
+            "clusterName": registration.cluster,
+            "haServerAddr": registration.address,
+            "compressed": "false",
+            "bodyCrc32": str(zlib.crc32(registration.body) & 0x7FFFFFFF),
+        },
+        body=registration.body,
+    )

@@ -1,0 +1,214 @@
+"""SEND_MESSAGE and SEND_MESSAGE_V2 (request codes 10 and 310): checks, then one place in the next round.
+
+The first message to a topic that nobody created makes the topic: the creation is replicated first, and the message
+waits for it. Everything else about a message is decided here, inline; see `mq.broker.appender` for what follows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from mq.broker.appender import Appender, QueueTail
+from mq.broker.connection import ClientConnection
+from mq.broker.metadata import Metadata, PutTopic, auto_create, encode_command
+from mq.broker.refusal import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import UniqKeyGenerator, tag_code
+from mq.protocol.headers import SendMessage, SendMessageV2
+from mq.protocol.names import SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.records import FIXED
+
+PROPERTIES_BYTES_MAX = 32767
+_WRITABLE = 2
+_TAGS = b"TAGS\x01"
+_UNIQUE_KEY = b"UNIQ_KEY\x01"
+_TAG_CODES_MAX = 4096
+_TAG_BYTES_MAX = 128
+
+SendRequest = SendMessage | SendMessageV2
+
+
+class Sends:
+    """The send handler of a broker, and the writing ends of its queues while it leads."""
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        appender: Appender,
+        next_offset: Callable[[str, int], int],
+        unique_keys: UniqKeyGenerator,
+        rng: random.Random,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._appender = appender
+        self._next_offset = next_offset
+        self._unique_keys = unique_keys
+        self._rng = rng
+        self._wall_clock_ms = wall_clock_ms
+        self._tails: dict[str, list[QueueTail]] = {}
+        self._creating: dict[str, list[Callable[[bool], None]]] = {}
+        self._tag_codes: dict[bytes, int] = {}
+        self._suffix = f"CLUSTER\x01{settings.cluster}\x02".encode()
+
+    def forget_tails(self) -> None:
+        """This replica does not lead any more: another one gives out queue offsets."""
+        self._tails.clear()
+        self._creating.clear()
+
+    def topic_changed(self, topic: str) -> None:
+        """Look the topic's queues up anew; the tails that are in use go on counting."""
+        known = self._tails.pop(topic, None)
+        config = self._metadata.topics.get(topic)
+        if known is None or config is None or not config.perm & _WRITABLE:
+            return
+        count = config.write_queues
+        more = [QueueTail(topic, number, self._next_offset(topic, number)) for number in range(len(known), count)]
+        self._tails[topic] = known[:count] + more
+
+    def handle(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
+        """Check one message and queue it; its reply follows when it is committed.
+
+        Raises:
+            RequestRefused: it was not stored, and will not be.
+        """
+        ext = request.ext
+        appender = self._appender
+        if not appender.is_open:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+        settings = self._settings
+        if appender.pending_bytes > settings.pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        tails = self._tails.get(ext.topic)
+        if tails is None:
+            tails = self._open_topic(sender, request, body, serialization)
+            if tails is None:
+                return
+        queue_id = ext.queue_id
+        if queue_id < 0:
+            queue_id = self._rng.randrange(len(tails))
+        elif queue_id >= len(tails):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queue id {queue_id} is illegal, {ext.topic} has {len(tails)} write queues",
+            )
+        if len(body) > settings.message_bytes_max:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"body of {len(body)} bytes, allowed are {settings.message_bytes_max}",
+            )
+        text = ext.properties
+        if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or ext.batch:
+            _refuse_what_is_not_served(text, ext.batch)
+        properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
+        unique_key = _value(properties, _UNIQUE_KEY)
+        if not unique_key:
+            unique_key = self._unique_keys.next().encode()
+            properties += _UNIQUE_KEY + unique_key + b"\x02"
+        properties += self._suffix
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"properties of {len(properties)} bytes, allowed are {PROPERTIES_BYTES_MAX}",
+            )
+        tags = _value(properties, _TAGS)
+        tail = tails[queue_id]
+        appender.add(
+            (
+                FIXED - 1 + len(body) + len(tail.topic_field) + len(properties),
+                sender,
+                request,
+                serialization,
+                tail,
+                body,
+                properties,
+                (self._tag_codes.get(tags) or self._tag_code(tags)) if tags else 0,
+                unique_key,
+            )
+        )
+
+    def _tag_code(self, tags: bytes) -> int:
+        code = tag_code(tags.decode())
+        if len(self._tag_codes) < _TAG_CODES_MAX and len(tags) <= _TAG_BYTES_MAX:
+            self._tag_codes[tags] = code
+        return code
+
+    def _open_topic(
+        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
+    ) -> list[QueueTail] | None:
+        """The tails of a topic that was not written to before; None when it is being created and the message waits."""
+        ext = request.ext
+        topic = ext.topic
+        try:
+            check_topic(topic)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if topic in SEND_FORBIDDEN_TOPICS:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"sending to topic {topic} is forbidden")
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            self._create(sender, request, body, serialization)
+            return None
+        if not config.perm & _WRITABLE:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
+        if config.write_queues == 0:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
+        tails = [QueueTail(topic, number, self._next_offset(topic, number)) for number in range(config.write_queues)]
+        self._tails[topic] = tails
+        return tails
+
+    def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
+        ext = request.ext
+        topic = ext.topic
+        command: PutTopic | None = None
+        if self._settings.auto_create_topics:
+            command = auto_create(
+                self._metadata, topic, ext.default_topic, ext.default_topic_queue_nums, self._wall_clock_ms()
+            )
+        if command is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist, apply first please!")
+
+        def created(known: bool) -> None:
+            if known:
+                sender.dispatch(request, body, serialization)
+            else:
+                sender.close("leadership was lost while a topic was being created")
+
+        if (waiting := self._creating.get(topic)) is not None:
+            waiting.append(created)
+            return
+        waiting = self._creating[topic] = [created]
+
+        def committed(known: bool) -> None:
+            self._creating.pop(topic, None)
+            for callback in waiting:
+                callback(known)
+
+        self._appender.add_command(encode_command(command), committed)
+
+
+def _value(properties: bytes, name: bytes) -> bytes:
+    """The value of a property whose ``name`` ends with its separator; empty if it is missing."""
+    at = properties.find(name)
+    while at > 0 and properties[at - 1] != 2:
+        at = properties.find(name, at + 1)
+    if at < 0:
+        return b""
+    return properties[at + len(name) : properties.find(b"\x02", at)]
+
+
+def _refuse_what_is_not_served(text: str, batch: bool) -> None:
+    known = props.decode(text)
+    if batch:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batches are not served by this version")
+    if known.get("TRAN_MSG") == "true":
+        raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
+    delay = known.get("DELAY", "0")
+    if delay.strip() not in ("", "0") or any(name in known for name in props.TIMER_PROPERTIES):
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "delayed messages are not served by this version")

@@ -1,0 +1,266 @@
+"""Starts a broker process: opens its directory, joins its group, serves its clients, and stops cleanly.
+
+Everything that runs lives in the one nursery of `serve`: the reactor, the lanes to the peers, the name server
+registrations, and a few timers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+import trio
+
+from mq.broker.broker import Broker
+from mq.broker.metadata import Metadata
+from mq.broker.registration import Registrar
+from mq.broker.settings import Address, BrokerSettings
+from mq.broker.tuning import freeze_startup_objects, tune_process
+from mq.store.checkpoint import Checkpoint, Checkpointer, OpenedStore, open_store, reset_store
+from raftlog import (
+    ConfState,
+    CoreConfig,
+    Deadline,
+    HardState,
+    Hello,
+    Kind,
+    Listener,
+    LogId,
+    Mailbox,
+    NodeId,
+    RaftCore,
+    Reactor,
+    RealDisk,
+    Replica,
+    SegmentError,
+    SegmentLog,
+    Transport,
+    Writer,
+)
+
+Log = structlog.stdlib.BoundLogger
+T = TypeVar("T")
+
+_EXPIRE_PULLS_SECONDS = 0.1
+_EXPIRE_CLIENTS_SECONDS = 10.0
+_FLUSH_QUEUES_SECONDS = 1.0
+
+
+class StartRefused(Exception):
+    """The broker cannot start as it is set up; the message says what is wrong and where. Nothing was damaged."""
+
+
+async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Run a broker until cancelled; then write a checkpoint and close the log.
+
+    Raises:
+        StartRefused: the directory or a port does not allow it.
+        raftlog.SegmentError: the disk failed. The process must end; a restart verifies what is there.
+    """
+    tune_process()
+    log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
+    reactor = Reactor()
+    rng = random.Random(int.from_bytes(os.urandom(8), "big"))
+
+    def storage_done(ticket: object) -> None:
+        assert isinstance(ticket, int)
+        replica.storage_done(ticket)
+
+    def storage_failed(error: object) -> None:
+        assert isinstance(error, BaseException)
+        raise error
+
+    def receive(source: NodeId, kind: Kind, payload: memoryview) -> None:
+        replica.receive(source, kind, payload)
+
+    def peer_gone(peer: NodeId) -> None:
+        replica.peer_gone(peer)
+
+    writer = Writer(on_done=Mailbox(reactor, storage_done).put, on_failed=Mailbox(reactor, storage_failed).put)
+    members = settings.members
+    segment_log = _open_log(settings, writer)
+    try:
+        opened = _open_store(settings, segment_log, log)
+        applied = opened.checkpoint.applied_index
+        metadata = Metadata()
+        metadata.restore(opened.checkpoint.state)
+        broker = Broker(
+            settings=settings,
+            reactor=reactor,
+            metadata=metadata,
+            store=opened.queues,
+            checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
+            rng=rng,
+            clock=trio.current_time,
+            on_registration_changed=lambda: registrar.changed(),
+            log=log,
+        )
+        transport = _bound(
+            "replication",
+            members[settings.node_id],
+            lambda address: Transport(
+                reactor=reactor,
+                identity=_identity(settings),
+                incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
+                listen=address,
+                peers={NodeId(name): at for name, at in members.items() if name != settings.node_id},
+                on_frame=receive,
+                on_peer_gone=peer_gone,
+                log=log,
+            ),
+        )
+        replica = Replica(
+            core=_core(settings, segment_log, rng),
+            log=segment_log,
+            transport=transport,
+            application=broker,
+            applied_index=applied,
+            clock=trio.current_time,
+            wake=reactor.wake,
+        )
+        broker.attach(replica)
+        listener = _bound("client", settings.listen_address, lambda address: Listener(reactor, *address, broker.accept))
+        registrar = Registrar(
+            namesrv=settings.namesrv_addresses,
+            period_seconds=settings.register_seconds,
+            current=broker.registration,
+            log=log,
+        )
+
+        def tick() -> None:
+            replica.tick()
+            reactor.wake()
+
+        timer = Deadline(replica.next_deadline, tick)
+        reactor.at_turn_end(broker.end_turn)
+        reactor.at_turn_end(timer.refresh)
+        freeze_startup_objects()
+        log.info(
+            "started",
+            listen=settings.listen,
+            data_dir=str(settings.data_dir),
+            durability=settings.durability,
+            last_index=segment_log.last_index,
+            applied_index=applied,
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reactor.run)
+                nursery.start_soon(transport.run)
+                nursery.start_soon(timer.run)
+                nursery.start_soon(registrar.run)
+                for seconds, action in (
+                    (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
+                    (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+                    (_FLUSH_QUEUES_SECONDS, broker.flush_queues),
+                    (settings.offset_commit_seconds, broker.replicate_offsets),
+                    (settings.idle_seconds_max, broker.close_idle_connections),
+                ):
+                    nursery.start_soon(_every, seconds, action, reactor)
+                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker)
+                reactor.wake()
+                task_status.started()
+        except* SegmentError as failed:
+            log.error("disk_failed", error=str(failed.exceptions[0]))
+            raise failed.exceptions[0] from None
+        finally:
+            listener.close()
+            broker.close_connections()
+            if (checkpoint := broker.prepare_checkpoint()) is not None:
+                checkpoint.commit()
+            opened.queues.close()
+    finally:
+        segment_log.close()
+    log.info("stopped", last_index=segment_log.last_index)
+
+
+def _open_log(settings: BrokerSettings, writer: Writer) -> SegmentLog:
+    try:
+        return SegmentLog.open(
+            str(settings.data_dir / "commitlog"),
+            cluster_id=settings.identity,
+            node_id=settings.node_id,
+            segment_bytes=settings.segment_bytes,
+            disk=RealDisk(),
+            writer=writer,
+        )
+    except SegmentError as error:
+        raise StartRefused(str(error)) from error
+    except OSError as error:
+        raise StartRefused(f"{settings.data_dir}: {error.strerror}") from error
+
+
+def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
+    """What was derived from the log before, as far as it belongs to this log; nothing otherwise."""
+    directory = str(settings.data_dir)
+    opened = open_store(directory)
+    checkpoint = opened.checkpoint
+    if opened.rebuild_reason is not None:
+        log.warning("queues_rebuilt", reason=opened.rebuild_reason)
+    index = checkpoint.applied_index
+    if index and (index > segment_log.last_index or segment_log.locate(index).term != checkpoint.applied_term):
+        log.warning("queues_rebuilt", reason=f"the log has no entry {index} of term {checkpoint.applied_term}")
+        opened.queues.close()
+        return OpenedStore(Checkpoint(), reset_store(directory), None)
+    return opened
+
+
+def _core(settings: BrokerSettings, segment_log: SegmentLog, rng: random.Random) -> RaftCore:
+    meta = segment_log.meta
+    base_index, base_term = segment_log.base
+    return RaftCore(
+        node_id=NodeId(settings.node_id),
+        conf=ConfState(tuple(NodeId(name) for name in settings.members)),
+        config=CoreConfig(
+            heartbeat_seconds=settings.heartbeat_seconds,
+            election_timeout_seconds_min=settings.election_timeout_seconds_min,
+            election_timeout_seconds_max=settings.election_timeout_seconds_max,
+            durable_commit=settings.durability == "quorum-fsync",
+        ),
+        hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
+        term_runs=segment_log.term_runs,
+        base=LogId(base_index, base_term),
+        last_index=segment_log.last_index,
+        commit=meta.commit_hint,
+        rng=rng,
+        now=trio.current_time(),
+    )
+
+
+def _identity(settings: BrokerSettings) -> Hello:
+    return Hello(
+        cluster_id=settings.identity,
+        group=settings.group,
+        source=settings.node_id,
+        target="",
+        segment_bytes=settings.segment_bytes,
+        lane="",
+        members=tuple(settings.members),
+    )
+
+
+def _bound(purpose: str, address: Address, open_listener: Callable[[Address], T]) -> T:
+    try:
+        return open_listener(address)
+    except OSError as error:
+        where = f"{address[0]}:{address[1]}"
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        raise StartRefused(f"{purpose} address {where} {why}") from error
+
+
+async def _every(seconds: float, action: Callable[[], None], reactor: Reactor) -> None:
+    while True:
+        await trio.sleep(seconds)
+        action()
+        reactor.wake()
+
+
+async def _checkpoint_forever(seconds: float, broker: Broker) -> None:
+    while True:
+        await trio.sleep(seconds)
+        if (checkpoint := broker.prepare_checkpoint()) is not None:
+            await trio.to_thread.run_sync(checkpoint.commit)

@@ -1,0 +1,156 @@
+"""Settings of one broker process, read once at start: defaults, then a TOML file, then environment, then flags."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+Address = tuple[str, int]
+
+MIB = 1024 * 1024
+
+
+def parse_address(text: str) -> Address:
+    """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the text it could not read."""
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+class BrokerSettings(BaseSettings):
+    """What a broker needs to know. Names and peers must agree on all replicas of a group; the rest may differ."""
+
+    model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True)
+
+    cluster: str = "DefaultCluster"
+    group: str = Field("broker-a", description="broker name: one Raft group, one entry in the route")
+    node_id: str = Field("n0", pattern=r"^[a-z]\d+$", description="letter and number; the number gives the broker id")
+    peers: str = Field(
+        "n0@127.0.0.1:40911", description="every replica, this one included: ID@HOST:PORT, comma separated"
+    )
+    listen: str = Field("127.0.0.1:10911", description="where clients connect")
+    advertise: str | None = Field(None, description="address in the route, when it differs from `listen`")
+    namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
+    data_dir: Path = Path("data")
+    cluster_id: str | None = Field(None, description="identity of the replicated log; derived from cluster and group")
+
+    durability: Literal["quorum-fsync", "quorum-memory"] = Field(
+        "quorum-fsync", description="what an acknowledgement means: on disk, or only in memory, on a majority"
+    )
+    segment_bytes: int = Field(1024 * MIB, ge=64 * 1024, description="size of a commit log file; agreed by the group")
+    message_bytes_max: int = Field(4 * MIB, ge=1024, description="largest message body")
+    entry_bytes_max: int = Field(
+        256 * 1024, ge=1024, description="messages gathered into one log entry, unless one is larger"
+    )
+    rounds_in_flight: int = Field(1, ge=1, description="gathered rounds under way; more of them are smaller")
+    pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; beyond: SYSTEM_BUSY")
+
+    heartbeat_seconds: float = Field(0.2, gt=0)
+    election_timeout_seconds_min: float = Field(1.5, gt=0)
+    election_timeout_seconds_max: float = Field(3.0, gt=0)
+
+    auto_create_topics: bool = True
+    default_topic_queues: int = Field(8, ge=1, le=1024)
+    pull_messages_max: int = Field(32, ge=1)
+    pull_bytes_max: int = Field(256 * 1024, ge=1024)
+    held_pulls_max: int = Field(100_000, ge=1)
+    connections_max: int = Field(20_000, ge=1)
+    output_bytes_max: int = Field(64 * MIB, ge=MIB, description="replies waiting for one client; beyond it is dropped")
+    client_expiry_seconds: float = Field(120.0, gt=0)
+    idle_seconds_max: float = Field(120.0, gt=0)
+    offset_commit_seconds: float = Field(0.2, gt=0, description="one-way consumer offsets gather this long")
+    register_seconds: float = Field(30.0, ge=1, le=60)
+    checkpoint_seconds: float = Field(10.0, gt=0)
+
+    @classmethod
+    def load(cls, config: Path | None = None, **flags: Any) -> BrokerSettings:
+        """Read settings; flags that are None do not count.
+
+        Raises:
+            pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings make no sense, or cannot be read.
+        """
+        given = {name: value for name, value in flags.items() if value is not None}
+        if config is None:
+            return cls(**given)
+        with config.open("rb"):
+            pass  # an unreadable file is an error of its own, not an empty one
+
+        class FromFile(cls):  # type: ignore[valid-type,misc]
+            model_config = SettingsConfigDict(toml_file=config)
+
+            @classmethod
+            def settings_customise_sources(
+                cls,
+                settings_cls: type[BaseSettings],
+                init_settings: PydanticBaseSettingsSource,
+                env_settings: PydanticBaseSettingsSource,
+                dotenv_settings: PydanticBaseSettingsSource,
+                file_secret_settings: PydanticBaseSettingsSource,
+            ) -> tuple[PydanticBaseSettingsSource, ...]:
+                return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+        loaded: BrokerSettings = FromFile(**given)
+        return loaded
+
+    @field_validator("listen", "advertise")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> BrokerSettings:
+        if self.node_id not in self.members:
+            raise ValueError(f"node {self.node_id!r} is not among its peers {sorted(self.members)}")
+        if len(self.members) not in (1, 3, 5):
+            raise ValueError(f"a group has 1, 3 or 5 replicas, {len(self.members)} are given")
+        if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
+            raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
+        if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:
+            raise ValueError("election_timeout_seconds_max must exceed the minimum by a fifth at least")
+        largest = self.message_bytes_max + 65536 + 48 + 8
+        if largest > self.segment_bytes:
+            raise ValueError(
+                f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
+            )
+        _ = self.namesrv_addresses
+        return self
+
+    @property
+    def members(self) -> dict[str, Address]:
+        """Every replica's id and replication address."""
+        members: dict[str, Address] = {}
+        for part in self.peers.replace(";", ",").split(","):
+            name, separator, address = part.strip().partition("@")
+            if not separator or not name:
+                raise ValueError(f"{part!r} in peers is no ID@HOST:PORT")
+            if name in members:
+                raise ValueError(f"peer {name!r} is given twice")
+            members[name] = parse_address(address)
+        return members
+
+    @property
+    def namesrv_addresses(self) -> list[Address]:
+        """The name servers to register at."""
+        return [parse_address(part) for part in self.namesrv.split(";") if part.strip()]
+
+    @property
+    def listen_address(self) -> Address:
+        """Where clients connect."""
+        return parse_address(self.listen)
+
+    @property
+    def identity(self) -> str:
+        """The id that every replica of this log must carry."""
+        return self.cluster_id or uuid.uuid5(uuid.NAMESPACE_DNS, f"{self.cluster}/{self.group}").hex

@@ -1,0 +1,78 @@
+"""From a received chunk to typed requests, in one pass: the way every byte of a client comes in.
+
+The same as `split_frames` and `decode_header` one after the other, without a view, a tuple and two calls per frame in
+between; on a busy broker that is a third of what decoding costs.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from mq.protocol.decoding import Response, UnknownRequest, decode_header, decode_typed
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, split_frames
+from mq.protocol.requests import Request
+
+_PREFIX_BYTES: Final = 8
+_unpack_prefix = struct.Struct(">II").unpack_from
+
+Incoming = tuple[Request | UnknownRequest | Response | HeaderError, bytes, int]
+"""What a frame holds (or why its header cannot be read), its body, and how its header was encoded."""
+
+
+def missing_bytes(data: memoryview) -> int:
+    """How many bytes of the first frame are still to come, as far as its prefix tells; 0 when it is complete."""
+    if len(data) < _PREFIX_BYTES:
+        return _PREFIX_BYTES - len(data)
+    length = int.from_bytes(data[:4], "big")
+    return max(0, 4 + min(length, FRAME_BYTES_MAX) - len(data))
+
+
+def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
+    """Everything complete in ``chunk``, and the bytes it took up.
+
+    Raises:
+        FrameError: a frame that nobody sends; the connection is to be closed.
+    """
+    incoming: list[Incoming] = []
+    at = 0
+    size = len(chunk)
+    unpack, decode = _unpack_prefix, decode_typed
+    while size - at >= _PREFIX_BYTES:
+        length, word = unpack(chunk, at)
+        header_end = at + _PREFIX_BYTES + (word & 0xFFFFFF)
+        end = at + 4 + length
+        if header_end > end or length > FRAME_BYTES_MAX or word & 0xFFFFFF > HEADER_BYTES_MAX or word > 0x1FFFFFF:
+            break
+        if end > size:
+            return incoming, at
+        header = chunk[at + _PREFIX_BYTES : header_end]
+        if word < 0x1000000:
+            try:
+                request = decode(header)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass
+            else:
+                if not request.flag & 1:
+                    incoming.append((request, chunk[header_end:end], 0))
+                    at = end
+                    continue
+        incoming.append((_decode_loosely(word >> 24, header), chunk[header_end:end], word >> 24))
+        at = end
+    # What is left has no complete prefix, or a prefix that cannot be: the careful function says which.
+    with memoryview(chunk) as view:
+        split_frames(view[at:])
+    return incoming, at
+
+
+def _decode_loosely(serialization: int, header: bytes) -> Request | UnknownRequest | Response | HeaderError:
+    try:
+        return decode_header(serialization, memoryview(header))
+    except HeaderError as error:
+        return error
+
+
+__all__ = ["FrameError", "Incoming", "decode_chunk", "missing_bytes"]
