@@ -24,6 +24,9 @@ __all__ = ["Assignment"]
 
 COMMIT_SECONDS = 1.0
 
+HANDOVER_SECONDS = 0.1
+"""Time for the former owners to store their offsets. Too little repeats messages; nothing is lost either way."""
+
 log = structlog.get_logger("mq.client")
 
 
@@ -92,6 +95,8 @@ class Assignment:
         ours = {queue for queue in self._pullers if queue.topic == topic}
         share = set(allocate_averagely(sorted(route.read_queues), sorted(members), self._client_id))
         await self.drop(ours - share)
+        if share - ours and len(members) > 1:
+            await anyio.sleep(HANDOVER_SECONDS)
         complete = True
         for queue in sorted(share - ours):
             complete = await self._add(queue) and complete

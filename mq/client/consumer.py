@@ -43,7 +43,7 @@ HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 
 COMMIT_SECONDS = 5.0
 REBALANCE_SECONDS = 20.0
-REBALANCE_RETRY_SECONDS = 0.5
+REBALANCE_RETRY_SECONDS = 0.2
 LEASE_MESSAGES_MAX = 32
 
 log = structlog.get_logger("mq.client")
@@ -54,7 +54,7 @@ class _Subscribed:
     subscription: Subscription
     sub_version: int
     handler: Callable[[Any], Awaitable[None]] | None
-    batch: int
+    batch: int | None
 
 
 class PushConsumer(anyio.AsyncContextManagerMixin):
@@ -169,6 +169,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     def _answer_server(self, request: Request | UnknownRequest, body: memoryview) -> bytes | None:
         if isinstance(request, NotifyConsumerIdsChanged):
+            # Others may be about to take over queues of ours, and will ask where to begin.
+            self._offsets.commit_soon(self._opened().commit_offsets())
             self._rebalance_wanted.set()
             return None
         return refuse_server_request(request, body)
@@ -180,7 +182,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
         All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
         """
-        self._subscribe(topic, tags, None, 1)
+        self._subscribe(topic, tags, None, None)
 
     def on(self, topic: str, tags: str = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
         """Decorator: subscribe, and have `run` give each message to this coroutine function.
@@ -191,7 +193,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             raise ValueError(f"batch {batch} must be at least 1")
 
         def register(handler: HandlerT) -> HandlerT:
-            self._subscribe(topic, tags, handler, batch or 0)
+            self._subscribe(topic, tags, handler, batch)
             return handler
 
         return register
@@ -202,7 +204,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._subscriptions_changed()
 
     def _subscribe(
-        self, topic: str, tags: str, handler: Callable[[Any], Awaitable[None]] | None, batch: int
+        self, topic: str, tags: str, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
     ) -> None:
         check_topic(topic)
         self._subscribed[topic] = _Subscribed(
@@ -330,7 +332,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     def _lease_size(self, process_queue: ProcessQueue) -> int:
         subscribed = self._subscribed.get(process_queue.queue.topic)
-        batch = max(subscribed.batch, 1) if subscribed is not None else 1
+        batch = (subscribed.batch if subscribed is not None else None) or 1
         if self._ordered:
             return max(batch, LEASE_MESSAGES_MAX)
         # Enough to make a task worth its while, few enough to keep all tasks busy.
@@ -348,12 +350,12 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         handler: Callable[[Any], Awaitable[None]] | None = fallback
         if subscribed is not None and subscribed.handler is not None:
             handler = subscribed.handler
-        batch = subscribed.batch if subscribed is not None else 0
+        batch = subscribed.batch if subscribed is not None else None
         done = 0
         retry_at = 0.0
         try:
             while done < len(messages) and not process_queue.dropped and handler is not None:
-                part = messages[done : done + max(batch, 1)]
+                part = messages[done : done + (batch or 1)]
                 try:
                     await (handler(part) if batch else handler(part[0]))
                 except Exception:

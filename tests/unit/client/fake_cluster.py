@@ -105,23 +105,28 @@ class FakeServer:
         self.connections: set[FakeConnection] = set()
         self.received: list[FakeRequest] = []
         self._scope = anyio.CancelScope()
-        self._listener: anyio.abc.Listener[anyio.abc.SocketStream] | None = None
+        self._listener: Any = None
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         host, port = self.address.split(":") if self.address else ("127.0.0.1", "0")
         listener = await anyio.create_tcp_listener(local_host=host, local_port=int(port))
         bound_port = listener.extra(anyio.abc.SocketAttribute.local_port)
         self.address = f"127.0.0.1:{bound_port}"
+        self._listener = listener
         self._scope = anyio.CancelScope()
         tasks.start_soon(self._serve, listener)
 
     async def _serve(self, listener: Any) -> None:
         with self._scope:
             async with listener:
-                await listener.serve(self._serve_connection)
+                try:
+                    await listener.serve(self._serve_connection)
+                except* anyio.ClosedResourceError:
+                    pass  # `stop` closed it
 
     async def stop(self) -> None:
         """As if the process was killed: the port is closed, all connections are reset."""
+        await self._listener.aclose()
         self._scope.cancel()
         for connection in list(self.connections):
             await connection.hang_up()

@@ -24,10 +24,15 @@ Peer = Callable[[anyio.abc.SocketStream], Awaitable[None]]
 @asynccontextmanager
 async def connected(peer: Peer) -> AsyncGenerator[Connection]:
     """A connection to a server whose connections `peer` serves."""
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await peer(stream)
+
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with anyio.create_task_group() as tasks, listener:
-        tasks.start_soon(listener.serve, peer)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
         connection = await open_connection(f"127.0.0.1:{port}")
         tasks.start_soon(connection.run)
         try:
@@ -81,9 +86,9 @@ async def test_requests_queued_together_leave_in_one_write() -> None:
         assert len(chunks) < 10
 
 
-@pytest.mark.parametrize("piece", [1, 7, 1000])
+@pytest.mark.parametrize("piece", [1, 7, 300])
 async def test_answers_arrive_in_any_pieces(piece: int) -> None:
-    body = bytes(range(256)) * 8
+    body = bytes(range(256))
 
     async def dribble(stream: anyio.abc.SocketStream) -> None:
         opaques = await receive_requests(stream, 2)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -115,6 +115,7 @@ def test_offsets_must_grow() -> None:
         queue.put(messages(1), 3)
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_against_a_model(data: st.DataObject) -> None:
     """Any interleaving of pulls, hand-outs, acknowledgements and failures; the model is a set of offsets."""
