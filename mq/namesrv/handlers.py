@@ -1,0 +1,247 @@
+"""What a name server does with each request: frames in, frames out, no socket in sight."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+import structlog
+
+from mq.namesrv.route_table import (
+    LEADER_ID,
+    ORDER_TOPIC_NAMESPACE,
+    BrokerId,
+    Registered,
+    RouteTable,
+    TableFull,
+)
+from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicList
+from mq.protocol.codes import ResponseCode
+from mq.protocol.encoding import ONEWAY_FLAG, encode_response
+from mq.protocol.errors import BodyError, HeaderError
+from mq.protocol.headers import (
+    AddWritePermOfBroker,
+    BrokerExt,
+    DeleteKvConfig,
+    DeleteTopicInNamesrv,
+    GetAllTopicListFromNameserver,
+    GetBrokerClusterInfo,
+    GetKvConfig,
+    GetKvlistByNamespace,
+    GetRouteinfoByTopic,
+    PutKvConfig,
+    QueryDataVersion,
+    RegisterBroker,
+    Request,
+    UnknownRequest,
+    UnregisterBroker,
+    WipeWritePermOfBroker,
+    decode_request,
+)
+from mq.protocol.records import CRC_MASK
+
+Log = structlog.stdlib.BoundLogger
+
+
+class _Answer:
+    """What goes into a response."""
+
+    __slots__ = ("body", "code", "ext", "remark")
+
+    def __init__(
+        self,
+        code: int = ResponseCode.SUCCESS,
+        *,
+        remark: str | None = None,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        self.code = code
+        self.remark = remark
+        self.ext = ext
+        self.body = body
+
+
+class Handlers:
+    """All requests of a name server. ``clock`` gives monotonic seconds."""
+
+    def __init__(self, table: RouteTable, *, clock: Callable[[], float], log: Log, order_topics: bool = False) -> None:
+        self._table = table
+        self._clock = clock
+        self._log = log
+        self._order_topics = order_topics
+        self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Answer]]] = {
+            RegisterBroker: self._register_broker,
+            UnregisterBroker: self._unregister_broker,
+            QueryDataVersion: self._query_data_version,
+            GetRouteinfoByTopic: self._route,
+            GetBrokerClusterInfo: self._cluster_info,
+            GetAllTopicListFromNameserver: self._topic_list,
+            DeleteTopicInNamesrv: self._delete_topic,
+            WipeWritePermOfBroker: self._wipe_write_perm,
+            AddWritePermOfBroker: self._add_write_perm,
+            PutKvConfig: self._put_kv,
+            GetKvConfig: self._get_kv,
+            DeleteKvConfig: self._delete_kv,
+            GetKvlistByNamespace: self._kv_list,
+        }
+
+    def handle(self, serialization: int, header: memoryview, body: memoryview, connection: Hashable) -> bytes:
+        """Serve one frame. Returns the frame to send, which is empty for a one-way request.
+
+        Raises:
+            FrameError: the peer does not speak the protocol; close the connection.
+        """
+        try:
+            request = decode_request(serialization, header)
+        except HeaderError as error:
+            self._log.warning("bad_request", peer=connection, code=error.code, error=error.remark)
+            return encode_response(
+                error.opaque, ResponseCode.SYSTEM_ERROR, remark=error.remark, serialization=serialization
+            )
+        answer = self._answer(request, body, connection)
+        if request.flag & ONEWAY_FLAG:
+            return b""
+        return encode_response(
+            request.opaque,
+            answer.code,
+            remark=answer.remark,
+            ext=answer.ext,
+            body=answer.body,
+            serialization=serialization,
+        )
+
+    def connection_closed(self, connection: Hashable) -> None:
+        """Forget the brokers behind a connection."""
+        for broker in self._table.connection_closed(connection):
+            self._log.warning("broker_connection_closed", **_fields(broker))
+
+    def expire(self) -> None:
+        """Forget silent brokers."""
+        for broker in self._table.expire(self._clock()):
+            self._log.warning("broker_expired", **_fields(broker))
+
+    def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _Answer:
+        handler = None if isinstance(request, UnknownRequest) else self._by_type.get(type(request))
+        if handler is None:
+            self._log.info("request_not_supported", peer=connection, code=request.code)
+            return _Answer(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {request.code} not supported"
+            )
+        try:
+            return handler(request, body, connection)
+        except (BodyError, TableFull) as error:
+            self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
+            return _Answer(ResponseCode.SYSTEM_ERROR, remark=str(error))
+
+    # -- brokers -------------------------------------------------------------------------------------------------------
+
+    def _register_broker(self, request: RegisterBroker, body: memoryview, connection: Hashable) -> _Answer:
+        ext = request.ext
+        if ext.body_crc32 != 0 and zlib.crc32(body) & CRC_MASK != ext.body_crc32:
+            return _Answer(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+        registration = RegisterBrokerBody.decode(body, compressed=ext.compressed) if body else RegisterBrokerBody()
+        broker = _broker(ext)
+        timeout_ms = ext.heartbeat_timeout_ms
+        registered = self._table.register_broker(
+            self._clock(),
+            broker,
+            registration,
+            connection,
+            ha_address=ext.ha_server_address,
+            expiry_seconds=timeout_ms / 1000 if timeout_ms is not None and timeout_ms > 0 else None,
+        )
+        if not registered.accepted:
+            self._log.warning("registration_ignored", **_fields(broker), reason="a newer broker has this id")
+        order = self._table.kv_list(ORDER_TOPIC_NAMESPACE)
+        return _Answer(ext=_leader_fields(registered), body=KVTable(dict(order)).encode() if order else b"")
+
+    def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Answer:
+        broker = _broker(request.ext)
+        if self._table.unregister_broker(broker):
+            self._log.info("broker_unregistered", **_fields(broker))
+        return _Answer()
+
+    def _query_data_version(self, request: QueryDataVersion, body: memoryview, connection: Hashable) -> _Answer:
+        changed, known = self._table.query_data_version(
+            self._clock(), _broker(request.ext), DataVersion.decode(body) if body else DataVersion()
+        )
+        return _Answer(ext={"changed": "true" if changed else "false"}, body=b"" if known is None else known.encode())
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _Answer:
+        route = self._table.route(request.ext.topic, with_order=self._order_topics)
+        if route is None:
+            return _Answer(
+                ResponseCode.TOPIC_NOT_EXIST,
+                remark=f"No topic route info in name server for the topic: {request.ext.topic}",
+            )
+        return _Answer(body=route.encode())
+
+    def _cluster_info(self, request: GetBrokerClusterInfo, body: memoryview, connection: Hashable) -> _Answer:
+        return _Answer(body=self._table.cluster_info().encode())
+
+    def _topic_list(self, request: GetAllTopicListFromNameserver, body: memoryview, connection: Hashable) -> _Answer:
+        return _Answer(body=TopicList(self._table.topic_list()).encode())
+
+    # -- administration ------------------------------------------------------------------------------------------------
+
+    def _delete_topic(self, request: DeleteTopicInNamesrv, body: memoryview, connection: Hashable) -> _Answer:
+        self._table.delete_topic(request.ext.topic, request.ext.cluster_name or None)
+        self._log.info("topic_deleted", topic=request.ext.topic, peer=connection)
+        return _Answer()
+
+    def _wipe_write_perm(self, request: WipeWritePermOfBroker, body: memoryview, connection: Hashable) -> _Answer:
+        count = self._table.wipe_write_perm(request.ext.broker_name)
+        self._log.info("write_perm_wiped", group=request.ext.broker_name, topics=count, peer=connection)
+        return _Answer(ext={"wipeTopicCount": str(count)})
+
+    def _add_write_perm(self, request: AddWritePermOfBroker, body: memoryview, connection: Hashable) -> _Answer:
+        count = self._table.add_write_perm(request.ext.broker_name)
+        self._log.info("write_perm_added", group=request.ext.broker_name, topics=count, peer=connection)
+        return _Answer(ext={"addTopicCount": str(count)})
+
+    def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _Answer:
+        self._table.put_kv(request.ext.namespace, request.ext.key, request.ext.value)
+        return _Answer()
+
+    def _get_kv(self, request: GetKvConfig, body: memoryview, connection: Hashable) -> _Answer:
+        value = self._table.get_kv(request.ext.namespace, request.ext.key)
+        if value is None:
+            return _Answer(
+                ResponseCode.QUERY_NOT_FOUND,
+                remark=f"No config item, Namespace: {request.ext.namespace} Key: {request.ext.key}",
+            )
+        return _Answer(ext={"value": value})
+
+    def _delete_kv(self, request: DeleteKvConfig, body: memoryview, connection: Hashable) -> _Answer:
+        self._table.delete_kv(request.ext.namespace, request.ext.key)
+        return _Answer()
+
+    def _kv_list(self, request: GetKvlistByNamespace, body: memoryview, connection: Hashable) -> _Answer:
+        values = self._table.kv_list(request.ext.namespace)
+        if values is None:
+            return _Answer(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {request.ext.namespace}")
+        return _Answer(body=KVTable(dict(values)).encode())
+
+
+def _broker(ext: BrokerExt) -> BrokerId:
+    return BrokerId(cluster=ext.cluster, group=ext.broker_name, broker_id=ext.broker_id, address=ext.address)
+
+
+def _fields(broker: BrokerId) -> dict[str, object]:
+    return {
+        "cluster": broker.cluster,
+        "group": broker.group,
+        "broker_id": broker.broker_id,
+        "address": broker.address,
+        "leads": broker.broker_id == LEADER_ID,
+    }
+
+
+def _leader_fields(registered: Registered) -> dict[str, str] | None:
+    if registered.leader_address is None:
+        return None
+    return {"haServerAddr": registered.leader_ha_address or "", "masterAddr": registered.leader_address}

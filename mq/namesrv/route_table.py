@@ -1,0 +1,315 @@
+"""Which brokers live, and which topics they have: the state of a name server, without clock or connections.
+
+A broker group is known by its name; in it, every broker has an id, and the one with id 0 leads. A topic's queues are
+what the leader of a group registered, and they stay while any broker of the group lives. A broker process is known by its
+address: it is listed in exactly one place, and whoever is listed lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, RegisterBrokerBody, Route
+
+LEADER_ID: Final = 0
+PERM_WRITE: Final = 2
+PERM_READ_WRITE: Final = 6
+ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+
+
+class TableFull(Exception):
+    """The table has as many entries of one kind as it may; nothing was changed."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"the table already has {limit} {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """How much the table may hold."""
+
+    broker_groups_max: int = 10_000
+    brokers_per_group_max: int = 64
+    topics_max: int = 100_000
+    kv_entries_max: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerId:
+    """A broker as it names itself: ``address`` is ``host:port``."""
+
+    cluster: str
+    group: str
+    broker_id: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What a broker is told: its group's leader, unless it leads itself. ``accepted`` is False for a deposed leader."""
+
+    accepted: bool = True
+    leader_address: str | None = None
+    leader_ha_address: str | None = None
+
+
+@dataclass(slots=True)
+class _Live:
+    broker: BrokerId
+    connection: Hashable
+    last_seen: float
+    expiry_seconds: float
+    data_version: DataVersion
+    ha_address: str
+    filter_servers: list[str]
+
+
+@dataclass(slots=True)
+class _Group:
+    cluster: str
+    addresses: dict[int, str] = field(default_factory=dict)
+    topics_version: DataVersion | None = None
+
+
+class RouteTable:
+    """See the module. ``now`` is monotonic seconds; a connection is whatever the caller tells connections apart by."""
+
+    def __init__(self, *, expiry_seconds: float = 120.0, limits: TableLimits | None = None) -> None:
+        self._expiry_seconds = expiry_seconds
+        self._limits = limits or TableLimits()
+        self._live: dict[str, _Live] = {}
+        self._groups: dict[str, _Group] = {}
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._kv: dict[str, dict[str, str]] = {}
+
+    # -- brokers come and go -------------------------------------------------------------------------------------------
+
+    def register_broker(
+        self,
+        now: float,
+        broker: BrokerId,
+        body: RegisterBrokerBody,
+        connection: Hashable,
+        *,
+        ha_address: str = "",
+        expiry_seconds: float | None = None,
+    ) -> Registered:
+        """A broker says that it lives, which id it has, and which topics.
+
+        The topics count only when it leads its group, and only if their version is not the one already known. If it
+        had another id before, it moves. Raises TableFull.
+        """
+        self._check_room(broker, body)
+        known = self._groups.get(broker.group)
+        if known is not None and self._newer_holder(known, broker, body.data_version) is not None:
+            return Registered(accepted=False)
+        before = self._live.get(broker.address)
+        if before is not None and before.broker.group != broker.group:
+            self._remove(before)
+        group = self._groups.setdefault(broker.group, _Group(broker.cluster))
+        group.cluster = broker.cluster
+        self._unlist(group, broker.address)
+        displaced = group.addresses.get(broker.broker_id)
+        if displaced is not None:
+            del self._live[displaced]
+        group.addresses[broker.broker_id] = broker.address
+        self._live[broker.address] = _Live(
+            broker=broker,
+            connection=connection,
+            last_seen=now,
+            expiry_seconds=self._expiry_seconds if expiry_seconds is None else expiry_seconds,
+            data_version=body.data_version,
+            ha_address=ha_address,
+            filter_servers=list(body.filter_servers),
+        )
+        if broker.broker_id == LEADER_ID:
+            # Compared with what the group's topics were taken from, not with what this broker said before: it may have
+            # reported this very version when it was a follower and its topics did not count.
+            if group.topics_version != body.data_version:
+                group.topics_version = body.data_version
+                self._take_topics(broker.group, body)
+            return Registered()
+        if LEADER_ID not in group.addresses:
+            return Registered()
+        leader = self._live[group.addresses[LEADER_ID]]
+        return Registered(leader_address=leader.broker.address, leader_ha_address=leader.ha_address)
+
+    def unregister_broker(self, broker: BrokerId) -> bool:
+        """A broker takes its leave. Returns whether it was known."""
+        live = self._live.get(broker.address)
+        if live is None:
+            return False
+        self._remove(live)
+        return True
+
+    def connection_closed(self, connection: Hashable) -> list[BrokerId]:
+        """Forget the brokers that last registered over this connection. Returns them."""
+        return self._remove_all([live for live in self._live.values() if live.connection == connection])
+
+    def expire(self, now: float) -> list[BrokerId]:
+        """Forget the brokers that were silent for too long. Returns them."""
+        return self._remove_all([live for live in self._live.values() if now - live.last_seen > live.expiry_seconds])
+
+    def query_data_version(self, now: float, broker: BrokerId, version: DataVersion) -> tuple[bool, DataVersion | None]:
+        """Whether a broker's topics are others than it last registered, and the version it registered if any.
+
+        If they are not, the broker counts as seen: it will not register anew.
+        """
+        live = self._live.get(broker.address)
+        if live is None:
+            return True, None
+        changed = live.data_version != version
+        if not changed:
+            live.last_seen = now
+        return changed, live.data_version
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def route(self, topic: str, *, with_order: bool = False) -> Route | None:
+        """Where a topic is; None if no live broker group has it."""
+        queues = self._topics.get(topic, {})
+        if not queues:
+            return None
+        found = {name: self._groups[name] for name in sorted(queues)}
+        filter_servers = {
+            address: list(live.filter_servers)
+            for group in found.values()
+            for address in group.addresses.values()
+            if (live := self._live[address]).filter_servers
+        }
+        route = Route(
+            queue_datas=[queues[name] for name in found],
+            broker_datas=[_broker_data(name, group) for name, group in found.items()],
+            filter_servers=filter_servers,
+        )
+        if with_order and (order := self._kv.get(ORDER_TOPIC_NAMESPACE, {}).get(topic)) is not None:
+            route.order_topic_conf = order
+        return route
+
+    def cluster_info(self) -> ClusterInfo:
+        """All live broker groups."""
+        clusters: dict[str, list[str]] = {}
+        for name, group in sorted(self._groups.items()):
+            clusters.setdefault(group.cluster, []).append(name)
+        return ClusterInfo(
+            brokers={name: _broker_data(name, group) for name, group in sorted(self._groups.items())},
+            clusters=clusters,
+        )
+
+    def topic_list(self, cluster: str | None = None) -> list[str]:
+        """The names of all topics, or of those in one cluster; sorted."""
+        if cluster is None:
+            return sorted(self._topics)
+        groups = {name for name, group in self._groups.items() if group.cluster == cluster}
+        return sorted(topic for topic, queues in self._topics.items() if not groups.isdisjoint(queues))
+
+    # -- administration ------------------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget where a topic is, everywhere or in one cluster. Its brokers may register it again."""
+        queues = self._topics.get(topic, {})
+        for name in list(queues):
+            if cluster is None or self._groups[name].cluster == cluster:
+                del queues[name]
+        if not queues:
+            self._topics.pop(topic, None)
+
+    def wipe_write_perm(self, group: str) -> int:
+        """Let nobody write to a group's topics until they change or `add_write_perm`. Returns how many topics."""
+        return self._set_perm(group, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, group: str) -> int:
+        """Make a group's topics readable and writable. Returns how many topics."""
+        return self._set_perm(group, lambda _: PERM_READ_WRITE)
+
+    def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Store a value. Raises TableFull."""
+        entries = self._kv.get(namespace, {})
+        if key not in entries and sum(map(len, self._kv.values())) >= self._limits.kv_entries_max:
+            raise TableFull("key-value entries", self._limits.kv_entries_max)
+        self._kv.setdefault(namespace, {})[key] = value
+
+    def get_kv(self, namespace: str, key: str) -> str | None:
+        """A stored value, or None."""
+        return self._kv.get(namespace, {}).get(key)
+
+    def delete_kv(self, namespace: str, key: str) -> None:
+        """Forget a value, if there is one."""
+        entries = self._kv.get(namespace)
+        if entries is not None:
+            entries.pop(key, None)
+            if not entries:
+                del self._kv[namespace]
+
+    def kv_list(self, namespace: str) -> Mapping[str, str] | None:
+        """All values of a namespace, or None if it has none."""
+        return self._kv.get(namespace)
+
+    # -- the inside ----------------------------------------------------------------------------------------------------
+
+    def _check_room(self, broker: BrokerId, body: RegisterBrokerBody) -> None:
+        limits = self._limits
+        group = self._groups.get(broker.group)
+        if group is None and len(self._groups) >= limits.broker_groups_max:
+            raise TableFull("broker groups", limits.broker_groups_max)
+        if group is not None and len(group.addresses.keys() | {broker.broker_id}) > limits.brokers_per_group_max:
+            raise TableFull(f"brokers in group {broker.group}", limits.brokers_per_group_max)
+        if broker.broker_id == LEADER_ID:
+            new = sum(1 for topic in body.topics if topic not in self._topics)
+            if len(self._topics) + new > limits.topics_max:
+                raise TableFull("topics, or would have more than that of", limits.topics_max)
+
+    def _newer_holder(self, group: _Group, broker: BrokerId, version: DataVersion) -> _Live | None:
+        """The live broker that holds this id with a newer state, such as a later term: then this one is late."""
+        address = group.addresses.get(broker.broker_id)
+        if address is None or address == broker.address:
+            return None
+        holder = self._live[address]
+        return holder if holder.data_version.state_version > version.state_version else None
+
+    def _take_topics(self, group: str, body: RegisterBrokerBody) -> None:
+        # Topics that are not listed stay: a broker may register one changed topic alone.
+        for name, config in body.topics.items():
+            self._topics.setdefault(name, {})[group] = QueueData(
+                broker_name=group,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm,
+                topic_sys_flag=config.topic_sys_flag,
+            )
+
+    def _remove_all(self, gone: list[_Live]) -> list[BrokerId]:
+        for live in gone:
+            self._remove(live)
+        return [live.broker for live in gone]
+
+    def _remove(self, live: _Live) -> None:
+        broker = live.broker
+        del self._live[broker.address]
+        group = self._groups[broker.group]
+        self._unlist(group, broker.address)
+        if not group.addresses:
+            del self._groups[broker.group]
+            for topic in [each for each, queues in self._topics.items() if broker.group in queues]:
+                del self._topics[topic][broker.group]
+                if not self._topics[topic]:
+                    del self._topics[topic]
+
+    @staticmethod
+    def _unlist(group: _Group, address: str) -> None:
+        for broker_id in [each for each, listed in group.addresses.items() if listed == address]:
+            del group.addresses[broker_id]
+
+    def _set_perm(self, group: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._topics.values():
+            if (data := queues.get(group)) is not None:
+                data.perm = change(data.perm)
+                count += 1
+        return count
+
+
+def _broker_data(name: str, group: _Group) -> BrokerData:
+    return BrokerData(broker_name=name, broker_addrs=dict(sorted(group.addresses.items())), cluster=group.cluster)
