@@ -83,13 +83,13 @@ class Broker:
         self._handlers: dict[type[Any], Handler] = {}
         self._applied_index = 0
         self._led_term = 0
+        self._last_checkpoint: PendingCheckpoint | None = None
 
     def attach(self, replica: Replica) -> None:
         """Get the replica that this broker is the application of; comes before everything else."""
         settings, metadata, store = self._settings, self._metadata, self._store
         self._replica = replica
         self._applied_index = replica.applied_index
-        self._checkpointed_index = replica.applied_index
         host, port = self._store_address
         store_host = socket.inet_aton(host) + port.to_bytes(4, "big")
         self.appender = Appender(
@@ -234,20 +234,21 @@ class Broker:
         self._on_registration_changed()
 
     def _dispatch(self, entry: CommittedEntry) -> None:
+        commands: list[bytes] = []
         if entry.annotation:
             runs = decode_runs(entry.annotation)
         else:
             runs, commands = scan_runs(entry.body)
-            for command in commands:
-                changed = self._metadata.apply(decode_command(command))
-                for topic in changed.topics:
-                    self._sends.topic_changed(topic)
-                for topic in changed.deleted_topics:
-                    self._store.drop_topic(topic)
-                if changed.topics:
-                    self._on_registration_changed()
         for run in runs:
             self._store.append_run(run)
+        for command in commands:
+            changed = self._metadata.apply(decode_command(command))
+            for topic in changed.deleted_topics:
+                self._store.drop_topic(topic)
+            for topic in changed.topics:
+                self._sends.topic_changed(topic)
+            if changed.topics:
+                self._on_registration_changed()
 
     def _next_offset(self, topic: str, queue_id: int) -> int:
         queue = self._store.get(topic, queue_id)
@@ -273,20 +274,24 @@ class Broker:
         self._store.flush_some()
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
-        """Capture what was applied so far; None when this replica's own disk does not hold all of it yet, or nothing
-        came since the last one.
+        """Capture what was applied so far.
+
+        None when this replica's own disk does not hold all of it yet, or when nothing came since the last one.
         """
         index = self._applied_index
-        if index > self._replica.core.durable or index == self._checkpointed_index:
+        last = self._last_checkpoint
+        if index > self._replica.core.durable or index == 0:
+            return None
+        if last is not None and last.committed and last.checkpoint.applied_index == index:
             return None
         ref = self._replica.log.locate(index)
-        self._checkpointed_index = index
-        return self._checkpointer.prepare(
+        self._last_checkpoint = self._checkpointer.prepare(
             applied_index=index,
             applied_term=ref.term,
             applied_pos=ref.pos + ref.size,
             state=self._metadata.capture(),
         )
+        return self._last_checkpoint
 
     # -- name servers ------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,9 @@ class Sends:
         self._unique_keys = unique_keys
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
+        # By topic, and one by one: a tail lives as long as this leadership, since messages may be pending on it.
         self._tails: dict[str, list[QueueTail]] = {}
+        self._tail_of: dict[tuple[str, int], QueueTail] = {}
         self._creating: dict[str, list[Callable[[bool], None]]] = {}
         self._tag_codes: dict[bytes, int] = {}
         self._suffix = f"CLUSTER\x01{settings.cluster}\x02".encode()
@@ -60,17 +62,12 @@ class Sends:
     def forget_tails(self) -> None:
         """This replica does not lead any more: another one gives out queue offsets."""
         self._tails.clear()
+        self._tail_of.clear()
         self._creating.clear()
 
     def topic_changed(self, topic: str) -> None:
-        """Look the topic's queues up anew; the tails that are in use go on counting."""
-        known = self._tails.pop(topic, None)
-        config = self._metadata.topics.get(topic)
-        if known is None or config is None or not config.perm & _WRITABLE:
-            return
-        count = config.write_queues
-        more = [QueueTail(topic, number, self._next_offset(topic, number)) for number in range(len(known), count)]
-        self._tails[topic] = known[:count] + more
+        """Look the topic's queues up anew with its next message."""
+        self._tails.pop(topic, None)
 
     def handle(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         """Check one message and queue it; its reply follows when it is committed.
@@ -159,9 +156,15 @@ class Sends:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
-        tails = [QueueTail(topic, number, self._next_offset(topic, number)) for number in range(config.write_queues)]
-        self._tails[topic] = tails
+        tails = self._tails[topic] = [self._tail(topic, number) for number in range(config.write_queues)]
         return tails
+
+    def _tail(self, topic: str, queue_id: int) -> QueueTail:
+        tail = self._tail_of.get((topic, queue_id))
+        if tail is None:
+            tail = QueueTail(topic, queue_id, self._next_offset(topic, queue_id))
+            self._tail_of[topic, queue_id] = tail
+        return tail
 
     def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         ext = request.ext

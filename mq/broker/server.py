@@ -21,6 +21,7 @@ from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings
 from mq.broker.tuning import freeze_startup_objects, tune_process
 from mq.store.checkpoint import Checkpoint, Checkpointer, OpenedStore, open_store, reset_store
+from mq.store.errors import StoreError
 from raftlog import (
     ConfState,
     CoreConfig,
@@ -135,6 +136,12 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
             replica.tick()
             reactor.wake()
 
+        def flush_queues() -> None:
+            try:
+                broker.flush_queues()
+            except OSError as error:
+                log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has it all
+
         timer = Deadline(replica.next_deadline, tick)
         reactor.at_turn_end(broker.end_turn)
         reactor.at_turn_end(timer.refresh)
@@ -156,12 +163,12 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
                 for seconds, action in (
                     (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
-                    (_FLUSH_QUEUES_SECONDS, broker.flush_queues),
                     (settings.offset_commit_seconds, broker.replicate_offsets),
                     (settings.idle_seconds_max, broker.close_idle_connections),
                 ):
                     nursery.start_soon(_every, seconds, action, reactor)
-                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker)
+                nursery.start_soon(_every, _FLUSH_QUEUES_SECONDS, flush_queues, reactor)
+                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
                 reactor.wake()
                 task_status.started()
         except* SegmentError as failed:
@@ -170,12 +177,11 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         finally:
             listener.close()
             broker.close_connections()
-            if (checkpoint := broker.prepare_checkpoint()) is not None:
-                checkpoint.commit()
+            _checkpoint_last(broker, log)
             opened.queues.close()
     finally:
         segment_log.close()
-    log.info("stopped", last_index=segment_log.last_index)
+        log.info("stopped", last_index=segment_log.last_index)
 
 
 def _open_log(settings: BrokerSettings, writer: Writer) -> SegmentLog:
@@ -259,8 +265,20 @@ async def _every(seconds: float, action: Callable[[], None], reactor: Reactor) -
         reactor.wake()
 
 
-async def _checkpoint_forever(seconds: float, broker: Broker) -> None:
+async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
     while True:
         await trio.sleep(seconds)
+        try:
+            if (checkpoint := broker.prepare_checkpoint()) is not None:
+                await trio.to_thread.run_sync(checkpoint.commit)
+        except (OSError, StoreError) as error:
+            # Nothing is lost: without it, a restart derives more from the log.
+            log.error("checkpoint_failed", error=str(error))
+
+
+def _checkpoint_last(broker: Broker, log: Log) -> None:
+    try:
         if (checkpoint := broker.prepare_checkpoint()) is not None:
-            await trio.to_thread.run_sync(checkpoint.commit)
+            checkpoint.commit()
+    except (OSError, StoreError) as error:
+        log.error("checkpoint_failed", error=str(error))
