@@ -55,12 +55,13 @@ class Sender(Protocol):
 class QueueTail:
     """The writing end of one queue, on the leader: where the next message goes."""
 
-    __slots__ = ("entries", "first_offset", "next_offset", "queue_id", "topic", "topic_field")
+    __slots__ = ("entries", "first_offset", "fixed_bytes", "next_offset", "queue_id", "topic", "topic_field")
 
     def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
         name = topic.encode()
         self.topic = topic
         self.topic_field = bytes([len(name)]) + name
+        self.fixed_bytes = FIXED + len(name)
         self.queue_id = queue_id
         self.next_offset = next_offset
         self.first_offset = 0
@@ -99,7 +100,14 @@ class Log(Protocol):
 
 
 class Appender:
-    """See the module's theory of operation. Accepts messages only between `open` and `close`."""
+    """See the module's theory of operation.
+
+    Attributes:
+        is_open: whether this broker leads its group and may take messages; set by `open` and `close`.
+        pending: what waits for its round. The send handler appends to it, and adds to ``pending_bytes``, itself.
+        pending_bytes: bytes of all records that are not committed yet.
+        messages: how many messages and commands were put into entries.
+    """
 
     def __init__(
         self,
@@ -117,26 +125,21 @@ class Appender:
         self._entry_bytes_max = entry_bytes_max
         self._rounds_in_flight = rounds_in_flight
         self._wall_clock_ms = wall_clock_ms
-        self._pending: list[PendingMessage | PendingCommand] = []
+        self.pending: list[PendingMessage | PendingCommand] = []
         self.pending_bytes = 0
         self._committing: deque[_Committing] = deque()
         self._round_ends: deque[int] = deque()
-        self._open = False
+        self.is_open = False
         self.messages = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this broker leads its group and may take messages."""
-        return self._open
 
     def open(self) -> None:
         """Take messages from now on: this replica leads and everything older is dispatched."""
-        self._open = True
+        self.is_open = True
 
     def close(self, reason: str) -> None:
         """Take nothing more; what was not framed yet is refused, certainly unstored."""
-        self._open = False
-        pending, self._pending = self._pending, []
+        self.is_open = False
+        pending, self.pending = self.pending, []
         for item in pending:
             self.pending_bytes -= item[0]
             if isinstance(item, PendingCommand):
@@ -148,25 +151,20 @@ class Appender:
                 code = ResponseCode.SERVICE_NOT_AVAILABLE
                 sender.send(encode_response(request.opaque, code, remark=reason, serialization=serialization))
 
-    def add(self, message: PendingMessage) -> None:
-        """Store ``message`` with the next round."""
-        self._pending.append(message)
-        self.pending_bytes += message[0]
-
     def add_command(self, command: bytes, on_committed: OnCommitted | None = None) -> None:
         """Replicate a metadata command.
 
         ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows.
         """
         record = PendingCommand(FIXED + len(META_TOPIC) + len(command), command, on_committed)
-        self._pending.append(record)
+        self.pending.append(record)
         self.pending_bytes += record.nbytes
 
     def start_round(self) -> bool:
         """Frame what is pending, if the rounds under way leave room; returns whether anything was framed."""
-        if not self._pending or not self._open or len(self._round_ends) >= self._rounds_in_flight:
+        if not self.pending or not self.is_open or len(self._round_ends) >= self._rounds_in_flight:
             return False
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         start = 0
         last_index = 0
         while start < len(pending):
@@ -179,7 +177,7 @@ class Appender:
             batch = pending[start:end]
             index = self._log.append(nbytes, lambda pos, b=batch, c=committing: self._build(b, c, pos))  # type: ignore[misc]
             if isinstance(index, Refusal):
-                self._pending = pending[start:] + self._pending
+                self.pending = pending[start:] + self.pending
                 break
             committing.index = last_index = index
             self._committing.append(committing)

@@ -19,12 +19,12 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
 from mq.protocol.headers import SendMessage, SendMessageV2
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
-from mq.protocol.records import FIXED
 
 PROPERTIES_BYTES_MAX = 32767
 _WRITABLE = 2
 _TAGS = b"TAGS\x01"
 _UNIQUE_KEY = b"UNIQ_KEY\x01"
+_VALUE_END = 2
 _TAG_CODES_MAX = 4096
 _TAG_BYTES_MAX = 128
 
@@ -46,6 +46,8 @@ class Sends:
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._settings = settings
+        self._body_bytes_max = settings.message_bytes_max
+        self._pending_bytes_max = settings.pending_bytes_max
         self._metadata = metadata
         self._appender = appender
         self._next_offset = next_offset
@@ -79,8 +81,7 @@ class Sends:
         appender = self._appender
         if not appender.is_open:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
-        settings = self._settings
-        if appender.pending_bytes > settings.pending_bytes_max:
+        if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         tails = self._tails.get(ext.topic)
         if tails is None:
@@ -88,50 +89,48 @@ class Sends:
             if tails is None:
                 return
         queue_id = ext.queue_id
-        if queue_id < 0:
+        if not 0 <= queue_id < len(tails):
+            if queue_id >= 0:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queue id {queue_id} is illegal, {ext.topic} has {len(tails)} write queues",
+                )
             queue_id = self._rng.randrange(len(tails))
-        elif queue_id >= len(tails):
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"queue id {queue_id} is illegal, {ext.topic} has {len(tails)} write queues",
-            )
-        if len(body) > settings.message_bytes_max:
-            raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {len(body)} bytes, allowed are {settings.message_bytes_max}",
-            )
         text = ext.properties
         if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or ext.batch:
             _refuse_what_is_not_served(text, ext.batch)
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
-        unique_key = _value(properties, _UNIQUE_KEY)
+        # Both values are found as `_value` finds them; the first place is nearly always it, and a call costs as much.
+        at = properties.find(_UNIQUE_KEY)
+        if at == 0 or (at > 0 and properties[at - 1] == _VALUE_END):
+            unique_key = properties[at + 9 : properties.find(b"\x02", at)]
+        else:
+            unique_key = _value(properties, _UNIQUE_KEY)
         if not unique_key:
             unique_key = self._unique_keys.next().encode()
             properties += _UNIQUE_KEY + unique_key + b"\x02"
+        at = properties.find(_TAGS)
+        if at < 0:
+            code = 0
+        else:
+            tags = properties[at + 5 : properties.find(b"\x02", at)]
+            if at > 0 and properties[at - 1] != _VALUE_END:
+                tags = _value(properties, _TAGS)
+            code = self._tag_codes.get(tags) or self._tag_code(tags)
         properties += self._suffix
-        if len(properties) > PROPERTIES_BYTES_MAX:
+        if len(body) > self._body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"properties of {len(properties)} bytes, allowed are {PROPERTIES_BYTES_MAX}",
+                f"body of {len(body)} bytes and properties of {len(properties)}, "
+                f"allowed are {self._body_bytes_max} and {PROPERTIES_BYTES_MAX}",
             )
-        tags = _value(properties, _TAGS)
         tail = tails[queue_id]
-        appender.add(
-            (
-                FIXED - 1 + len(body) + len(tail.topic_field) + len(properties),
-                sender,
-                request,
-                serialization,
-                tail,
-                body,
-                properties,
-                (self._tag_codes.get(tags) or self._tag_code(tags)) if tags else 0,
-                unique_key,
-            )
-        )
+        size = tail.fixed_bytes + len(body) + len(properties)
+        appender.pending.append((size, sender, request, serialization, tail, body, properties, code, unique_key))
+        appender.pending_bytes += size
 
     def _tag_code(self, tags: bytes) -> int:
-        code = tag_code(tags.decode())
+        code = tag_code(tags.decode()) if tags else 0
         if len(self._tag_codes) < _TAG_CODES_MAX and len(tags) <= _TAG_BYTES_MAX:
             self._tag_codes[tags] = code
         return code
@@ -199,7 +198,7 @@ class Sends:
 def _value(properties: bytes, name: bytes) -> bytes:
     """The value of a property whose ``name`` ends with its separator; empty if it is missing."""
     at = properties.find(name)
-    while at > 0 and properties[at - 1] != 2:
+    while at > 0 and properties[at - 1] != _VALUE_END:
         at = properties.find(name, at + 1)
     if at < 0:
         return b""
