@@ -1,8 +1,8 @@
 """Which brokers live, and which topics they have: the state of a name server, without clock or connections.
 
 A broker group is known by its name; in it, every broker has an id, and the one with id 0 leads. A topic's queues are
-what the leader of a group registered, and they stay while any broker of the group lives. A broker process is known by its
-address: it is listed in exactly one place, and whoever is listed lives.
+what the leader of a group registered, and they stay while any broker of the group lives. A broker process is known by
+its address: it is listed in exactly one place, and whoever is listed lives.
 """
 
 from __future__ import annotations

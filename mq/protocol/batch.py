@@ -1,0 +1,66 @@
+"""The body of request code 320: many messages to one queue, each with its own body, flag and properties.
+
+Per message ``size:4, magic:4 (0), crc:4 (0), flag:4, body length:4, body, properties length:2, properties``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from mq.protocol.errors import BodyError
+
+_HEAD: Final = struct.Struct(">iiiii")
+_I16: Final = struct.Struct(">h")
+_FIXED: Final = _HEAD.size + _I16.size
+
+
+class BatchedMessage(NamedTuple):
+    """One message of a batch; ``properties`` are text as in `mq.protocol.properties`."""
+
+    body: bytes
+    properties: str
+    flag: int = 0
+
+
+def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
+    """The body of a batch."""
+    parts: list[bytes] = []
+    for message in messages:
+        text = message.properties.encode()
+        size = _FIXED + len(message.body) + len(text)
+        parts += (
+            _HEAD.pack(size, 0, 0, message.flag, len(message.body)),
+            message.body,
+            _I16.pack(len(text)),
+            text,
+        )
+    return b"".join(parts)
+
+
+def decode_batch(data: memoryview | bytes) -> list[BatchedMessage]:
+    """The messages of a batch. Raises BodyError."""
+    messages: list[BatchedMessage] = []
+    at = 0
+    while at < len(data):
+        left = len(data) - at
+        if left < _FIXED:
+            raise BodyError(f"message {len(messages)} of a batch has {left} bytes, at least {_FIXED} are needed")
+        size, _, _, flag, body_length = _HEAD.unpack_from(data, at)
+        if not _FIXED <= size <= left or not 0 <= body_length <= size - _FIXED:
+            raise BodyError(
+                f"message {len(messages)} of a batch has size {size} and a body of {body_length}, {left} bytes are left"
+            )
+        body_start = at + _HEAD.size
+        body_end = body_start + body_length
+        (text_length,) = _I16.unpack_from(data, body_end)
+        if _FIXED + body_length + text_length != size:
+            raise BodyError(
+                f"message {len(messages)} of a batch has size {size}, a body of {body_length} "
+                f"and properties of {text_length} bytes"
+            )
+        text = str(data[body_end + 2 : at + size], "utf-8", "replace")
+        messages.append(BatchedMessage(bytes(data[body_start:body_end]), text, flag))
+        at += size
+    return messages
