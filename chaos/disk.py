@@ -3,8 +3,7 @@
 `MemoryDisk` behaves as `raftlog.segment.disk.Disk` asks, and passes the same tests as the real one. Beyond that:
 
 - `crash` cuts the power: of the changes that no sync covered, any subset of 512-byte sectors survives, whatever
-  order they were written in; of the names that no directory sync covered, the oldest few do, since file systems
-  journal those in order;
+  order they were written in, and so does any subset of the changed names that no directory sync covered;
 - `kill` ends the process only: everything written stays, locks are released;
 - `cut_power_after` ends everything in the middle of somebody's work, `fail` makes single operations fail,
   `capacity_bytes` fills the disk up, `flip_bit` damages what is stored.
@@ -104,10 +103,11 @@ class MemoryDisk:
 
     def crash(self, random: Random) -> None:
         """Cut the power and start again: what was not synced survives in any subset. All descriptors are dead."""
-        names = self._pending_names
-        for _, change in names[: random.randint(0, len(names))]:
-            _rename(self._durable_files, change)
-        names.clear()
+        # File systems tend to journal names in order, but nothing promises it.
+        for _, change in self._pending_names:
+            if random.random() < 0.5:
+                _rename(self._durable_files, change)
+        self._pending_names.clear()
         self._files = dict(self._durable_files)
         for file in {id(file): file for file in self._files.values()}.values():
             file.crash(random)

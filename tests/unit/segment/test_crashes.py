@@ -224,13 +224,16 @@ class LogAgainstList(RuleBasedStateMachine):
         self.log.close(clean=clean)
         self.recover(self.submitted)
 
-    @rule(seed=st.integers(0, 2**32), operations=st.integers(0, 12))
-    def power_cut_while_submitting(self, seed: int, operations: int) -> None:
+    @rule(seed=st.integers(0, 2**32), operations=st.integers(0, 12), killed=st.booleans())
+    def end_while_submitting(self, seed: int, operations: int, killed: bool) -> None:
         self.home.disk.cut_power_after(operations)
         try:
             self.submit()
         except PowerCut:
-            self.home.disk.crash(random.Random(seed))
+            if killed:
+                self.home.disk.kill()
+            else:
+                self.home.disk.crash(random.Random(seed))
             self.recover_one_of(self.submitted, self.entries)
         else:
             self.power_cut(seed)

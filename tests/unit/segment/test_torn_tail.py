@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from chaos.disk import PowerCut
 from raftlog.segment import NORMAL, SegmentLog, StorageCorrupt
 from raftlog.segment.codec import SYNC_BYTES_MAX, frame, initial_chain
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
@@ -147,6 +148,33 @@ def test_blank_without_an_entry_behind_it_is_dropped(home: LogHome) -> None:
     assert not any(home.disk.content(home.segment())[log.end_pos :])
     assert log.position_for(40) == log.end_pos
     assert log.position_for(48) == 4096
+
+
+def test_torn_first_write_of_a_file_leaves_nothing_of_it(home: LogHome) -> None:
+    """The first entry of the file is damaged, the second is intact; it must not lie behind what comes next."""
+    log = home.open()
+    home.put(log, b"a" * 4000)
+    home.put(log, b"b" * 100, b"c" * 100)
+    home.close_all()
+    home.disk.overwrite("/data/log/meta", 0, home_meta_without_markers(home))
+    damage_at(home, 4096 + 60)
+    log = home.open()
+    assert log.last_index == 1
+    home.put(log, b"B" * 100)
+    assert not any(home.disk.content(home.segment(4096))[148:])
+
+
+def test_entries_that_a_killed_process_left_unsynced_are_made_durable(home: LogHome) -> None:
+    log = home.open()
+    home.disk.cut_power_after(1)
+    with pytest.raises(PowerCut):
+        home.put(log, b"written, not synced")
+    home.disk.kill()
+    log = home.open()
+    assert (log.last_index, log.durable_index) == (1, 1)
+    for seed in range(8):
+        home.disk.crash(random.Random(seed))
+        assert all_bodies(home.open()) == [b"written, not synced"]
 
 
 def home_meta_without_markers(home: LogHome) -> bytes:

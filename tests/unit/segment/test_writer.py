@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -73,11 +73,12 @@ class Reports:
 
 
 @pytest.fixture
-def gated(home: LogHome) -> GatedDisk:
+def gated(home: LogHome) -> Iterator[GatedDisk]:
     disk = GatedDisk()
     home.disk = disk
     home.segment_bytes = 1 << 16
-    return disk
+    yield disk
+    disk.gate.set()  # a test that failed must not leave its writer waiting for ever
 
 
 def test_what_queues_up_during_a_sync_shares_the_next_one(home: LogHome, gated: GatedDisk) -> None:

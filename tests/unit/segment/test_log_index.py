@@ -1,0 +1,64 @@
+"""The sparse index: anchors and term runs, against a plain list of entries."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.segment.codec import place
+from raftlog.segment.index import ANCHOR_BYTES, LogIndex
+
+SEGMENT_BYTES = 4 * ANCHOR_BYTES
+SIZES = st.lists(st.one_of(st.integers(48, 200), st.integers(48, SEGMENT_BYTES - 8)), max_size=40)
+
+
+def check(index: LogIndex, entries: list[tuple[int, int]]) -> None:
+    for number, (term, pos) in enumerate(entries, 1):
+        anchor_index, anchor_pos = index.anchor(number)
+        assert anchor_index <= number
+        assert entries[anchor_index - 1][1] == anchor_pos
+        assert pos - anchor_pos < ANCHOR_BYTES
+        assert pos // SEGMENT_BYTES == anchor_pos // SEGMENT_BYTES
+        assert index.term_at(number) == term
+    assert index.term_at(0) == 0
+    firsts = [first for first, _ in index.term_runs]
+    assert firsts == sorted(set(firsts))
+
+
+@given(SIZES, SIZES, st.integers(1, 41))
+def test_every_entry_has_an_anchor_within_reach(first: list[int], second: list[int], from_index: int) -> None:
+    index = LogIndex(SEGMENT_BYTES)
+    entries: list[tuple[int, int]] = []
+    end_pos = 0
+
+    def extend(sizes: list[int], term: int) -> None:
+        nonlocal end_pos
+        for size in sizes:
+            pos = place(end_pos, size, SEGMENT_BYTES)
+            end_pos = pos + size
+            entries.append((term + len(entries) // 7, pos))
+            index.note(len(entries), entries[-1][0], pos)
+
+    extend(first, 1)
+    check(index, entries)
+    if from_index <= len(entries):
+        end_pos = entries[from_index - 1][1]
+        del entries[from_index - 1 :]
+        index.truncate(from_index)
+    check(index, entries)
+    extend(second, 100)
+    check(index, entries)
+
+
+def test_anchors_behind() -> None:
+    index = LogIndex(SEGMENT_BYTES)
+    positions = [0, 100, ANCHOR_BYTES + 5, ANCHOR_BYTES + 90, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
+    for number, pos in enumerate(positions, 1):
+        index.note(number, 1, pos)
+    anchors = [0, ANCHOR_BYTES + 5, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
+    for pos in positions:
+        behind = anchors[bisect_right(anchors, pos) :]
+        assert index.anchors_behind(pos, SEGMENT_BYTES + 1) == behind
+    assert index.anchors_behind(0, 3 * ANCHOR_BYTES) == [ANCHOR_BYTES + 5]
