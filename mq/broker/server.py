@@ -46,6 +46,7 @@ from raftlog import (
 Log = structlog.stdlib.BoundLogger
 T = TypeVar("T")
 
+_ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
 _FLUSH_QUEUES_SECONDS = 1.0
@@ -223,6 +224,7 @@ def _core(settings: BrokerSettings, segment_log: SegmentLog, rng: random.Random)
         conf=ConfState(tuple(NodeId(name) for name in settings.members)),
         config=CoreConfig(
             heartbeat_seconds=settings.heartbeat_seconds,
+            announce_seconds=_ANNOUNCE_SECONDS,
             election_timeout_seconds_min=settings.election_timeout_seconds_min,
             election_timeout_seconds_max=settings.election_timeout_seconds_max,
             durable_commit=settings.durability == "quorum-fsync",

@@ -52,7 +52,9 @@ class Election(Leading):
         self._enter_term(self._term + 1, self.node_id)
         self._role = Role.CANDIDATE
         self._leader_id = None
-        # The own vote counts before it is durable: the requests for the others wait until it is.
+        # The own vote counts before it is durable: the requests for the others wait until it is, and a single voter
+        # commits nothing before the write behind this one is done. If it crashes earlier, it may lead in the same
+        # term once more, with other entries than those that nobody saw.
         self._votes = {self.node_id: True}
         self._dirty = True
         self._wait_to_retry(self._backoff)

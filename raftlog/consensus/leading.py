@@ -32,6 +32,7 @@ class Leading(CoreState):
         self._term_start = first
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
         self._heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
+        self._announce_at = float("inf")
 
     def _append_own(self, span: Span) -> None:
         self._append(span)
@@ -51,7 +52,7 @@ class Leading(CoreState):
     # -- replication -------------------------------------------------------------------------------------------
 
     def _replicate(self) -> None:
-        """Send every peer what it lacks, as far as its window goes, and the commit index if that is all there is."""
+        """Send every peer what it lacks, as far as its window goes; see to it that it learns the commit index."""
         last_index = self._log.last_index
         for progress in self._peers.values():
             if progress.next <= last_index:
@@ -60,9 +61,23 @@ class Leading(CoreState):
                 if not progress.awaiting:
                     self._send_append(progress, ())
             elif progress.commit_sent < self._commit:
-                progress.commit_sent = self._commit
-                prev = self._log.id_at(progress.next - 1)
-                self._outbox.append(AppendReq(self.node_id, progress.peer, self._term, prev, (), self._commit, 0))
+                if not self.config.announce_seconds:
+                    self._announce(progress)
+                elif self._announce_at == float("inf"):
+                    self._announce_at = self._now + self.config.announce_seconds
+
+    def _announce(self, progress: Progress) -> None:
+        progress.commit_sent = self._commit
+        prev = self._log.id_at(progress.next - 1)
+        self._outbox.append(AppendReq(self.node_id, progress.peer, self._term, prev, (), self._commit, 0))
+        self._dirty = True
+
+    def _announce_to_all(self) -> None:
+        """Tell the commit index to whoever got no entries since it advanced."""
+        self._announce_at = float("inf")
+        for progress in self._peers.values():
+            if progress.state is PeerState.REPLICATE and progress.commit_sent < self._commit:
+                self._announce(progress)
 
     def _send_entries(self, progress: Progress, last_index: int) -> None:
         config = self.config

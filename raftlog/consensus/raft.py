@@ -201,14 +201,19 @@ class RaftCore(Election, Following):
         self._now = now
         if now < self.next_deadline():
             return
-        if self._role is Role.LEADER:
-            self._beat()
-        else:
+        if self._role is not Role.LEADER:
             self._on_silence()
+            return
+        if now >= self._announce_at:
+            self._announce_to_all()
+        if now >= self._heartbeat_at:
+            self._beat()
 
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
-        return self._heartbeat_at if self._role is Role.LEADER else self._quiet_since + self._patience
+        if self._role is Role.LEADER:
+            return min(self._heartbeat_at, self._announce_at)
+        return self._quiet_since + self._patience
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
         """The process of ``peer`` has ended for certain. If it led, nobody needs to wait for its silence."""

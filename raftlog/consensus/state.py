@@ -80,6 +80,7 @@ class CoreState:
         self._uncommitted: deque[Span] = deque()
         self._uncommitted_bytes = 0
         self._heartbeat_at = now
+        self._announce_at = float("inf")
 
         # Output. ``_shell_last`` is where the log ends outside, with the entries that a leader proposed itself.
         self._dirty = self._hard_state_changed

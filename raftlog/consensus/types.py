@@ -129,6 +129,8 @@ class CoreConfig:
 
     A window (``inflight_*``) is per peer. ``tail_*`` bounds what the core remembers of the end of the log; older
     parts are asked for by `Effects.fetch`, of which at most ``catch_up_bytes_max`` are under way per peer.
+    A new commit index travels with the next entries; when none come it is announced after ``announce_seconds``, so
+    that a steady trickle of entries needs no messages of its own for it.
     ``durable_commit`` commits what is on the disks of a majority; without it, being received by a majority is enough.
 
     Raises:
@@ -136,6 +138,7 @@ class CoreConfig:
     """
 
     heartbeat_seconds: float = 0.2
+    announce_seconds: float = 0.0
     election_timeout_seconds_min: float = 1.5
     election_timeout_seconds_max: float = 3.0
     vote_retry_seconds_min: float = 0.2
