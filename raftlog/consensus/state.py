@@ -95,7 +95,11 @@ class CoreState:
         self._told_role = RoleChange(self._role, self._term, None)
         self._failed_from: int | None = None
 
-        self._wait_for_leader()
+        if self._peers:
+            # A leader that there is would be heard of at once, and asking around disturbs nobody.
+            self._wait_to_retry()
+        else:
+            self._wait_for_leader()
 
     # -- the log -----------------------------------------------------------------------------------------------
 
