@@ -82,6 +82,7 @@ class SegmentLog:
         self._submitted_end = self._durable_pos = self.end_pos
         self._submitted_index = self._durable_index = self.last_index
         self._last_ticket = 0
+        self._commit_hint = opened.meta_state.commit_hint
         self._closed = False
         writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index))
 
@@ -192,7 +193,7 @@ class SegmentLog:
     def truncate(self, from_index: int) -> None:
         """Drop the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything new."""
         assert self.first_index <= from_index, f"cut at {from_index}, the log begins at {self.first_index}"
-        assert from_index > self.meta.commit_hint, f"cut at {from_index}, committed is {self.meta.commit_hint}"
+        assert from_index > self._commit_hint, f"cut at {from_index}, committed is {self._commit_hint}"
         if from_index > self.last_index:
             return
         self._settle()
@@ -244,6 +245,8 @@ class SegmentLog:
             assert term >= self.meta.term, f"term {term} after {self.meta.term}"
             hard_state = (term, voted_for)
             self.meta = msgspec.structs.replace(self.meta, term=term, voted_for=voted_for)
+        if commit_hint is not None and commit_hint > self._commit_hint:
+            self._commit_hint = commit_hint
         entries, nbytes, cut = self._pending, self._pending_bytes, self._cut
         # A new list even for an empty one: the writer's thread may read it later than the next append.
         self._pending, self._pending_bytes = [], 0

@@ -93,6 +93,23 @@ def test_power_cut_at_each_step(operation: Operation) -> None:
             assert all_bodies(home.open()) == [*found, b"goes on"]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_power_cut_at_each_step_of_the_first_opening(seed: int) -> None:
+    """Half a new directory is still nobody's; in particular no segment is ever there before the vote file."""
+    step = 0
+    while True:
+        home = LogHome(segment_bytes=1024)
+        home.disk.cut_power_after(step)
+        try:
+            home.open()
+            break
+        except PowerCut:
+            home.disk.crash(random.Random(seed * 1000 + step))
+        home.put(home.open(), b"body")
+        step += 1
+    assert step > 5
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_power_cut_at_each_step_of_opening(seed: int) -> None:
     """Making a log and recovering one, cut off again and again."""
