@@ -165,6 +165,7 @@ async def measure(cluster: DevCluster, case: Case, plan: Plan) -> Measurement:
     before = load_average()
     host, _, port = cluster.address(leader).rpartition(":")
     reports, cpu = await run_load((host, int(port)), case, plan, pids)
+    cluster.check()
     if await cluster.leader() != leader:
         raise DevClusterFailed(f"{case.name}: the leader changed meanwhile; is this machine too busy?")
     return Measurement(

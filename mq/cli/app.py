@@ -8,6 +8,7 @@ import typer
 
 from mq.cli import demo, dev, messages, servers, status, topics
 from mq.cli.errors import EXIT_REFUSED, CommandFailed
+from mq.cli.logs import configure_logging
 
 app = typer.Typer(
     name="raftmq",
@@ -32,6 +33,7 @@ def main() -> None:
     if not __debug__:
         print("raftmq: assertions guard the log; start Python without -O and PYTHONOPTIMIZE", file=sys.stderr)
         sys.exit(EXIT_REFUSED)
+    configure_logging("warning")  # commands that talk to servers; a server says more, as it is told
     try:
         app()
     except CommandFailed as failed:

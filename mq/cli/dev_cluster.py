@@ -29,6 +29,7 @@ from mq.client.errors import ClientError
 
 READY_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05
+WATCH_SECONDS = 0.5
 STOP_SECONDS_MAX = 10.0
 
 HOST = "127.0.0.1"
@@ -215,11 +216,17 @@ class DevCluster:
 
         await self._wait_status(f"a leader and {len(running)} replicas", is_ready)
 
+    async def watch(self) -> None:
+        """Runs until cancelled. Raises DevClusterFailed soon after a server ended that nobody killed or stopped."""
+        while True:
+            self.check()
+            await trio.sleep(WATCH_SECONDS)
+
     async def _wait_status(self, what: str, is_good: Callable[[GroupStatus], bool]) -> GroupStatus:
         status: GroupStatus | None = None
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
-                self._check_children()
+                self.check()
                 try:
                     status = await self.status()
                 except ClientError:
@@ -231,7 +238,8 @@ class DevCluster:
             f"no {what} within {READY_SECONDS_MAX:g} s; last seen: {status}; logs are in {self.directory / 'logs'}"
         )
 
-    def _check_children(self) -> None:
+    def check(self) -> None:
+        """Raises DevClusterFailed if a server has ended that nobody killed or stopped."""
         for child in self._children.values():
             code = child.process.poll()
             if code is not None and child.wanted:
@@ -241,14 +249,14 @@ class DevCluster:
         await self._spawn("namesrv", ["namesrv", "--listen", self.namesrv])
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
-                self._check_children()
+                self.check()
                 try:
                     stream = await trio.open_tcp_stream(HOST, self.ports.namesrv)
                 except OSError:
                     await trio.sleep(POLL_SECONDS)
                 else:
                     await trio.aclose_forcefully(stream)
-                    self._check_children()  # somebody else may have answered on a port that ours could not have
+                    self.check()  # somebody else may have answered on a port that ours could not have
                     return
         raise DevClusterFailed(
             f"the name server does not listen on {self.namesrv}: {_last_words(self.log_path('namesrv'))}"

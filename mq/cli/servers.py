@@ -37,7 +37,7 @@ def namesrv(
     from mq.namesrv.settings import NamesrvSettings
 
     host, port = split_address(listen)
-    settings = checked(lambda: NamesrvSettings(listen_host=host, listen_port=port))
+    settings = checked(lambda: NamesrvSettings.load(listen_host=host, listen_port=port))
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
