@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.faults import (
+    Ambush,
     Crash,
+    Deaf,
     DiskSpeed,
     Fault,
     Heal,
@@ -89,6 +91,7 @@ class Cluster:
         self._wakes: dict[NodeId, float] = {}
         self._paused: dict[NodeId, list[Callable[[], None]]] = {}
         self._next_value = 1
+        self._ambush: Ambush | None = None
         self._healing = False
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -138,11 +141,13 @@ class Cluster:
 
     def _settle(self, node: Node) -> None:
         """Carry out what a step led to, and arrange for what follows from it."""
-        writes = len(node.writes)
+        writes, leading_term = len(node.writes), node.leading_term
         for packet in node.pump(self.now):
             self._send(packet)
         for write in list(node.writes)[writes:]:
             self._at(write.done_at, lambda: self._finish_writes(node))
+        if self._ambush is not None and node.leading_term > leading_term:
+            self._spring(self._ambush, node.node_id)
         if node.core is not None:
             wake = max(node.next_tick(), self.now)
             if self._wakes.get(node.node_id, float("inf")) > wake:
@@ -192,6 +197,8 @@ class Cluster:
     # -- faults ------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault) -> None:
+        if self._healing:
+            return
         self._note(str(fault))
         match fault:
             case Crash(node_id):
@@ -207,8 +214,20 @@ class Cluster:
             case Rumor(node_id, about):
                 node = self.nodes[node_id]
                 self._on(node, f"hears that {about} has ended", lambda: node.hear_of_end(about, self.now))
+            case Ambush():
+                self._ambush = fault
             case _:
                 self._network.disturb(fault)
+
+    def _spring(self, ambush: Ambush, leader: NodeId) -> None:
+        at = self.now + self._rng.uniform(0.0, ambush.delay_seconds_max)
+        back = at + ambush.absence_seconds
+        if ambush.crash:
+            self._at(at, lambda: self._strike(Crash(leader)))
+            self._at(back, lambda: self._strike(Restart(leader)))
+        else:
+            self._at(at, lambda: self._strike(Deaf(leader)))
+            self._at(back, lambda: self._network.reconnect(leader))
 
     def _crash(self, node: Node) -> None:
         if node.core is None:
@@ -240,6 +259,7 @@ class Cluster:
         scenario, rng = self._scenario, self._rng
         self._note("everything heals")
         self._healing = True
+        self._ambush = None
         self._network.disturb(Heal())
         self._network.disturb(scenario.weather)
         spare = (len(self.nodes) - 1) // 2 if rng.random() < 0.3 else 0
@@ -252,31 +272,30 @@ class Cluster:
                 self._restart(node)
 
     def _check_liveness(self) -> None:
-        """A leader is elected and commits something new in time; then all that run come to agree.
+        """A leader is elected in time and commits something new, and all that run come to agree.
 
         With windows as small as some scenarios have them, agreeing may take long; but it must never stand still.
         """
         patience = 10 * self._scenario.config.election_timeout_seconds_max
         running = [node for node in self.nodes.values() if node.core is not None]
-        mark: range | None = None
+        mark = range(0)
         deadline = self.now + patience
-        behind = -1
+        best = -1
         while self.now < deadline:
             self._run_until(self.now + patience / 40)
-            leader = next((n for n in running if n.core is not None and n.core.ready), None)
+            leader = next((n for n in running if n.core is not None and n.core.role is Role.LEADER), None)
             if leader is None:
                 continue
-            if mark is None or leader.log[-1].value not in mark:
-                mark = self._offer(leader, 1)
-                continue
+            if (progress := sum(node.applied + len(node.disk.log) for node in running)) > best:
+                best = progress
+                deadline = self.now + patience
             if leader.applied < len(leader.log):
                 continue
-            if all(node.log == leader.log and node.applied == len(node.log) for node in running):
+            if leader.log[-1].value not in mark:
+                mark = self._offer(leader, 1)
+            elif all(node.log == leader.log and node.applied == len(node.log) for node in running):
                 self._check_end(running)
                 return
-            if (slowest := min(node.applied for node in running)) > behind:
-                behind = slowest
-                deadline = self.now + patience
         raise Violation(
             f"liveness: {patience} s after everything healed nothing moves: "
             + "; ".join(f"{n.node_id} {n.core.status() if n.core else 'down'}" for n in self.nodes.values())

@@ -99,4 +99,19 @@ class Rumor:
     about: NodeId
 
 
-Fault = Partition | OneWay | CutLink | Deaf | Heal | Weather | Crash | Restart | Pause | Resume | DiskSpeed | Rumor
+@dataclass(frozen=True, slots=True)
+class Ambush:
+    """From now on each new leader is hit within ``delay_seconds_max`` of its election: crashed or made deaf.
+
+    It comes back ``absence_seconds`` later. Elections that follow one another leave short ends of many terms in the
+    logs, which is where commit rules are tried.
+    """
+
+    delay_seconds_max: float
+    absence_seconds: float
+    crash: bool
+
+
+Fault = (
+    Partition | OneWay | CutLink | Deaf | Heal | Weather | Crash | Restart | Pause | Resume | DiskSpeed | Rumor | Ambush
+)

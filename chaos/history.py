@@ -52,6 +52,14 @@ class History:
                 f"elsewhere it is {known[0]} behind term {known[1]}"
             )
 
+    def lost(self, entries: Iterable[Entry]) -> None:
+        """Entries vanished with the only node that ever had them; their terms may be used again.
+
+        Only a single voter leads before its vote is on disk, and shows nobody what it has not written.
+        """
+        for entry in entries:
+            del self._written[LogId(entry.index, entry.term)]
+
     def elected(self, node: NodeId, term: int, log: Sequence[Entry]) -> None:
         """Election safety and leader completeness: one leader per term, and it has everything committed before."""
         if self._leaders.setdefault(term, node) != node:

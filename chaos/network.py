@@ -35,6 +35,10 @@ class Network:
             case Weather():
                 self.weather = fault
 
+    def reconnect(self, node: NodeId) -> None:
+        """All links of ``node`` work again."""
+        self._cut = {link for link in self._cut if node not in link}
+
     def connected(self, src: NodeId, dst: NodeId) -> bool:
         """Whether messages get through at all."""
         return (src, dst) not in self._cut

@@ -105,7 +105,7 @@ class Node:
         self._pending: dict[int, Entry] = {}
         self._staged: dict[tuple[int, int], Entry] = {}
         self._out: list[Packet] = []
-        self._leading_term = 0
+        self.leading_term = 0
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Node:
             now=self._local(now),
         )
         self.applied = self.core.commit
-        self._leading_term = 0
+        self.leading_term = 0
 
     def crash(self) -> None:
         """Stop, keeping of the unfinished writes what a power cut might keep.
@@ -145,6 +145,9 @@ class Node:
             writes[whole].apply_log(disk, self._rng.randint(0, len(writes[whole].entries)))
         for write in writes[: self._rng.randint(0, len(writes))]:
             write.apply_state(disk)
+        if len(self._conf.voters) == 1:
+            # Entries that were acknowledged or committed are on the disk, or the next `committing` fails.
+            self._history.lost(entry for entry in self.log if entry not in disk.log)
         self.core = None
         self.log = []
         self.writes.clear()
@@ -236,8 +239,8 @@ class Node:
         if effects.commit is not None:
             self._apply(effects.commit)
         if effects.role is not None:
-            if effects.role.role is Role.LEADER and effects.role.term > self._leading_term:
-                self._leading_term = effects.role.term
+            if effects.role.role is Role.LEADER and effects.role.term > self.leading_term:
+                self.leading_term = effects.role.term
                 self._history.elected(self.node_id, effects.role.term, self.log)
             if effects.role.role is not Role.LEADER and self._pending:
                 raise Violation(f"{self.node_id} leads no more, the outcome of {sorted(self._pending)} is open")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chaos.faults import (
+    Ambush,
     Crash,
     CutLink,
     Deaf,
@@ -49,24 +50,31 @@ class Scenario:
 def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
     """The scenario of ``seed``; the same for ever as long as this module is the same."""
     rng = random.Random(seed)
-    nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 5))))
+    nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 5, 5))))
     kinds = tuple(kind for kind in _KINDS if rng.random() < 0.4)
+    hunted = rng.random() < 0.3
     weather = Weather(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01, 0.05)))
+    config = _draw_config(rng, hunted=hunted)
+    faults = _draw_faults(rng, nodes, kinds, weather, safety_seconds)
+    if hunted:
+        absence = config.election_timeout_seconds_min * rng.uniform(0.5, 6.0)
+        faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
+        kinds += ("ambush",)
     return Scenario(
         seed=seed,
         nodes=nodes,
-        config=_draw_config(rng),
+        config=config,
         weather=weather,
         clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes),
         safety_seconds=safety_seconds,
-        proposal_seconds=rng.choice((0.02, 0.05, 0.2)),
+        proposal_seconds=rng.choice((0.02, 0.1, 0.1, 0.5)),
         kinds=kinds,
-        faults=tuple(_draw_faults(rng, nodes, kinds, weather, safety_seconds)),
+        faults=tuple(faults),
     )
 
 
-def _draw_config(rng: random.Random) -> CoreConfig:
-    patience = rng.choice((0.3, 0.5, 1.5))
+def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
+    patience = 0.3 if hunted else rng.choice((0.3, 0.5, 1.5))
     append_bytes_max = rng.choice((1, 150, 1000, 256 * 1024))
     inflight_bytes_max = append_bytes_max * rng.choice((1, 4, 1024))
     catch_up_bytes_max = rng.choice((400, 2 * 1024 * 1024))
@@ -94,11 +102,11 @@ Timed = tuple[float, Fault]
 def _draw_faults(
     rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: Weather, seconds: float
 ) -> list[Timed]:
-    """Periods of half a second to four, a quarter of them quiet; a period may leave its damage behind."""
+    """Periods of up to three seconds, a quarter of them quiet; a period may leave its damage behind."""
     faults: list[Timed] = []
     start = rng.uniform(0.0, 2.0)
     while kinds and start < seconds:
-        end = min(start + rng.uniform(0.5, 4.0), seconds)
+        end = min(start + rng.uniform(0.3, 3.0), seconds)
         if rng.random() < 0.75:
             faults += _KINDS[rng.choice(kinds)](rng, nodes, calm, start, end)
         if rng.random() < 0.7:
