@@ -1,0 +1,303 @@
+"""A broker on loopback sockets in this process, and a client that speaks frames."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+
+from mq.broker.server import serve
+from mq.broker.settings import BrokerSettings
+from mq.protocol import properties as props
+from mq.protocol.bodies import ConsumerData, HeartbeatData, KVTable, SubscriptionData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import JSON, split_frames
+from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.records import StoredMessage, decode_records
+
+SECONDS_MAX = 10.0
+"""How long a test waits for what must come; only a test that fails waits that long."""
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+SUSPEND = 2
+SUBSCRIPTION = 4
+
+
+class Answer(NamedTuple):
+    """A response; ``ext`` and ``body`` as on the wire."""
+
+    code: int
+    opaque: int
+    ext: dict[str, str]
+    remark: str | None
+    body: bytes
+    serialization: int
+
+    @property
+    def records(self) -> list[StoredMessage]:
+        return decode_records(self.body)
+
+
+class Client:
+    """One connection. Requests of the broker pile up in ``notices``, answers nobody waits for yet are kept."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.notices: list[tuple[int, dict[str, str]]] = []
+        self._opaque = itertools.count(1)
+        self._received = bytearray()
+        self.answers: dict[int, Answer] = {}
+        self.order: list[int] = []
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def frame(
+        self,
+        code: int,
+        ext: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        oneway: bool = False,
+        serialization: int = JSON,
+    ) -> tuple[int, bytes]:
+        """An opaque and the request's bytes."""
+        opaque = next(self._opaque)
+        fields = None if ext is None else {name: _text(value) for name, value in ext.items() if value is not None}
+        return opaque, encode_request(
+            code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization, language="JAVA"
+        )
+
+    async def post(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **options: Any) -> int:
+        """Send a request without waiting for its answer."""
+        opaque, data = self.frame(code, ext, body, **options)
+        await self.stream.send_all(data)
+        return opaque
+
+    async def answer(self, opaque: int) -> Answer:
+        """The answer to a request that was posted."""
+        with trio.fail_after(SECONDS_MAX):
+            while opaque not in self.answers:
+                await self._receive()
+        return self.answers.pop(opaque)
+
+    async def request(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **options: Any) -> Answer:
+        return await self.answer(await self.post(code, ext, body, **options))
+
+    async def notice(self) -> tuple[int, dict[str, str]]:
+        """The next request of the broker: its code and ext fields."""
+        with trio.fail_after(SECONDS_MAX):
+            while not self.notices:
+                await self._receive()
+        return self.notices.pop(0)
+
+    async def closed(self) -> bool:
+        """Wait until the broker closes this connection."""
+        with trio.fail_after(SECONDS_MAX):
+            with contextlib.suppress(trio.BrokenResourceError):
+                while chunk := await self.stream.receive_some():
+                    self._received += chunk
+            return True
+
+    async def alive(self) -> bool:
+        """Whether a request on this connection is answered."""
+        return (await self.request(RequestCode.GET_BROKER_RUNTIME_INFO)).code == ResponseCode.SUCCESS
+
+    async def _receive(self) -> None:
+        chunk = await self.stream.receive_some()
+        assert chunk, "the broker closed the connection"
+        self._received += chunk
+        with memoryview(bytes(self._received)) as data:
+            frames, consumed = split_frames(data)
+            for serialization, header, body in frames:
+                decoded = decode_header(serialization, header)
+                if isinstance(decoded, Response):
+                    self.answers[decoded.opaque] = Answer(
+                        decoded.code, decoded.opaque, decoded.ext, decoded.remark, bytes(body), serialization
+                    )
+                    self.order.append(decoded.opaque)
+                else:
+                    self.notices.append((decoded.code, {"consumerGroup": decoded.ext.consumer_group}))  # type: ignore[union-attr]
+        del self._received[:consumed]
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def info(self) -> dict[str, str]:
+        answer = await self.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        return KVTable.decode(answer.body).table
+
+    async def send(self, topic: str = "T", body: bytes = b"body", *, serialization: int = JSON, **given: Any) -> Answer:
+        ext = send_ext(topic, **given)
+        return await self.request(RequestCode.SEND_MESSAGE_V2, ext, body, serialization=serialization)
+
+    async def pull(self, topic: str = "T", queue_id: int = 0, offset: int = 0, **given: Any) -> Answer:
+        return await self.request(RequestCode.PULL_MESSAGE, pull_ext(topic, queue_id, offset, **given))
+
+    async def create_topic(self, topic: str, queues: int = 1, **given: Any) -> Answer:
+        ext = {
+            "topic": topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": queues,
+            "writeQueueNums": queues,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+        }
+        return await self.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext | given)
+
+    async def offset(self, code: int, topic: str = "T", queue_id: int = 0) -> int:
+        """The end of a queue that ``code`` asks for."""
+        answer = await self.request(code, {"topic": topic, "queueId": queue_id})
+        assert answer.code == ResponseCode.SUCCESS, answer
+        return int(answer.ext["offset"])
+
+    async def committed(self, group: str = "G", topic: str = "T", queue_id: int = 0, **given: Any) -> int | None:
+        """The consumer offset of a group; None when there is none."""
+        ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id} | given
+        answer = await self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        assert answer.code == ResponseCode.SUCCESS, answer
+        return int(answer.ext["offset"])
+
+    async def heartbeat(self, client_id: str, *groups: str, topics: tuple[str, ...] = ("T",)) -> Answer:
+        subscriptions = [SubscriptionData(topic=topic) for topic in topics]
+        data = HeartbeatData(
+            client_id=client_id,
+            consumers=[ConsumerData(group=group, subscriptions=subscriptions) for group in groups],
+        )
+        return await self.request(RequestCode.HEART_BEAT, body=data.encode())
+
+
+def send_ext(topic: str = "T", **given: Any) -> dict[str, Any]:
+    """The fields of SEND_MESSAGE_V2."""
+    fields: dict[str, Any] = {"a": "P", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1_700_000_000_000}
+    fields |= {"h": 0, "i": "", "j": 0, "k": False, "m": False}
+    return fields | given
+
+
+LONG_NAMES = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+    "n": "bname",
+}
+"""The fields of SEND_MESSAGE by those of SEND_MESSAGE_V2."""
+
+
+def pull_ext(topic: str = "T", queue_id: int = 0, offset: int = 0, **given: Any) -> dict[str, Any]:
+    """The fields of PULL_MESSAGE; without more, of a pull that is not held and wants every message."""
+    fields: dict[str, Any] = {
+        "consumerGroup": "G",
+        "topic": topic,
+        "queueId": queue_id,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": SUBSCRIPTION,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 15_000,
+        "subVersion": 0,
+        "subscription": "*",
+    }
+    return fields | given
+
+
+def properties(**named: str) -> str:
+    """Message properties as text."""
+    return props.encode(named)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class RunningBroker:
+    """A broker that takes messages, and clients of it."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self._streams: list[trio.SocketStream] = []
+
+    async def connect(self) -> Client:
+        host, port = self.settings.listen_address
+        stream = await trio.open_tcp_stream(host, port)
+        self._streams.append(stream)
+        return Client(stream)
+
+    async def wait_leading(self) -> None:
+        """Until it leads and its system topics are there: they come right behind the entry that opens its term."""
+        client = await self.connect()
+        with trio.fail_after(SECONDS_MAX):
+            while True:
+                info = await client.info()
+                applied = int(info["raftmq.appliedIndex"])
+                if info["raftmq.role"] == "leader" and 2 <= applied == int(info["raftmq.lastIndex"]):
+                    break
+        await client.stream.aclose()
+
+    async def close_clients(self) -> None:
+        for stream in self._streams:
+            await trio.aclose_forcefully(stream)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
+    """Settings of a group with a single replica on free ports."""
+    client_port, peer_port = free_ports(2)
+    chosen: dict[str, Any] = {
+        "listen": f"127.0.0.1:{client_port}",
+        "peers": f"n0@127.0.0.1:{peer_port}",
+        "data_dir": directory,
+        "segment_bytes": SEGMENT_BYTES,
+    }
+    return BrokerSettings(**chosen | given)
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path, **given: Any) -> AsyncIterator[RunningBroker]:
+    """A broker that leads, stopped cleanly at the end."""
+    broker = RunningBroker(broker_settings(directory, **given))
+    with interpreter_as_before():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve, broker.settings)
+            await broker.wait_leading()
+            try:
+                yield broker
+            finally:
+                await broker.close_clients()
+            nursery.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def interpreter_as_before() -> Iterator[None]:
+    """Undo what a broker process sets for the whole interpreter."""
+    switch_seconds, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch_seconds)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
