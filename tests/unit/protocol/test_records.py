@@ -1,0 +1,220 @@
+"""Stored records: round trips over all layouts, the scan against the decoder, and damage."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mq.protocol import properties as props
+from mq.protocol.hashes import parse_offset_message_id, tag_code
+from mq.protocol.records import (
+    FIXED,
+    HEAD,
+    MAGIC_V1,
+    MAGIC_V2,
+    Host,
+    RecordError,
+    decode_record,
+    decode_records,
+    encode_host,
+    encode_record,
+    iter_sizes,
+    record_size,
+    scan_fixed,
+)
+
+steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+I32 = st.integers(-(2**31), 2**31 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+HOSTS = st.sampled_from([Host("10.0.0.1", 10911), Host("0.0.0.0", 0), Host("2001:db8::1", 65535), Host("::1", 1)])
+TEXT = st.text(st.characters(blacklist_characters="\x01\x02", blacklist_categories=["Cs"]), min_size=1, max_size=12)
+TOPICS = st.sampled_from(["T", "T" * 127, "%RETRY%" + "g" * 121, "t" * 255])
+
+RECORDS = st.fixed_dictionaries(
+    {
+        "topic": TOPICS,
+        "queue_id": I32,
+        "body": st.binary(max_size=300),
+        "properties": st.dictionaries(st.sampled_from(["TAGS", "XTAGS", "KEYS"]) | TEXT, TEXT, max_size=4).map(
+            props.encode
+        ),
+        "queue_offset": I64,
+        "physical_offset": st.integers(0, 2**63 - 1),
+        "born_timestamp_ms": I64,
+        "born_host": HOSTS,
+        "store_timestamp_ms": I64,
+        "store_host": HOSTS,
+        "flag": I32,
+        "sys_flag": st.sampled_from([0, 1, 0x301, 4, 8, 12]),
+        "reconsume_times": I32,
+        "prepared_offset": I64,
+    }
+)
+
+
+def encoded(fields: dict[str, Any]) -> bytes:
+    hosts = {name: encode_host(*fields[name]) for name in ("born_host", "store_host")}
+    return encode_record(**{**fields, **hosts})
+
+
+def simple_record(body: bytes = b"body", **fields: Any) -> bytes:
+    return encode_record(
+        **{
+            "topic": "T1",
+            "queue_id": 1,
+            "body": body,
+            "properties": "TAGS\x01A\x02",
+            "queue_offset": 2,
+            "physical_offset": 3,
+            "born_timestamp_ms": 4,
+            "born_host": encode_host("127.0.0.1", 5),
+            "store_timestamp_ms": 6,
+            "store_host": encode_host("127.0.0.1", 7),
+            **fields,
+        }
+    )
+
+
+@steady
+@given(st.lists(RECORDS, max_size=4))
+def test_round_trip_and_scan(rows: list[dict[str, Any]]) -> None:
+    pieces = [encoded(row) for row in rows]
+    data = b"".join(pieces)
+
+    records = decode_records(data)
+
+    assert len(records) == len(rows)
+    for record, row in zip(records, rows, strict=True):
+        for name, value in row.items():
+            if name == "properties":
+                assert record.properties == props.decode(value)
+            elif name == "sys_flag":
+                assert record.sys_flag & ~0x30 == value
+            else:
+                assert getattr(record, name) == value, name
+        where = parse_offset_message_id(record.offset_message_id)
+        assert where == (*record.store_host, record.physical_offset)
+
+    offsets = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
+    assert list(iter_sizes(data)) == list(zip(offsets, map(len, pieces), strict=True))
+    assert list(scan_fixed(memoryview(data))) == [
+        (
+            offset,
+            record.size,
+            record.queue_id,
+            record.queue_offset,
+            record.physical_offset,
+            record.sys_flag,
+            record.topic.encode(),
+            tag_code(props.find(row["properties"], "TAGS") or ""),
+        )
+        for offset, record, row in zip(offsets, records, rows, strict=True)
+    ]
+
+
+def test_head_joined_with_its_parts_is_the_record() -> None:
+    """Brokers build records so, one pack per record."""
+    body, topic, text = b"hello", b"T1", b"TAGS\x01A\x02"
+    host = encode_host("10.0.0.1", 10911)
+    size = record_size(len(body), len(topic), len(text))
+    head = HEAD.pack(size, MAGIC_V1, 0x3610A686, 1, 2, 3, 4, 0, 5, host, 6, host, 7, 8, len(body))
+    record = head + body + bytes([len(topic)]) + topic + struct.pack(">h", len(text)) + text
+    assert len(record) == size == FIXED + 5 + 2 + 7
+    assert decode_record(memoryview(record)).body == body
+
+
+def test_long_topic_takes_the_second_version() -> None:
+    assert struct.unpack_from(">i", simple_record(topic="t" * 127), 4) == (MAGIC_V1,)
+    assert struct.unpack_from(">i", simple_record(topic="t" * 128), 4) == (MAGIC_V2,)
+
+
+def patched(record: bytes, at: int, value: int, form: str = ">i") -> bytes:
+    data = bytearray(record)
+    struct.pack_into(form, data, at, value)
+    return bytes(data)
+
+
+RECORD = simple_record()
+BODY_END = HEAD.size + 4
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x00", "1 bytes are left"),
+        (RECORD[:-1], "are left"),
+        (RECORD[: FIXED - 1], "are left"),
+        (patched(RECORD, 0, 0), "size is 0"),
+        (patched(RECORD, 0, -1), "size is -1"),
+        (patched(RECORD, 0, 2**31 - 1), "size is 2147483647"),
+        (patched(RECORD, 0, len(RECORD) - 1), "does not lead to its end"),
+        (patched(RECORD, 4, -875286124), "magic number is 0xcbd43194"),
+        (patched(RECORD, 4, 0), "magic number is 0x0"),
+        (patched(RECORD, 84, -1), "a body of -1 bytes"),
+        (patched(RECORD, 84, 2**31 - 1), "a body of 2147483647 bytes"),
+        (patched(RECORD, 84, 10), "a topic of 65 bytes"),
+        (patched(RECORD, 84, 14), "a body of 14 bytes"),
+        (patched(RECORD, BODY_END, 255, ">B"), "a topic of 255 bytes"),
+        (patched(RECORD, BODY_END + 3, -1, ">h"), "does not lead to its end"),
+        (patched(RECORD, BODY_END + 3, 0, ">h"), "does not lead to its end"),
+        (patched(RECORD, 36, 0x10), "bytes"),
+        (patched(RECORD, 36, 0x30), "bytes"),
+    ],
+)
+def test_damaged_layout(data: bytes, reason: str) -> None:
+    good = simple_record(b"first")
+    for read in (decode_records, lambda each: list(scan_fixed(each)), lambda each: list(iter_sizes(each))):
+        with pytest.raises(RecordError, match=reason) as caught:
+            read(good + data)
+        assert caught.value.offset == len(good)
+
+
+def test_damaged_body() -> None:
+    damaged = patched(RECORD, HEAD.size, 0xFF, ">B")
+    with pytest.raises(RecordError, match="checksum"):
+        decode_records(damaged)
+    assert decode_records(damaged, verify=False)[0].body == b"\xffody"
+
+
+@steady
+@given(st.data())
+def test_any_damage_is_found_or_harmless(data: st.DataObject) -> None:
+    damaged = bytearray(RECORD * 2)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        records = decode_records(bytes(damaged))
+    except RecordError:
+        return
+    assert sum(record.size for record in records) == len(damaged)
+    list(scan_fixed(bytes(damaged)))
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", 0),
+        ("TAGS\x01A\x02", 65),
+        ("TAGS\x01A", 65),
+        ("K\x01v\x02TAGS\x01A", 65),
+        ("K\x01v\x02TAGS\x01A\x02L\x01w", 65),
+        ("MYTAGS\x01B\x02TAGS\x01A\x02", 65),
+        ("MYTAGS\x01B\x02", 0),
+        ("K\x01TAGS\x02", 0),
+        ("TAGS\x01\x02", 0),
+        ("TAGS\x01" + "A" * 1000 + "\x02", tag_code("A" * 1000)),
+        ("TAGS\x01中文\x02", 646394),
+    ],
+)
+def test_tag_code_of_a_record(text: str, code: int) -> None:
+    assert [row[-1] for row in scan_fixed(simple_record(properties=text))] == [code]
+
+
+def test_limits_of_a_record_are_a_bug_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="properties of 32768 bytes"):
+        simple_record(properties="x" * 32768)
