@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection
-from mq.broker.metadata import Metadata, PutTopic, TopicConfig, encode_command
+from mq.broker.metadata import CommandRefused, Metadata, PutTopic, TopicConfig, encode_command
 from mq.broker.refusal import RequestRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateAndCreateTopic, encode_response
@@ -56,12 +56,15 @@ class Topics:
             order=ext.order,
         )
 
+        try:
+            command = encode_command(PutTopic(config=config, timestamp_ms=self._wall_clock_ms()))
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
         def committed(known: bool) -> None:
             if known:
                 connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
             else:
                 connection.close("leadership was lost while a topic was being stored")
 
-        self._appender.add_command(
-            encode_command(PutTopic(config=config, timestamp_ms=self._wall_clock_ms())), committed
-        )
+        self._appender.add_command(command, committed)
