@@ -7,7 +7,7 @@ import gc
 import itertools
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,6 +128,13 @@ class Client:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
+    async def wait_for(self, done: Callable[[dict[str, str]], bool]) -> None:
+        """Ask the broker for its figures until they are as ``done`` wants them."""
+        await until(lambda: self._figures_are(done))
+
+    async def _figures_are(self, done: Callable[[dict[str, str]], bool]) -> bool:
+        return done(await self.info())
+
     async def info(self) -> dict[str, str]:
         answer = await self.request(RequestCode.GET_BROKER_RUNTIME_INFO)
         return KVTable.decode(answer.body).table
@@ -242,17 +249,24 @@ class RunningBroker:
     async def wait_leading(self) -> None:
         """Until it leads and its system topics are there: they come right behind the entry that opens its term."""
         client = await self.connect()
-        with trio.fail_after(SECONDS_MAX):
-            while True:
-                info = await client.info()
-                applied = int(info["raftmq.appliedIndex"])
-                if info["raftmq.role"] == "leader" and 2 <= applied == int(info["raftmq.lastIndex"]):
-                    break
+        await client.wait_for(
+            lambda info: (
+                info["raftmq.role"] == "leader"
+                and 2 <= int(info["raftmq.appliedIndex"]) == int(info["raftmq.lastIndex"])
+            )
+        )
         await client.stream.aclose()
 
     async def close_clients(self) -> None:
         for stream in self._streams:
             await trio.aclose_forcefully(stream)
+
+
+async def until(done: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again, with a request each time, so that the broker gets its turn in between."""
+    with trio.fail_after(SECONDS_MAX):
+        while not await done():
+            pass
 
 
 def free_ports(count: int) -> list[int]:
