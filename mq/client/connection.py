@@ -74,7 +74,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 async def open_connection(
-    address: str, *, connect_seconds: float = 3.0, on_server_request: OnServerRequest = refuse_server_request
+    address: str,
+    *,
+    connect_seconds: float = 3.0,
+    silence_seconds: float = 1.0,
+    on_server_request: OnServerRequest = refuse_server_request,
 ) -> Connection:
     """Connect to `host:port`. The caller must then run `Connection.run` in a task. Raises ConnectFailed."""
     try:
@@ -85,7 +89,7 @@ async def open_connection(
         raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
     except (OSError, ValueError) as error:
         raise ConnectFailed(address, str(error) or type(error).__name__) from error
-    return Connection(address, stream, on_server_request=on_server_request)
+    return Connection(address, stream, silence_seconds=silence_seconds, on_server_request=on_server_request)
 
 
 class _FrameBuffer:
@@ -124,17 +128,20 @@ class Connection:
         address: str,
         stream: anyio.abc.ByteStream,
         *,
+        silence_seconds: float = 1.0,
         on_server_request: OnServerRequest = refuse_server_request,
     ) -> None:
         self.address = address
         self.lost: ConnectionLost | None = None
         self._stream = stream
+        self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
         self._waiting: dict[int, OnAnswer] = {}
         self._outgoing: list[bytes] = []
         self._outgoing_opaques: list[int] = []
         self._wake_writer = anyio.Event()
         self._next_opaque = 0
+        self._heard_at = anyio.current_time()
 
     @property
     def in_flight(self) -> int:
@@ -178,6 +185,17 @@ class Connection:
             self._wake_writer.set()
         self._outgoing.append(frame)
 
+    def note_timeout(self, waited_seconds: float) -> None:
+        """A request got no answer in `waited_seconds`: end the connection if nothing else came in that time either.
+
+        A stopped process or a cut cable leaves a connection that looks open: without this, all further requests
+        would time out as well, until the operating system gives up after minutes. Waits shorter than
+        `silence_seconds` prove nothing.
+        """
+        silent_seconds = min(anyio.current_time() - self._heard_at, waited_seconds)
+        if silent_seconds >= self._silence_seconds:
+            self.close(f"not a byte for {silent_seconds:.1f} s")
+
     # Waiting for one answer.
 
     async def request(
@@ -202,6 +220,7 @@ class Connection:
         finally:
             self.forget(opaque)
         if not answers:
+            self.note_timeout(timeout)
             raise RequestTimeout(self.address, code, timeout)
         [(answer, answer_body)] = answers
         if isinstance(answer, ConnectionLost):
@@ -260,6 +279,7 @@ class Connection:
                 return "closed by the server"
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
                 return f"read failed: {error!r}"
+            self._heard_at = anyio.current_time()
             try:
                 for serialization, header, body in buffer.receive(chunk):
                     self._receive_frame(serialization, header, body)

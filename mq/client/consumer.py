@@ -8,6 +8,7 @@ therefore repeats at most what was acknowledged since, and skips nothing.
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -104,6 +105,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         check_group(group)
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
+        if isinstance(consume_from, dt.datetime) and consume_from.tzinfo is None:
+            raise ValueError(f"consume_from {consume_from} needs a time zone")
         self.group = group
         self.client_id = new_client_id()
         self._consume_from = consume_from

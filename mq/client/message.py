@@ -51,7 +51,7 @@ class SendStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
-class SendResult(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True, gc=False):
     """The message is stored in `queue` at `queue_offset`.
 
     `message_id` is the UNIQ_KEY the message carries, the same in every copy; `offset_message_id` names the one stored

@@ -137,7 +137,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         await self._wait_room(pipeline)
         outgoing = self._make_ready(message, queue)
         pending = Pending(outgoing.unique_key)
-        number = pipeline.start(outgoing, pending.settle, timeout=timeout or self.timeout, queue=queue)
+        number = pipeline.start(outgoing, pending.settle, timeout=self._budget(timeout), queue=queue)
         try:
             return await pending.wait()
         finally:
@@ -158,7 +158,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         await self._wait_room(pipeline)
         outgoing = self._make_ready(message, queue)
         pending = Pending(outgoing.unique_key)
-        pipeline.start(outgoing, pending.settle, timeout=timeout or self.timeout, queue=queue)
+        pipeline.start(outgoing, pending.settle, timeout=self._budget(timeout), queue=queue)
         return pending
 
     def send_nowait(
@@ -178,7 +178,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         if pipeline.in_flight >= self._in_flight_max:
             raise ProducerBusy(self._in_flight_max)
         outgoing = self._make_ready(message, queue)
-        pipeline.start(outgoing, on_done, timeout=timeout or self.timeout, queue=queue)
+        pipeline.start(outgoing, on_done, timeout=self._budget(timeout), queue=queue)
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
@@ -234,6 +234,9 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
         return list((await self._remoting.route(topic)).write_queues)
+
+    def _budget(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
 
     async def _wait_room(self, pipeline: SendPipeline) -> None:
         self._submits += 1

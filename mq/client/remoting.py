@@ -66,6 +66,8 @@ class RemotingSettings:
     """Times of everything that is not one send or one pull, in seconds."""
 
     connect_seconds: float = 3.0
+    silence_seconds: float = 1.0
+    """A connection that brought nothing for as long while a request timed out is given up."""
     request_seconds: float = 3.0
     route_refresh_seconds: float = 30.0
     heartbeat_seconds: float = 30.0
@@ -169,6 +171,7 @@ class Remoting:
                 connection = await open_connection(
                     address,
                     connect_seconds=self.settings.connect_seconds,
+                    silence_seconds=self.settings.silence_seconds,
                     on_server_request=self._on_server_request,
                 )
                 slot.failure = None
@@ -202,7 +205,8 @@ class Remoting:
     ) -> tuple[Response, memoryview]:
         """One request to one broker. Raises BrokerError unless it succeeds, and what `Connection.request` raises."""
         connection = await self.connection(address)
-        return await connection.call(code, ext, body, timeout=timeout or self.settings.request_seconds)
+        seconds = self.settings.request_seconds if timeout is None else timeout
+        return await connection.call(code, ext, body, timeout=seconds)
 
     # Name servers and routes.
 

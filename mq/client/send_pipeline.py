@@ -21,6 +21,7 @@ import structlog
 
 from mq.client.connection import Answer, Connection
 from mq.client.errors import (
+    BrokerError,
     ClientClosed,
     ClientError,
     ConnectFailed,
@@ -36,7 +37,7 @@ from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.remoting import AUTO_CREATE_QUEUES_MAX, Remoting
 from mq.client.routes import TopicRoute
 from mq.client.sending import OnDone, OutgoingMessage, Send
-from mq.client.verdict import Retry, judge_answer
+from mq.client.verdict import Retry, Verdict, judge_answer
 from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import java_string_hash
 from mq.protocol.headers import Response
@@ -240,33 +241,36 @@ class SendPipeline:
 
     def _answered(self, send: Send, answer: Answer, body: memoryview) -> None:
         send.connection = None
-        now = anyio.current_time()
-        topic = send.message.topic
-        if isinstance(answer, ConnectionLost):
-            self._stale_routes.add(topic)
-            if answer.sent:
-                self._doubt(send, now, answer)
-            else:
-                send.attempts -= 1
-                self._park(send, now, answer)
-            return
         assert send.queue is not None, "an attempt without a queue was answered"
+        if isinstance(answer, ConnectionLost):
+            self._lost(send, answer)
+            return
         verdict = judge_answer(answer.code, answer.remark)
         if verdict.stored == "yes":
             self._succeed(send, send.queue, answer)
-            return
-        error = SendRejected(answer.code, answer.remark, send.queue, send.attempts)
-        if verdict.stored == "unknown":
-            self._doubt(send, now, error)
-        elif verdict.retry is Retry.UNTIL_TIMEOUT:
-            send.avoid = send.queue.broker_name
-            self._park(send, now, error)
-        elif verdict.retry is Retry.COUNTED and send.retries_left > 0:
-            send.retries_left -= 1
-            send.avoid = send.queue.broker_name
-            self._park(send, now, error)
         else:
+            self._refused(send, send.queue, answer, verdict)
+
+    def _lost(self, send: Send, error: ConnectionLost) -> None:
+        now = anyio.current_time()
+        if error.sent:
+            self._doubt(send, now, error)
+        else:
+            send.attempts -= 1
+            self._park(send, now, error)
+
+    def _refused(self, send: Send, queue: MessageQueue, answer: Response, verdict: Verdict) -> None:
+        now = anyio.current_time()
+        if verdict.stored == "unknown":
+            self._doubt(send, now, BrokerError(answer.code, answer.remark, queue.broker_name))
+            return
+        error = SendRejected(answer.code, answer.remark, queue, send.attempts)
+        if verdict.retry is Retry.NEVER or (verdict.retry is Retry.COUNTED and send.retries_left == 0):
             self._fail(send, error)
+            return
+        send.retries_left -= verdict.retry is Retry.COUNTED
+        send.avoid = queue.broker_name
+        self._park(send, now, error)
 
     def _doubt(self, send: Send, now: float, error: ClientError) -> None:
         """The attempt may have stored the message."""
@@ -281,10 +285,11 @@ class SendPipeline:
     def _succeed(self, send: Send, queue: MessageQueue, answer: Response) -> None:
         fields = answer.ext
         try:
+            queue_id = int(fields["queueId"])
             result = SendResult(
                 message_id=send.message.unique_key,
                 offset_message_id=fields["msgId"],
-                queue=queue._replace(queue_id=int(fields["queueId"])),
+                queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
                 queue_offset=int(fields["queueOffset"]),
                 status=SendStatus(answer.code),
                 attempts=send.attempts,
@@ -443,8 +448,10 @@ class SendPipeline:
             self._fail(send, send.last_error or NoRoute(topic, "the time ran out before the first attempt"))
             return
         seconds = self._policy.attempt_seconds
-        error = RequestTimeout(send.connection.address, RequestCode.SEND_MESSAGE_V2, seconds)
+        connection = send.connection
+        error = RequestTimeout(connection.address, RequestCode.SEND_MESSAGE_V2, seconds)
         self._leave_connection(send)
+        connection.note_timeout(seconds)
         self._stale_routes.add(topic)
         if now >= send.deadline:
             send.unknown_reason = send.unknown_reason or str(error)

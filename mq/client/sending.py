@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import msgspec
 
 from mq.client.connection import Connection
 from mq.client.errors import ClientError, MessageRefused
@@ -24,8 +24,7 @@ DELAY_LEVEL_MAX = 18
 OnDone = Callable[[SendResult | ClientError], None]
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
+class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     """A checked message in the form all its attempts send."""
 
     topic: str
@@ -56,6 +55,8 @@ def make_ready(
         if len(_checked_topics) < 10_000:
             _checked_topics.add(message.topic)
     body, sys_flag = message.body, 0
+    if not isinstance(body, bytes):
+        raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
     if not 1 <= len(body) <= BODY_BYTES_MAX:
         raise MessageRefused(f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed")
     if compress_bytes_min is not None and len(body) >= compress_bytes_min:
@@ -63,9 +64,13 @@ def make_ready(
         if len(compressed) < len(body):
             body, sys_flag = compressed, COMPRESSED | ZLIB
     properties = _encode_properties(message, unique_key)
-    if len(properties) > props.PROPERTIES_BYTES_MAX // 4 and len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+    try:
+        properties_bytes = len(properties.encode())
+    except UnicodeEncodeError as error:
+        raise MessageRefused(f"the properties are no valid text: {error}") from error
+    if properties_bytes > props.PROPERTIES_BYTES_MAX:
         raise MessageRefused(
-            f"the properties have {len(properties.encode())} bytes; {props.PROPERTIES_BYTES_MAX} are allowed"
+            f"the properties have {properties_bytes} bytes; {props.PROPERTIES_BYTES_MAX} are allowed"
         )
     return OutgoingMessage(
         topic=message.topic,

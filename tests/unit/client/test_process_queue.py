@@ -141,7 +141,7 @@ def test_against_a_model(data: st.DataObject) -> None:
                 outstanding.remove(message.queue_offset)
             case "give back" if taken:
                 queue.give_back([taken.pop()], now + data.draw(st.integers(0, 3)))
-            case "wait":
+            case _:
                 now += 1.0
         queue.check_invariants()
         assert queue.commit_offset == min(outstanding, default=next_offset)
