@@ -554,7 +554,7 @@ def _json(value: object) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds. For conditions of the other side, which has no event for them; bounded by a minute."""
+    """Wait until `condition` holds. For what the other side does, which has no event for it; a minute at most."""
     with anyio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - see above
             await anyio.sleep(0.002)
