@@ -22,6 +22,7 @@ from mq.client.errors import (
     SendOutcomeUnknown,
     SendRejected,
     TopicNotFound,
+    UnreadableAnswer,
 )
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.process_queue import FlowLimits
@@ -59,4 +60,5 @@ __all__ = [
     "SendStatus",
     "TopicNotFound",
     "TopicRoute",
+    "UnreadableAnswer",
 ]
