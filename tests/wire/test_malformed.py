@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mq.protocol.chunks import decode_chunk, missing_bytes
 from mq.protocol.errors import FrameError, HeaderError, ProtocolError
-from mq.protocol.frames import BINARY, FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, split_frames
+from mq.protocol.frames import BINARY, FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, encode_frame, split_frames
 from mq.protocol.headers import (
     HeartBeat,
     Response,
@@ -20,6 +21,7 @@ from mq.protocol.headers import (
     decode_header,
     decode_request,
     encode_request,
+    encode_response,
 )
 
 # The same examples in every run, and no deadline: a busy machine must not decide about a test.
@@ -323,3 +325,52 @@ def test_any_json_header_is_read_or_refused(code: object, basics: dict[str, obje
         decode_header(JSON, json_header(json.dumps({"code": code, "extFields": ext, **basics})))
     except ProtocolError:
         pass
+
+
+# -- whole chunks ------------------------------------------------------------------------------------------------------
+
+FRAMES = st.one_of(
+    st.builds(encode_request, st.sampled_from([34, 999]), st.integers(0, 9), body=st.binary(max_size=9)),
+    st.builds(encode_request, st.just(310), st.integers(0, 9), ext=st.just(SEND), serialization=st.integers(0, 1)),
+    st.builds(encode_request, st.just(105), st.integers(0, 9)),  # lacks its topic
+    st.builds(encode_response, st.integers(0, 9), st.integers(0, 20)),
+    st.binary(max_size=12).map(lambda header: encode_frame(0, header, b"body")),
+    st.binary(min_size=1, max_size=9),
+)
+
+
+def one_by_one(chunk: bytes) -> tuple[list[tuple[object, bytes, int]], int]:
+    frames, consumed = split_frames(memoryview(chunk))
+    incoming: list[tuple[object, bytes, int]] = []
+    for serialization, header, body in frames:
+        try:
+            decoded: object = decode_header(serialization, header)
+        except HeaderError as error:
+            decoded = (error.code, error.opaque, error.remark)
+        incoming.append((decoded, bytes(body), serialization))
+    return incoming, consumed
+
+
+@steady
+@given(st.lists(FRAMES, max_size=5).map(b"".join), st.integers(0, 8))
+def test_a_chunk_at_once_is_its_frames_one_by_one(data: bytes, cut: int) -> None:
+    chunk = data[: len(data) - cut]
+    try:
+        expected = one_by_one(chunk)
+    except FrameError:
+        with pytest.raises(FrameError):
+            decode_chunk(chunk)
+        return
+    incoming, consumed = decode_chunk(chunk)
+    found = [
+        ((each.code, each.opaque, each.remark) if isinstance(each, HeaderError) else each, body, serialization)
+        for each, body, serialization in incoming
+    ]
+    assert (found, consumed) == expected
+
+
+def test_how_much_is_missing() -> None:
+    data = encode_request(34, 1, body=bytes(100))
+    assert [missing_bytes(memoryview(data)[:end]) for end in (0, 7, 8, 100)] == [8, 1, len(data) - 8, len(data) - 100]
+    assert missing_bytes(memoryview(data)) == 0
+    assert missing_bytes(memoryview(data + data)) == 0

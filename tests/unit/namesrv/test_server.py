@@ -1,0 +1,400 @@
+"""A name server over real loopback connections, spoken to with bytes."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.namesrv.server import serve
+from mq.namesrv.settings import NamesrvSettings
+from mq.protocol.bodies import ClusterInfo, DataVersion, KVTable, RegisterBrokerBody, Route, TopicConfig, TopicList
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON, split_frames
+from mq.protocol.headers import Response, decode_header, encode_request
+
+SECONDS_MAX = 20.0
+"""How long a test waits for something that happens at once; reached only when it never will."""
+
+Address = tuple[str, int]
+
+
+class Server:
+    """A running name server, and the connections that a test makes to it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.peers: list[Peer] = []
+
+    async def connect(self) -> Peer:
+        peer = Peer(await trio.open_tcp_stream(*self.address))
+        self.peers.append(peer)
+        return peer
+
+
+@asynccontextmanager
+async def name_server(**settings: Any) -> AsyncIterator[Server]:
+    with trio.fail_after(SECONDS_MAX):
+        async with trio.open_nursery() as nursery:
+            chosen = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, **settings)
+            server = Server(await nursery.start(serve, chosen))
+            try:
+                yield server
+            finally:
+                for peer in server.peers:
+                    await trio.aclose_forcefully(peer.stream)
+                nursery.cancel_scope.cancel()
+
+
+class Peer:
+    """One connection to a name server."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._received = b""
+
+    async def ask(
+        self,
+        code: int,
+        ext: Mapping[str, object] | None = None,
+        body: bytes = b"",
+        *,
+        opaque: int = 1,
+        serialization: int = JSON,
+    ) -> tuple[Response, bytes]:
+        fields = {name: str(value) for name, value in ext.items()} if ext else None
+        await self.stream.send_all(encode_request(code, opaque, ext=fields, body=body, serialization=serialization))
+        (answer,) = await self.answers(1)
+        assert answer[0].opaque == opaque
+        return answer
+
+    async def answers(self, count: int) -> list[tuple[Response, bytes]]:
+        answers: list[tuple[Response, bytes]] = []
+        while len(answers) < count:
+            chunk = await self.stream.receive_some(65536)
+            assert chunk, f"the connection was closed after {len(answers)} of {count} answers"
+            self._received += chunk
+            frames, consumed = split_frames(memoryview(self._received))
+            for serialization, header, data in frames:
+                response = decode_header(serialization, header)
+                assert isinstance(response, Response)
+                answers.append((response, bytes(data)))
+            self._received = self._received[consumed:]
+        return answers
+
+    async def register(
+        self,
+        topic: str = "T1",
+        *,
+        broker_id: int = 0,
+        address: str = "10.0.0.1:10911",
+        group: str = "b-a",
+        compressed: bool = False,
+        crc: int | None = None,
+    ) -> tuple[Response, bytes]:
+        body = RegisterBrokerBody(topics={topic: TopicConfig(topic, 4, 4, 6)}, data_version=DataVersion(1, 2))
+        data = body.encode_compressed() if compressed else body.encode()
+        return await self.ask(
+            RequestCode.REGISTER_BROKER,
+            {
+                **broker_fields(broker_id, address, group),
+                "haServerAddr": "10.0.0.1:10912",
+                "compressed": str(compressed).lower(),
+                "bodyCrc32": zlib.crc32(data) & 0x7FFFFFFF if crc is None else crc,
+            },
+            data,
+        )
+
+    async def route(self, topic: str = "T1", *, serialization: int = JSON) -> Route | None:
+        response, body = await self.ask(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, serialization=serialization
+        )
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        assert response.code == ResponseCode.SUCCESS, response
+        return Route.decode(body)
+
+    async def closed(self) -> bool:
+        """Wait for the other side to hang up; False if it says something instead."""
+        try:
+            return await self.stream.receive_some(1) == b""
+        except trio.BrokenResourceError:
+            return True
+
+
+def broker_fields(broker_id: int = 0, address: str = "10.0.0.1:10911", group: str = "b-a") -> dict[str, object]:
+    return {"brokerName": group, "brokerAddr": address, "clusterName": "c1", "brokerId": broker_id}
+
+
+REGISTRATION = {**broker_fields(), "haServerAddr": "10.0.0.1:10912"}
+
+
+async def dribble(peer: Peer) -> None:
+    """A byte now and then, for ever: ends only because the server hangs up."""
+    while True:
+        await peer.stream.send_all(b"x")
+        await trio.sleep(0.005)
+
+
+async def until_gone(client: Peer, topic: str) -> None:
+    """The server learns of a closed connection in its own time; ask until it has."""
+    while await client.route(topic) is not None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
+@pytest.mark.trio
+async def test_register_and_find(serialization: int) -> None:
+    async with name_server() as server:
+        broker, client = await server.connect(), await server.connect()
+        assert await client.route() is None
+        response, body = await broker.register()
+        assert (response.code, body) == (ResponseCode.SUCCESS, b"")
+
+        route = await client.route(serialization=serialization)
+
+        assert route is not None
+        assert [data.broker_addrs for data in route.broker_datas] == [{0: "10.0.0.1:10911"}]
+        assert [data.write_queue_nums for data in route.queue_datas] == [4]
+        _, body = await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert ClusterInfo.decode(body).clusters == {"c1": ["b-a"]}
+        _, body = await client.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        assert TopicList.decode(body).topics == ["T1"]
+
+
+@pytest.mark.trio
+async def test_followers_are_told_the_leader() -> None:
+    async with name_server() as server:
+        leader, follower = await server.connect(), await server.connect()
+        await leader.register(compressed=True)
+        response, _ = await follower.register(broker_id=1, address="10.0.0.2:10911")
+        assert response.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"}
+        route = await follower.route()
+        assert route is not None
+        assert [data.broker_addrs for data in route.broker_datas] == [{0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}]
+
+
+@pytest.mark.trio
+async def test_a_broker_that_dies_is_out_of_the_route() -> None:
+    async with name_server() as server:
+        broker, client = await server.connect(), await server.connect()
+        await broker.register()
+        await broker.stream.aclose()
+        await until_gone(client, "T1")
+
+
+@pytest.mark.trio
+async def test_unregister_and_administration() -> None:
+    async with name_server() as server:
+        broker, admin = await server.connect(), await server.connect()
+        await broker.register()
+        response, body = await admin.ask(RequestCode.QUERY_DATA_VERSION, broker_fields(), DataVersion(1, 2).encode())
+        assert (response.ext, DataVersion.decode(body)) == ({"changed": "false"}, DataVersion(1, 2))
+        response, _ = await admin.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "b-a"})
+        assert response.ext == {"wipeTopicCount": "1"}
+        route = await admin.route()
+        assert route is not None
+        assert route.queue_datas[0].perm == 4
+        response, _ = await admin.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "b-a"})
+        assert response.ext == {"addTopicCount": "1"}
+        await admin.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T1"})
+        assert await admin.route() is None
+        await admin.ask(RequestCode.UNREGISTER_BROKER, broker_fields())
+        _, body = await admin.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert ClusterInfo.decode(body).brokers == {}
+
+
+@pytest.mark.trio
+async def test_key_values() -> None:
+    async with name_server() as server:
+        admin = await server.connect()
+        where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
+        response, _ = await admin.ask(RequestCode.GET_KV_CONFIG, where)
+        assert response.code == ResponseCode.QUERY_NOT_FOUND
+        await admin.ask(RequestCode.PUT_KV_CONFIG, {**where, "value": "b-a:4"})
+        response, _ = await admin.ask(RequestCode.GET_KV_CONFIG, where)
+        assert response.ext == {"value": "b-a:4"}
+        _, body = await admin.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "ORDER_TOPIC_CONFIG"})
+        assert KVTable.decode(body).table == {"T1": "b-a:4"}
+        _, body = await admin.register()
+        assert KVTable.decode(body).table == {"T1": "b-a:4"}, "brokers get the order configuration"
+        await admin.ask(RequestCode.DELETE_KV_CONFIG, where)
+        response, _ = await admin.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "ORDER_TOPIC_CONFIG"})
+        assert response.code == ResponseCode.QUERY_NOT_FOUND
+
+
+@pytest.mark.trio
+async def test_all_requests_of_a_chunk_are_answered_in_order() -> None:
+    async with name_server() as server:
+        peer = await server.connect()
+        requests = [encode_request(105, opaque, ext={"topic": f"T{opaque}"}) for opaque in range(200)]
+        await peer.stream.send_all(b"".join(requests))
+        assert [response.opaque for response, _ in await peer.answers(200)] == list(range(200))
+
+
+@pytest.mark.trio
+async def test_a_request_in_single_bytes() -> None:
+    async with name_server() as server:
+        peer = await server.connect()
+        for byte in encode_request(106, 9):
+            await peer.stream.send_all(bytes([byte]))
+        ((response, _),) = await peer.answers(1)
+        assert (response.opaque, response.code) == (9, ResponseCode.SUCCESS)
+
+
+@pytest.mark.trio
+async def test_one_way_requests_are_not_answered() -> None:
+    async with name_server() as server:
+        peer = await server.connect()
+        await peer.stream.send_all(encode_request(106, 1, oneway=True) + encode_request(106, 2))
+        ((response, _),) = await peer.answers(1)
+        assert response.opaque == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body", "expected", "remark"),
+    [
+        (9999, None, b"", ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "9999 not supported"),
+        (34, None, b"", ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "34 not supported"),
+        (105, None, b"", ResponseCode.SYSTEM_ERROR, "topic is missing"),
+        (103, {**broker_fields(), "brokerId": "x", "haServerAddr": "a:1"}, b"", ResponseCode.SYSTEM_ERROR, "brokerId"),
+        (103, {**broker_fields(), "haServerAddr": "a:1"}, b"no json", ResponseCode.SYSTEM_ERROR, "JSON"),
+        (
+            103,
+            {**broker_fields(), "haServerAddr": "a:1", "compressed": "true"},
+            b"no zlib",
+            ResponseCode.SYSTEM_ERROR,
+            "",
+        ),
+        (
+            103,
+            {**broker_fields(), "haServerAddr": "a:1", "bodyCrc32": "5"},
+            b"{}",
+            ResponseCode.SYSTEM_ERROR,
+            "crc32 not",
+        ),
+        (322, broker_fields(), b"[]", ResponseCode.SYSTEM_ERROR, "DataVersion"),
+    ],
+)
+@pytest.mark.trio
+async def test_refused_requests_leave_the_connection_open(
+    code: int, ext: dict[str, object] | None, body: bytes, expected: ResponseCode, remark: str
+) -> None:
+    async with name_server() as server:
+        peer = await server.connect()
+        response, _ = await peer.ask(code, ext, body, opaque=77)
+        assert response.code == expected
+        assert response.remark is not None
+        assert remark in response.remark
+        assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">i", -1),
+        struct.pack(">i", 0),
+        struct.pack(">ii", 2**31 - 1, 0),
+        struct.pack(">ii", 10, 100),
+        struct.pack(">iI", 10, 0x05000006) + bytes(6),
+        struct.pack(">ii", 6, 2) + b"{]",
+        struct.pack(">iI", 6, 0x01000002) + b"xx",
+        encode_request(105, 1, ext={"topic": "T"}).replace(b'"flag":0', b'"flag":1'),
+    ],
+)
+@pytest.mark.trio
+async def test_garbage_closes_its_own_connection_only(data: bytes) -> None:
+    async with name_server() as server:
+        other = await server.connect()
+        await other.register()
+        peer = await server.connect()
+        await peer.stream.send_all(data)
+        assert await peer.closed()
+        assert await other.route() is not None
+
+
+@pytest.mark.trio
+async def test_limits_of_a_server() -> None:
+    async with name_server(connections_max=1, frame_bytes_max=65536) as server:
+        first = await server.connect()
+        assert (await first.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+        second = await server.connect()
+        assert await second.closed()
+        await first.stream.send_all(struct.pack(">ii", 65537, 0))
+        assert await first.closed()
+
+
+@pytest.mark.trio
+async def test_who_says_nothing_is_cut_off() -> None:
+    async with name_server(first_frame_seconds_max=0.02) as server:
+        peer = await server.connect()
+        assert await peer.closed()
+
+
+@pytest.mark.trio
+async def test_only_complete_requests_keep_a_connection() -> None:
+    async with name_server(idle_seconds_max=0.05) as server:
+        peer = await server.connect()
+        assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+        await peer.stream.send_all(struct.pack(">ii", 1_000_000, 0))
+        with pytest.raises(trio.BrokenResourceError):
+            await dribble(peer)
+
+
+@pytest.mark.trio
+async def test_a_silent_broker_expires_on_an_open_connection() -> None:
+    async with name_server(broker_expiry_seconds=0.02, scan_seconds=0.01) as server:
+        broker, client = await server.connect(), await server.connect()
+        await broker.register()
+        await until_gone(client, "T1")
+        await broker.register()
+
+
+@pytest.mark.trio
+async def test_name_servers_are_independent() -> None:
+    async with name_server() as one, name_server() as other:
+        at_one, at_other = await one.connect(), await other.connect()
+        await at_one.register("T1")
+        await at_other.register("T2", group="b-b", address="10.0.0.9:10911")
+        assert await at_one.route("T2") is None
+        assert await at_other.route("T1") is None
+        assert await at_one.route("T1") is not None
+
+
+@pytest.mark.trio
+async def test_cancelling_stops_the_server() -> None:
+    async with name_server() as server:
+        peer = await server.connect()
+        await peer.register()
+    with pytest.raises(OSError, match=r"."):
+        await trio.open_tcp_stream(*server.address)
+
+
+@pytest.mark.trio
+async def test_a_port_in_use_is_reported() -> None:
+    async with name_server() as server:
+        host, port = server.address
+        with pytest.raises(OSError, match=r"."):
+            await serve(NamesrvSettings(listen_host=host, listen_port=port))
+
+
+def test_settings_from_file_environment_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "namesrv.toml"
+    config.write_text('listen_host = "127.0.0.1"\nlisten_port = 1000\nscan_seconds = 7\n')
+    monkeypatch.setenv("RAFTMQ_NAMESRV_LISTEN_PORT", "2000")
+    settings = NamesrvSettings.load(config, scan_seconds=3, listen_host=None)
+    assert (settings.listen_host, settings.listen_port, settings.scan_seconds) == ("127.0.0.1", 2000, 3)
+    assert NamesrvSettings.load().listen_port == 2000
+    config.write_text("no_such_setting = 1\n")
+    with pytest.raises(ValueError, match="no_such_setting"):
+        NamesrvSettings.load(config)
+    with pytest.raises(FileNotFoundError):
+        NamesrvSettings.load(tmp_path / "missing.toml")
