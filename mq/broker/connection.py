@@ -21,6 +21,8 @@ from raftlog import Reactor, StreamSocket
 
 _ONEWAY = 2
 _LARGE_BYTES = 128 * 1024
+_REPORTS_MAX = 16
+_CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
 Handler = Callable[["ClientConnection", Any, bytes, int], bytes | None]
 Log = structlog.stdlib.BoundLogger
@@ -38,6 +40,7 @@ class ClientConnection:
         "_handlers",
         "_log",
         "_on_closed",
+        "_reported",
         "_stream",
         "heard",
         "held_pulls",
@@ -59,6 +62,7 @@ class ClientConnection:
         self._handlers = handlers
         self._on_closed = on_closed
         self._log = log
+        self._reported: tuple[tuple[str, int | None], ...] = ()
         self.output_bytes_max = output_bytes_max
         self.heard = True
         self.held_pulls = 0
@@ -97,7 +101,7 @@ class ClientConnection:
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         """Serve one decoded request, and answer it if its handler does so at once."""
         try:
-            reply = self._handlers.get(type(request), _unsupported)(self, request, body, serialization)
+            reply = self._handlers.get(type(request), ClientConnection._unsupported)(self, request, body, serialization)
         except Exception as error:
             reply = self._refused(request, serialization, error)
         if reply is not None:
@@ -121,7 +125,7 @@ class ClientConnection:
         for request, body, serialization in incoming:
             # As `dispatch`, which is a call too many for what happens a hundred thousand times a second.
             try:
-                reply = handler_of(type(request), _unsupported)(self, request, body, serialization)
+                reply = handler_of(type(request), ClientConnection._unsupported)(self, request, body, serialization)
             except Exception as error:
                 reply = self._refused(request, serialization, error)
             if reply is not None:
@@ -131,9 +135,11 @@ class ClientConnection:
     def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:
         """The answer to a request that failed; an invariant of ours that is broken is raised again."""
         if isinstance(error, RequestRefused):
+            if error.code in _CLIENT_FAULTS:
+                self._report("request_refused", request.code, error.remark)
             return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
         if isinstance(error, HeaderError):
-            self._log.warning("bad_header", client=self.peer, code=error.code, error=error.remark)
+            self._report("bad_header", error.code, error.remark)
             code = ResponseCode.SYSTEM_ERROR
             self.send(encode_response(error.opaque, code, remark=error.remark, serialization=serialization))
             return None  # whether an answer is wanted stood in a header that nobody can read
@@ -144,14 +150,21 @@ class ClientConnection:
         remark = f"{type(error).__name__}: {error}"
         return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark, serialization=serialization)
 
+    def _report(self, event: str, code: int | None, reason: str) -> None:
+        """Log what the client does wrong, once per connection and kind: whoever does it once does it again."""
+        if (event, code) not in self._reported and len(self._reported) < _REPORTS_MAX:
+            self._reported += ((event, code),)
+            self._log.warning(event, client=self.peer, code=code, reason=reason)
+
+    def _unsupported(self, request: Any, body: bytes, serialization: int) -> bytes | None:
+        """Serve what no handler is registered for."""
+        if isinstance(request, Response):
+            # Whatever we ask is one-way, so nothing waits for an answer.
+            self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
+            return None
+        if isinstance(request, HeaderError):
+            raise request
+        raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
     def _closed(self, reason: str) -> None:
         self._on_closed(self)
-
-
-def _unsupported(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> bytes | None:
-    """Serve what no handler is registered for."""
-    if isinstance(request, Response):
-        return None  # to a one-way request of ours, which wanted none
-    if isinstance(request, HeaderError):
-        raise request
-    raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")

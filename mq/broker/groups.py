@@ -63,6 +63,9 @@ class Groups:
         self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int
     ) -> bytes:
         """Request code 34."""
+        if connection.closed:
+            # Closed with more of its requests at hand: registered now, nobody would take it out again.
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
         try:
             heartbeat = bodies.HeartbeatData.decode(body)
             outcome = self._clients.heartbeat(self._clock(), connection, heartbeat, request.language, request.version)

@@ -143,6 +143,8 @@ class Pulls:
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
 
     def _hold(self, pull: HeldPull) -> bool:
+        if pull.connection.closed:
+            return False
         ext = pull.request.ext
         seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, _SUSPEND_SECONDS_MAX)
         held = self._polling.hold(
