@@ -21,22 +21,26 @@ class NamesrvSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_NAMESRV_", extra="forbid", frozen=True)
 
-    listen_host: str = Field("0.0.0.0", description="where brokers and clients connect")  # noqa: S104 (to be found)
-    listen_port: int = Field(9876, ge=0, le=65535, description="0 takes any free port")
+    listen_host: str = Field(default="0.0.0.0", description="where brokers and clients connect")  # noqa: S104 (to be found)
+    listen_port: int = Field(default=9876, ge=0, le=65535, description="0 takes any free port")
 
-    broker_expiry_seconds: float = Field(120.0, gt=0, description="a broker that is silent for longer is forgotten")
-    scan_seconds: float = Field(10.0, gt=0, description="how often silent brokers are looked for")
-    order_topics: bool = Field(False, description="put the order configuration of a topic into its route")
+    broker_expiry_seconds: float = Field(
+        default=120.0, gt=0, description="a broker that is silent for longer is forgotten"
+    )
+    scan_seconds: float = Field(default=10.0, gt=0, description="how often silent brokers are looked for")
+    order_topics: bool = Field(default=False, description="put the order configuration of a topic into its route")
 
-    connections_max: int = Field(10_000, ge=1, description="beyond it new connections are closed at once")
-    frame_bytes_max: int = Field(16 * MIB, ge=64 * 1024, description="largest request")
-    first_frame_seconds_max: float = Field(10.0, gt=0, description="who connects says something within this time")
-    idle_seconds_max: float = Field(120.0, gt=0, description="longest time without a complete request")
-    send_seconds_max: float = Field(30.0, gt=0, description="a peer that does not read its answers is dropped")
+    connections_max: int = Field(default=10_000, ge=1, description="beyond it new connections are closed at once")
+    frame_bytes_max: int = Field(default=16 * MIB, ge=64 * 1024, description="largest request")
+    first_frame_seconds_max: float = Field(
+        default=10.0, gt=0, description="who connects says something within this time"
+    )
+    idle_seconds_max: float = Field(default=120.0, gt=0, description="longest time without a complete request")
+    send_seconds_max: float = Field(default=30.0, gt=0, description="a peer that does not read its answers is dropped")
 
-    broker_groups_max: int = Field(10_000, ge=1)
-    topics_max: int = Field(100_000, ge=1)
-    kv_entries_max: int = Field(10_000, ge=1)
+    broker_groups_max: int = Field(default=10_000, ge=1)
+    topics_max: int = Field(default=100_000, ge=1)
+    kv_entries_max: int = Field(default=10_000, ge=1)
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Any) -> NamesrvSettings:

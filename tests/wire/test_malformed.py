@@ -289,7 +289,7 @@ def test_any_header_is_read_or_refused(serialization: int, data: bytes) -> None:
         pass
 
 
-ODD_VALUES = st.sampled_from(
+ODD_VALUES: st.SearchStrategy[object] = st.sampled_from(
     [
         None,
         True,

@@ -29,7 +29,7 @@ REQUEST_CLASSES = [
     if isinstance(each, type) and issubclass(each, Request) and each is not Request
 ]
 
-EXAMPLES = {str: "T-1 ünï\x01", int: 123456, bool: True}
+EXAMPLES: dict[type, str | int | bool] = {str: "T-1 ünï\x01", int: 123456, bool: True}
 
 
 def decoded(frame: bytes) -> tuple[Request | UnknownRequest | Response, bytes]:
