@@ -43,11 +43,13 @@ async def serve(
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     log.info("listening", host=host, port=port)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_expire_forever, handlers, settings.scan_seconds)
-        await nursery.start(partial(trio.serve_listeners, server.serve_connection, listeners))
-        task_status.started((host, port))
-    log.info("stopped")
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_expire_forever, handlers, settings.scan_seconds)
+            await nursery.start(partial(trio.serve_listeners, server.serve_connection, listeners))
+            task_status.started((host, port))
+    finally:
+        log.info("stopped", host=host, port=port)
 
 
 async def _expire_forever(handlers: Handlers, scan_seconds: float) -> None:
