@@ -157,7 +157,11 @@ class DevCluster:
 
     def address(self, node_id: str) -> str:
         """Where clients reach a replica."""
-        return f"{HOST}:{self.ports.clients[self.node_ids.index(node_id)]}"
+        return f"{HOST}:{self.port(node_id)}"
+
+    def port(self, node_id: str) -> int:
+        """The port of `address`."""
+        return self.ports.clients[self.node_ids.index(node_id)]
 
     def pid(self, node_id: str) -> int:
         """Process id of a replica that was started."""

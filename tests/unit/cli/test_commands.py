@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
-from mq.cli.demo import longest_pause_end
+from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev_cluster import DevClusterFailed, Ports, _remembered_ports
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines
 from mq.cli.servers import checked, split_address, split_settings
+from mq.client.message import MessageQueue, SendResult
+from mq.protocol.hashes import offset_message_id
 
 
 def test_lines_are_cut_across_chunks_and_numbered_with_empty_ones() -> None:
@@ -72,14 +75,28 @@ def test_consumer_line_is_read_back() -> None:
     assert parse_line(b"broker-a 3 17 12 4026531839") == ConsumedLine("broker-a", 3, 17, 12, 4026531839)
 
 
-def test_failover_ends_with_the_longest_pause_after_the_kill() -> None:
-    """Acknowledgements that were on their way at the kill do not end the failover."""
-    times = [0.0, 9.0, 10.01, 10.02, 11.5, 11.6]
-    assert longest_pause_end(times, since=10.0) == 11.5
+def test_failover_ends_with_the_first_message_that_another_broker_stored() -> None:
+    """Answers that the old leader had sent before it died arrive later and do not count."""
 
+    def stored_by(port: int, offset: int) -> SendResult:
+        stored = offset_message_id(bytes([127, 0, 0, 1]), port, offset)
+        return SendResult("key", stored, MessageQueue(TOPIC, "broker-a", 0), offset)
 
-def test_no_acknowledgement_after_the_kill_gives_no_failover_time() -> None:
-    assert longest_pause_end([1.0, 2.0], since=3.0) == 3.0
+    async def main() -> _Run:
+        run = _Run([b"line"] * 4, in_flight=4)
+        run.settled(0, stored_by(10911, 0))
+        run.killed_port = 10911
+        run.settled(1, stored_by(10911, 1))
+        assert run.failed_over_at is None
+        await trio.sleep(1)
+        run.settled(2, stored_by(10912, 2))
+        await trio.sleep(1)
+        run.settled(3, stored_by(10912, 3))
+        return run
+
+    run = trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert run.failed_over_at is not None
+    assert run.last_ack_at - run.failed_over_at == pytest.approx(1)
 
 
 def test_free_ports_are_free_and_distinct() -> None:
