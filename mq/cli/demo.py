@@ -127,11 +127,7 @@ def table_of(outcome: Outcome) -> Table:
             f"{outcome.killed} -> {outcome.new_leader}",
             outcome.killed != outcome.new_leader,
         ),
-        (
-            "failover: kill to next acknowledgement",
-            "never" if failover is None else f"{failover:.2f} s",
-            failover is not None,
-        ),
+        ("failover: kill to next acknowledgement", failed_over, failover is not None),
         ("sending, failover included", f"{verdict.acknowledged / outcome.send_seconds:,.0f} msgs/s", True),
         ("sending, without failover", f"{verdict.acknowledged / max(sending, 0.001):,.0f} msgs/s", True),
         ("sent, killed, sent on and consumed in", f"{outcome.total_seconds:.1f} s", True),
