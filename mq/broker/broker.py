@@ -25,12 +25,13 @@ from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.registration import Registration
 from mq.broker.sends import Sends
-from mq.broker.settings import BrokerSettings
+from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings, parse_address
 from mq.broker.status import Status
 from mq.broker.topics import Topics
 from mq.protocol import bodies, headers
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.records import encode_host
 from mq.store.checkpoint import Checkpointer, PendingCheckpoint
 from mq.store.dispatch import decode_runs, scan_runs
 from mq.store.queue_store import QueueStore
@@ -48,6 +49,7 @@ class Broker:
     """State and behaviour of one broker process.
 
     Args:
+        store_ip: the IPv4 address that message ids carry.
         metadata, store: as the checkpoint left them; the replica hands in every later entry.
         on_registration_changed: told when the name servers must learn something new.
     """
@@ -56,6 +58,7 @@ class Broker:
         self,
         *,
         settings: BrokerSettings,
+        store_ip: str,
         reactor: Reactor,
         metadata: Metadata,
         store: QueueStore,
@@ -70,8 +73,8 @@ class Broker:
         self._metadata = metadata
         self._store = store
         self._checkpointer = checkpointer
-        host, _, port = (settings.advertise or settings.listen).rpartition(":")
-        self._store_address = (host, int(port))
+        self._address = settings.advertise or settings.listen
+        self._store_ip = store_ip
         self._rng = rng
         self._clock = clock
         self._on_registration_changed = on_registration_changed
@@ -90,13 +93,12 @@ class Broker:
         settings, metadata, store = self._settings, self._metadata, self._store
         self._replica = replica
         self._applied_index = replica.applied_index
-        host, port = self._store_address
-        store_host = socket.inet_aton(host) + port.to_bytes(4, "big")
+        store_host = encode_host(self._store_ip, parse_address(self._address)[1])
         self.appender = Appender(
             log=replica,
             store_host=store_host,
             reply_template=SendReplyTemplate(store_host),
-            entry_bytes_max=settings.entry_bytes_max,
+            entry_bytes_max=min(settings.entry_bytes_max, settings.segment_bytes - ENTRY_OVERHEAD_BYTES),
             rounds_in_flight=settings.rounds_in_flight,
             wall_clock_ms=wall_clock_ms,
         )
@@ -106,7 +108,7 @@ class Broker:
             appender=self.appender,
             next_offset=self._next_offset,
             unique_keys=UniqKeyGenerator(
-                ip=host, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
+                ip=self._store_ip, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
             ),
             rng=self._rng,
             wall_clock_ms=wall_clock_ms,
@@ -312,7 +314,7 @@ class Broker:
             cluster=settings.cluster,
             broker_name=settings.group,
             broker_id=0 if leads else int(settings.node_id[1:]) + 1,
-            address=settings.advertise or f"{self._store_address[0]}:{self._store_address[1]}",
+            address=self._address,
             body=body.encode(),
         )
 

@@ -6,6 +6,7 @@ registrations, and a few timers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -16,9 +17,9 @@ import structlog
 import trio
 
 from mq.broker.broker import Broker
-from mq.broker.metadata import Metadata
+from mq.broker.metadata import Metadata, SnapshotDamaged
 from mq.broker.registration import Registrar
-from mq.broker.settings import Address, BrokerSettings
+from mq.broker.settings import Address, BrokerSettings, parse_address
 from mq.broker.tuning import freeze_startup_objects, tune_process
 from mq.store.checkpoint import Checkpoint, Checkpointer, OpenedStore, open_store, reset_store
 from mq.store.errors import StoreError
@@ -63,9 +64,17 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         StartRefused: the directory or a port does not allow it.
         raftlog.SegmentError: the disk failed. The process must end; a restart verifies what is there.
     """
+    with contextlib.ExitStack() as undo:
+        await _serve(settings, undo, task_status)
+
+
+async def _serve(settings: BrokerSettings, undo: contextlib.ExitStack, task_status: trio.TaskStatus[None]) -> None:
+    """`serve`; whatever must be closed is left to ``undo``, which closes it in reverse order."""
     tune_process()
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
+    store_ip = await _store_ip(settings)
     reactor = Reactor()
+    undo.callback(reactor.close)
     rng = random.Random(int.from_bytes(os.urandom(8), "big"))
 
     def storage_done(ticket: object) -> None:
@@ -82,107 +91,120 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     def peer_gone(peer: NodeId) -> None:
         replica.peer_gone(peer)
 
-    writer = Writer(on_done=Mailbox(reactor, storage_done).put, on_failed=Mailbox(reactor, storage_failed).put)
+    done, failed = Mailbox(reactor, storage_done), Mailbox(reactor, storage_failed)
+    undo.callback(done.close)
+    undo.callback(failed.close)
     members = settings.members
-    segment_log = _open_log(settings, writer)
-    try:
-        opened = _open_store(settings, segment_log, log)
-        applied = opened.checkpoint.applied_index
-        metadata = Metadata()
-        metadata.restore(opened.checkpoint.state)
-        broker = Broker(
-            settings=settings,
+    segment_log = _open_log(settings, Writer(on_done=done.put, on_failed=failed.put))
+    undo.callback(segment_log.close)
+    opened = _open_store(settings, segment_log, log)
+    undo.callback(opened.queues.close)
+    applied = opened.checkpoint.applied_index
+    broker = Broker(
+        settings=settings,
+        store_ip=store_ip,
+        reactor=reactor,
+        metadata=_metadata(settings, opened.checkpoint),
+        store=opened.queues,
+        checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
+        rng=rng,
+        clock=trio.current_time,
+        on_registration_changed=lambda: registrar.changed(),
+        log=log,
+    )
+    transport = _bound(
+        "replication",
+        members[settings.node_id],
+        lambda address: Transport(
             reactor=reactor,
-            metadata=metadata,
-            store=opened.queues,
-            checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
-            rng=rng,
-            clock=trio.current_time,
-            on_registration_changed=lambda: registrar.changed(),
+            identity=_identity(settings),
+            incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
+            listen=address,
+            peers={NodeId(name): at for name, at in members.items() if name != settings.node_id},
+            on_frame=receive,
+            on_peer_gone=peer_gone,
             log=log,
-        )
-        transport = _bound(
-            "replication",
-            members[settings.node_id],
-            lambda address: Transport(
-                reactor=reactor,
-                identity=_identity(settings),
-                incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
-                listen=address,
-                peers={NodeId(name): at for name, at in members.items() if name != settings.node_id},
-                on_frame=receive,
-                on_peer_gone=peer_gone,
-                log=log,
-            ),
-        )
-        replica = Replica(
-            core=_core(settings, segment_log, rng),
-            log=segment_log,
-            transport=transport,
-            application=broker,
-            applied_index=applied,
-            clock=trio.current_time,
-            wake=reactor.wake,
-        )
-        broker.attach(replica)
-        listener = _bound("client", settings.listen_address, lambda address: Listener(reactor, *address, broker.accept))
-        registrar = Registrar(
-            namesrv=settings.namesrv_addresses,
-            period_seconds=settings.register_seconds,
-            current=broker.registration,
-            log=log,
-        )
+        ),
+    )
+    undo.callback(transport.close)
+    replica = Replica(
+        core=_core(settings, segment_log, rng),
+        log=segment_log,
+        transport=transport,
+        application=broker,
+        applied_index=applied,
+        clock=trio.current_time,
+        wake=reactor.wake,
+    )
+    broker.attach(replica)
+    listener = _bound("client", settings.listen_address, lambda address: Listener(reactor, *address, broker.accept))
+    undo.callback(lambda: log.info("stopped", last_index=segment_log.last_index))
+    undo.callback(_checkpoint_last, broker, log)
+    undo.callback(broker.close_connections)
+    undo.callback(listener.close)
+    registrar = Registrar(
+        namesrv=settings.namesrv_addresses,
+        period_seconds=settings.register_seconds,
+        current=broker.registration,
+        log=log,
+    )
 
-        def tick() -> None:
-            replica.tick()
-            reactor.wake()
+    def tick() -> None:
+        replica.tick()
+        reactor.wake()
 
-        def flush_queues() -> None:
-            try:
-                broker.flush_queues()
-            except OSError as error:
-                log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has it all
-
-        timer = Deadline(replica.next_deadline, tick)
-        reactor.at_turn_end(broker.end_turn)
-        reactor.at_turn_end(timer.refresh)
-        freeze_startup_objects()
-        log.info(
-            "started",
-            listen=settings.listen,
-            data_dir=str(settings.data_dir),
-            durability=settings.durability,
-            last_index=segment_log.last_index,
-            applied_index=applied,
-        )
+    def flush_queues() -> None:
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(reactor.run)
-                nursery.start_soon(transport.run)
-                nursery.start_soon(timer.run)
-                nursery.start_soon(registrar.run)
-                for seconds, action in (
-                    (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
-                    (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
-                    (settings.offset_commit_seconds, broker.replicate_offsets),
-                    (settings.idle_seconds_max, broker.close_idle_connections),
-                ):
-                    nursery.start_soon(_every, seconds, action, reactor)
-                nursery.start_soon(_every, _FLUSH_QUEUES_SECONDS, flush_queues, reactor)
-                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
-                reactor.wake()
-                task_status.started()
-        except* SegmentError as failed:
-            log.error("disk_failed", error=str(failed.exceptions[0]))
-            raise failed.exceptions[0] from None
-        finally:
-            listener.close()
-            broker.close_connections()
-            _checkpoint_last(broker, log)
-            opened.queues.close()
-    finally:
-        segment_log.close()
-        log.info("stopped", last_index=segment_log.last_index)
+            broker.flush_queues()
+        except OSError as error:
+            log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has it all
+
+    timer = Deadline(replica.next_deadline, tick)
+    reactor.at_turn_end(broker.end_turn)
+    reactor.at_turn_end(timer.refresh)
+    freeze_startup_objects()
+    log.info(
+        "started",
+        listen=settings.listen,
+        data_dir=str(settings.data_dir),
+        durability=settings.durability,
+        last_index=segment_log.last_index,
+        applied_index=applied,
+    )
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reactor.run)
+            nursery.start_soon(transport.run)
+            nursery.start_soon(timer.run)
+            nursery.start_soon(registrar.run)
+            for seconds, action in (
+                (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
+                (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+                (_FLUSH_QUEUES_SECONDS, flush_queues),
+                (settings.offset_commit_seconds, broker.replicate_offsets),
+                (settings.idle_seconds_max, broker.close_idle_connections),
+            ):
+                nursery.start_soon(_every, seconds, action, reactor)
+            nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
+            reactor.wake()
+            task_status.started()
+    except* SegmentError as errors:
+        failure = errors.exceptions[0]
+    if failure is not None:
+        # Not raised in the clause above, which would wrap it in a group again.
+        log.error("disk_failed", error=str(failure))
+        raise failure
+
+
+async def _store_ip(settings: BrokerSettings) -> str:
+    """The IPv4 address that message ids carry."""
+    host, port = parse_address(settings.advertise or settings.listen)
+    try:
+        found = await trio.socket.getaddrinfo(host, port, trio.socket.AF_INET, trio.socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise StartRefused(f"client address {host}:{port} has no IPv4 address: {error}") from error
+    return str(found[0][4][0])
 
 
 def _open_log(settings: BrokerSettings, writer: Writer) -> SegmentLog:
@@ -204,7 +226,10 @@ def _open_log(settings: BrokerSettings, writer: Writer) -> SegmentLog:
 def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
     """What was derived from the log before, as far as it belongs to this log; nothing otherwise."""
     directory = str(settings.data_dir)
-    opened = open_store(directory)
+    try:
+        opened = open_store(directory)
+    except OSError as error:
+        raise StartRefused(f"{error.filename or directory}: {error.strerror}") from error
     checkpoint = opened.checkpoint
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
@@ -214,6 +239,15 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         opened.queues.close()
         return OpenedStore(Checkpoint(), reset_store(directory), None)
     return opened
+
+
+def _metadata(settings: BrokerSettings, checkpoint: Checkpoint) -> Metadata:
+    metadata = Metadata()
+    try:
+        metadata.restore(checkpoint.state)
+    except SnapshotDamaged as error:
+        raise StartRefused(f"{settings.data_dir}: {error}") from error
+    return metadata
 
 
 def _core(settings: BrokerSettings, segment_log: SegmentLog, rng: random.Random) -> RaftCore:
@@ -254,9 +288,10 @@ def _identity(settings: BrokerSettings) -> Hello:
 def _bound(purpose: str, address: Address, open_listener: Callable[[Address], T]) -> T:
     try:
         return open_listener(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         where = f"{address[0]}:{address[1]}"
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "is in use" if in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
         raise StartRefused(f"{purpose} address {where} {why}") from error
 
 

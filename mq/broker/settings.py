@@ -14,9 +14,17 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+
 Address = tuple[str, int]
 
 MIB = 1024 * 1024
+
+ENTRY_OVERHEAD_BYTES = 48 + 8
+"""What a log entry takes in its file besides its body: its header, and room for a mark behind it."""
+
+MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
+"""No frame of a client holds a larger body."""
 
 
 def parse_address(text: str) -> Address:
@@ -30,7 +38,7 @@ def parse_address(text: str) -> Address:
 class BrokerSettings(BaseSettings):
     """What a broker needs to know. Names and peers must agree on all replicas of a group; the rest may differ."""
 
-    model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False)
 
     cluster: str = "DefaultCluster"
     group: str = Field("broker-a", description="broker name: one Raft group, one entry in the route")
@@ -48,9 +56,9 @@ class BrokerSettings(BaseSettings):
         "quorum-fsync", description="what an acknowledgement means: on disk, or only in memory, on a majority"
     )
     segment_bytes: int = Field(1024 * MIB, ge=64 * 1024, description="size of a commit log file; agreed by the group")
-    message_bytes_max: int = Field(4 * MIB, ge=1024, description="largest message body")
+    message_bytes_max: int = Field(4 * MIB, ge=1024, le=MESSAGE_BYTES_LIMIT, description="largest message body")
     entry_bytes_max: int = Field(
-        256 * 1024, ge=1024, description="messages gathered into one log entry, unless one is larger"
+        256 * 1024, ge=1024, le=16 * MIB, description="messages gathered into one log entry, unless one is larger"
     )
     rounds_in_flight: int = Field(1, ge=1, description="gathered rounds under way; more of them are smaller")
     pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; beyond: SYSTEM_BUSY")
@@ -119,7 +127,7 @@ class BrokerSettings(BaseSettings):
             raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
         if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:
             raise ValueError("election_timeout_seconds_max must exceed the minimum by a fifth at least")
-        largest = self.message_bytes_max + 65536 + 48 + 8
+        largest = self.message_bytes_max + 65536 + ENTRY_OVERHEAD_BYTES
         if largest > self.segment_bytes:
             raise ValueError(
                 f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
