@@ -27,6 +27,9 @@ from mq.store.queue_store import QueueStore
 PENDING_MAX = 100_000
 """Queues with a gathered commit; further one-way commits are ignored until these are replicated."""
 
+COMMAND_ROWS_MAX = 200
+"""Offsets in one command: with the longest names it still fits the smallest file of a log."""
+
 Key = tuple[str, str, int]
 
 
@@ -56,7 +59,7 @@ class Offsets:
             self._gathered[key] = offset
 
     def replicate(self, on_committed: Callable[[bool], None] | None = None) -> None:
-        """Put what was gathered into the log as one command."""
+        """Put what was gathered into the log; ``on_committed`` is told when all of it is committed."""
         if not self._appender.is_open:
             if on_committed is not None:
                 on_committed(False)
@@ -71,9 +74,13 @@ class Offsets:
             if on_committed is not None:
                 on_committed(known)
 
-        if gathered or on_committed is not None:
-            command = CommitOffsets(offsets=[(*key, offset) for key, offset in gathered.items()])
-            self._appender.add_command(encode_command(command), committed)
+        rows = [(*key, offset) for key, offset in gathered.items()]
+        if not rows and on_committed is None:
+            return
+        while len(rows) > COMMAND_ROWS_MAX:
+            self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
+            rows = rows[COMMAND_ROWS_MAX:]
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed)
 
     def replicate_gathered(self) -> None:
         """`replicate`, if there is anything; called by a timer."""

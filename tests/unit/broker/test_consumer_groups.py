@@ -93,6 +93,22 @@ async def test_one_way_offsets_are_replicated_by_themselves(tmp_path: Path) -> N
         assert await client.committed() == 1
 
 
+async def test_more_offsets_than_a_file_of_the_log_could_hold_at_once(tmp_path: Path) -> None:
+    """They go into the log in several commands, and a question is answered behind the last of them."""
+    small = {"segment_bytes": 128 * 1024, "message_bytes_max": 1024, "offset_commit_seconds": 3600}
+    async with running(tmp_path, **small) as broker:
+        client = await broker.connect()
+        topic, groups = "t" * 127, [f"{number:0120}" for number in range(600)]
+        await client.create_topic(topic, 1)
+        frames = [
+            client.frame(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(7, topic, 0, group), oneway=True)[1]
+            for group in groups
+        ]
+        await client.stream.send_all(b"".join(frames))
+        for group in (groups[-1], groups[0]):
+            assert await client.committed(group, topic) == 7
+
+
 async def test_offsets_of_what_is_not_there_are_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
