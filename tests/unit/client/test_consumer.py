@@ -467,8 +467,7 @@ async def test_unsubscribing_gives_the_queues_up_and_stores_their_offsets() -> N
         for _ in range(2):
             (await anext(stream)).acknowledge()
         consumer.unsubscribe("T")
-        await until(lambda: not consumer.assignment)
-        assert offset_of(cluster) == 2
+        await until(lambda: not consumer.assignment and offset_of(cluster) == 2)
 
 
 async def test_offsets_are_stored_from_time_to_time() -> None:
@@ -483,7 +482,8 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
         await until(lambda: offset_of(cluster) == 1)
         updates = [request for request in cluster.leader.received if request.code == 15]
         assert all(request.oneway for request in updates)
-        assert len(updates) == 1
+        stored_offsets = [int(request.ext["commitOffset"]) for request in updates]
+        assert stored_offsets == sorted(set(stored_offsets)), "an offset that did not change was stored again"
 
 
 async def test_a_consumer_that_leaves_says_goodbye() -> None:
