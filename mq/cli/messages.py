@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 import trio
@@ -50,17 +49,21 @@ def produce(
     async def main() -> None:
         nonlocal in_flight, room
         async with Producer(namesrv, group, timeout=timeout, retries=20, in_flight_max=2 * _ROOM) as producer:
-            async for number, body in _numbered_lines(Lines()):
-                while in_flight >= _ROOM:
-                    room = trio.Event()
-                    await room.wait()
-                keys = [f"{key_prefix}{number}"] if key_prefix is not None else []
-                counts["sent"] += 1
-                in_flight += 1
-                try:
-                    producer.send_nowait(Message(topic, body, tags=tag, keys=keys), settled)
-                except ClientError as refused:
-                    settled(refused)
+            lines = Lines()
+            data = None
+            while data != b"":
+                data = await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 65536, abandon_on_cancel=True)
+                for number, body in lines.feed(data):
+                    while in_flight >= _ROOM:
+                        room = trio.Event()
+                        await room.wait()
+                    keys = [f"{key_prefix}{number}"] if key_prefix is not None else []
+                    counts["sent"] += 1
+                    in_flight += 1
+                    try:
+                        producer.send_nowait(Message(topic, body, tags=tag, keys=keys), settled)
+                    except ClientError as refused:
+                        settled(refused)
             await producer.flush()
 
     with client_errors():
@@ -88,15 +91,6 @@ class Lines:
             if body := line.rstrip(b"\r"):
                 found.append((self._number, body))
         return found
-
-
-async def _numbered_lines(lines: Lines) -> AsyncIterator[tuple[int, bytes]]:
-    descriptor = sys.stdin.fileno()
-    data = b"begin"
-    while data:
-        data = await trio.to_thread.run_sync(os.read, descriptor, 65536, abandon_on_cancel=True)
-        for line in lines.feed(data):
-            yield line
 
 
 def consume(
