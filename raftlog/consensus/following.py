@@ -26,11 +26,15 @@ class Following(CoreState):
         if message.seq > self._leader_seq:
             self._leader_seq = message.seq
         prev = message.prev
-        # Whatever is committed here is in every later leader's log, so its terms need no comparison.
-        if prev.index > self._commit and not self._log.holds(prev):
-            if message.seq:
-                self._reject(message)
-            return
+        if not self._log.holds(prev):
+            if prev.index > self._commit:
+                if message.seq:
+                    self._reject(message)
+                return
+            # Whatever is committed here is in every later leader's log, deleted or not.
+            assert prev.index < self._log.base.index, (
+                f"entry {prev.index} is committed, and leader {message.src} has it with term {prev.term}"
+            )
         taken = self._take_over(message)
         if message.commit > self._commit and self._verified > self._commit:
             self._commit_to(min(message.commit, self._verified))
@@ -53,6 +57,8 @@ class Following(CoreState):
             # What this leader's log was checked against once stays equal: leaders only append.
             if end > self._verified:
                 taken += self._take_over_span(span)
+            else:
+                self._check_settled(end, span.term)
         if end > self._verified:
             self._verified = end
         return taken
@@ -62,6 +68,7 @@ class Following(CoreState):
         whole = span
         if span.first != log.last_index + 1:
             if span.first <= self._verified:
+                self._check_settled(self._verified, span.term)
                 span = span.since(self._verified + 1)
             first = log.first_difference(span)
             if first > span.last:
@@ -75,6 +82,13 @@ class Following(CoreState):
                 span = span.since(first)
         self._append(span, exact=span is whole)
         return max(span.nbytes, 1)
+
+    def _check_settled(self, index: int, term: int) -> None:
+        """What was verified, or even committed, cannot have another term in the leader's log."""
+        log = self._log
+        assert index <= log.base.index or log.term_at(index) == term, (
+            f"entry {index} has term {log.term_at(index)} and was verified, leader {self._leader_id} has term {term}"
+        )
 
     def _reject(self, message: AppendReq) -> None:
         hint = self._log.last_at_most(message.prev)

@@ -35,8 +35,9 @@ def check_core(core: CoreState) -> None:
 
 def _check_leader(core: CoreState) -> None:
     log = core._log
-    assert log.term_at(core._term_start) == core._term, (
-        f"entry {core._term_start} opens term {core._term} and has term {log.term_at(core._term_start)}"
+    opening = max(core._term_start, log.base.index)
+    assert log.term_at(opening) == core._term, (
+        f"entry {core._term_start} opens term {core._term}, entry {opening} has term {log.term_at(opening)}"
     )
     nbytes = sum(span.nbytes for span in core._uncommitted)
     assert nbytes == core._uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {core._uncommitted_bytes}"

@@ -51,7 +51,7 @@ class RaftCore(Election, Following):
         term_runs: first index and term of each run of equal terms in the log, rising.
         base: the entry before the first one in the log.
         last_index: the last entry in the log; everything up to it is durable.
-        commit: a lower bound of what is committed, persisted as a hint at any time.
+        commit: a lower bound of what is committed, of entries that were durable when it was written down.
         rng: draws the time-outs.
         now: monotonic seconds, as in every other call.
     """

@@ -1,0 +1,195 @@
+"""A few cores on one table: every message and every write can be held back, looked at, dropped or repeated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from raftlog.consensus.effects import Fetch, StorageOp
+from raftlog.consensus.invariants import check_group
+from raftlog.consensus.messages import Message
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, Refusal, Role, Span
+
+A, B, C, D, E = (NodeId(name) for name in "abcde")
+ENTRY_BYTES = 100
+
+
+class Disk:
+    """What a core's storage operations amount to: the terms of its entries, by index from 1 on."""
+
+    def __init__(self, terms: Sequence[int], hard_state: HardState) -> None:
+        self.terms = list(terms)
+        self.hard_state = hard_state
+
+    def apply(self, op: StorageOp) -> None:
+        if op.truncate_from is not None:
+            del self.terms[op.truncate_from - 1 :]
+        for span in op.spans:
+            assert span.first == len(self.terms) + 1
+            self.terms += [span.term] * (span.last - span.first + 1)
+        if op.hard_state is not None:
+            self.hard_state = op.hard_state
+
+
+class Group:
+    """``size`` cores with one clock.
+
+    ``logs`` gives the terms of the entries that a node starts with, ``term`` is at least its own. Messages wait in
+    ``mail`` until `deliver`; those on a link in ``cut`` are dropped. Writes finish at once,
+    except on nodes in ``slow_disks``, where they wait in ``writes`` until `finish_writes`.
+    """
+
+    def __init__(
+        self,
+        size: int = 3,
+        *,
+        logs: Mapping[NodeId, Sequence[int]] | None = None,
+        term: int = 0,
+        commit: int = 0,
+        config: CoreConfig | None = None,
+        core_class: type[RaftCore] = RaftCore,
+    ) -> None:
+        self.nodes = (A, B, C, D, E)[:size]
+        self.config = config or CoreConfig()
+        self._core_class = core_class
+        self.now = 100.0
+        self.mail: list[Message] = []
+        self.delivered: list[Message] = []
+        self.cut: set[tuple[NodeId, NodeId]] = set()
+        self.slow_disks: set[NodeId] = set()
+        self.writes: dict[NodeId, list[StorageOp]] = {node: [] for node in self.nodes}
+        self.fetches: list[Fetch] = []
+        self.failed_from: dict[NodeId, int] = {}
+        self.disks: dict[NodeId, Disk] = {}
+        self.cores: dict[NodeId, RaftCore] = {}
+        for node in self.nodes:
+            terms = (logs or {}).get(node, ())
+            self.disks[node] = Disk(terms, HardState(max([term, *terms])))
+            self.start(node, commit)
+
+    def __getitem__(self, node: NodeId) -> RaftCore:
+        return self.cores[node]
+
+    def start(self, node: NodeId, commit: int = 0) -> None:
+        """(Re)start ``node`` from its disk."""
+        disk = self.disks[node]
+        self.writes[node].clear()
+        runs = [(i, t) for i, t in enumerate(disk.terms, 1) if i == 1 or disk.terms[i - 2] != t]
+        self.cores[node] = self._core_class(
+            node_id=node,
+            conf=ConfState(self.nodes),
+            config=self.config,
+            hard_state=disk.hard_state,
+            term_runs=runs,
+            base=NONE,
+            last_index=len(disk.terms),
+            commit=commit,
+            rng=random.Random(f"{node}{self.now}"),
+            now=self.now,
+        )
+
+    # -- time and elections ------------------------------------------------------------------------------------
+
+    def time_out(self, node: NodeId) -> None:
+        """Let time pass for everybody until ``node`` runs out of patience; only it notices."""
+        self.now = max(self.now, self[node].next_deadline())
+        self[node].tick(self.now)
+        self.pump()
+
+    def elect(self, node: NodeId) -> RaftCore:
+        """Make ``node`` leader by silence, and let everything settle."""
+        self.time_out(node)
+        self.deliver()
+        assert self[node].role is Role.LEADER, f"{node} is {self[node].role}"
+        return self[node]
+
+    def pass_time(self, seconds: float, alive: Sequence[NodeId] | None = None) -> None:
+        """Let time pass with every deadline met and every message delivered."""
+        end = self.now + seconds
+        while (due := min(self[node].next_deadline() for node in alive or self.nodes)) <= end:
+            self.now = max(due, self.now)
+            for node in alive or self.nodes:
+                self[node].tick(self.now)
+            self.pump()
+            self.deliver()
+        self.now = end
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def deliver(self, only: Callable[[Message], bool] = lambda message: True) -> None:
+        """Deliver what satisfies ``only``, and what follows from it, until nothing does; the rest keeps waiting."""
+        while matching := [message for message in self.mail if only(message)]:
+            self.mail = [message for message in self.mail if not only(message)]
+            for message in matching:
+                self.hand_over(message)
+
+    def hand_over(self, message: Message) -> None:
+        """Let one message arrive, unless its link is cut."""
+        if (message.src, message.dst) not in self.cut:
+            self.delivered.append(message)
+            self[message.dst].receive(message, self.now)
+            self.pump()
+
+    def drop(self, only: Callable[[Message], bool] = lambda message: True) -> list[Message]:
+        """Take waiting messages out of the mail."""
+        dropped = [message for message in self.mail if only(message)]
+        self.mail = [message for message in self.mail if not only(message)]
+        return dropped
+
+    def isolate(self, *nodes: NodeId) -> None:
+        """Cut every link between ``nodes`` and the others."""
+        for one in nodes:
+            for other in self.nodes:
+                if other not in nodes:
+                    self.cut |= {(one, other), (other, one)}
+
+    def heal(self) -> None:
+        """All links work again."""
+        self.cut.clear()
+
+    # -- effects -----------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Carry out the effects of all cores."""
+        while any(core.has_effects for core in self.cores.values()):
+            for node, core in self.cores.items():
+                if core.has_effects:
+                    self._carry_out(node, core)
+        check_group(self.cores.values())
+
+    def _carry_out(self, node: NodeId, core: RaftCore) -> None:
+        effects = core.take_effects()
+        core.check_invariants()
+        if effects.failed_from is not None:
+            self.failed_from[node] = effects.failed_from
+        if effects.storage is not None:
+            self.writes[node].append(effects.storage)
+            if node not in self.slow_disks:
+                self.finish_writes(node)
+        self.mail += effects.send
+        for fetch in effects.fetch:
+            self.fetches.append(fetch)
+            terms = self.disks[node].terms
+            last = min(len(terms), fetch.first + max(fetch.bytes_max // ENTRY_BYTES, 1) - 1)
+            spans = [Span(i, i, terms[i - 1], ENTRY_BYTES) for i in range(fetch.first, last + 1)]
+            core.fetched(fetch.peer, tuple(spans), self.now)
+
+    def finish_writes(self, node: NodeId, count: int | None = None) -> None:
+        """Let the disk of ``node`` finish its oldest ``count`` writes, or all."""
+        finished = self.writes[node][:count]
+        del self.writes[node][:count]
+        for op in finished:
+            self.disks[node].apply(op)
+            self[node].storage_done(op.ticket, self.now)
+
+    def propose(self, node: NodeId, count: int = 1) -> int:
+        """Propose entries; they do not travel before `deliver`."""
+        index = self[node].propose(count, count * ENTRY_BYTES, self.now)
+        assert not isinstance(index, Refusal), f"{node} refused: {index}"
+        self.pump()
+        return index
+
+    def terms(self, node: NodeId) -> list[int]:
+        """Terms of the durable entries of ``node``."""
+        return self.disks[node].terms
