@@ -309,7 +309,8 @@ def _inherited_path() -> list[str]:
 
 
 def _last_words(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+    # A group of exceptions is printed in a frame of these characters; its last line is nothing but frame.
+    lines = [text for line in log.read_text(errors="replace").splitlines() if (text := line.strip(" |+-"))]
     return (lines[-1] if lines else "it said nothing") + f" (see {log})"
 
 

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
-from mq.cli.dev_cluster import DevClusterFailed, Ports, _remembered_ports
+from mq.cli.dev_cluster import DevClusterFailed, Ports, _last_words, _remembered_ports
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines
 from mq.cli.servers import checked, split_address, split_settings
@@ -133,3 +133,13 @@ def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> 
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(DevClusterFailed, match=r"cluster\.json cannot be read"):
         _remembered_ports(tmp_path, 3, None)
+
+
+def test_last_words_of_a_server_are_its_error_and_not_the_frame_around_it(tmp_path: Path) -> None:
+    log = tmp_path / "n0.log"
+    log.write_text(
+        "{}\n  + Exception Group Traceback\n    | OSError: the reason\n    +------------------------------------\n"
+    )
+    assert _last_words(log) == f"OSError: the reason (see {log})"
+    log.write_text("")
+    assert _last_words(log) == f"it said nothing (see {log})"
