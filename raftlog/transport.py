@@ -245,6 +245,8 @@ class _Inbound:
                     transport._on_frame(self.source, kind, payload)
                 else:
                     self._greet(wire.decode_cold(kind, payload))
+                if self.stream.closed:
+                    return 0
         except (WireError, FrameCorrupt) as error:
             transport._log.warning("peer_sent_garbage", peer=self.source or self.stream.peer, error=str(error))
             self.stream.close("garbage")
@@ -259,7 +261,10 @@ class _Inbound:
         self.stream.send(wire.encode_cold(Welcome(transport._incarnation, refusal)))
         if refusal is None:
             self.source = NodeId(hello.source)
-        elif refusal not in transport._refusals and len(transport._refusals) < 100:
+            return
+        self.stream.flush()
+        self.stream.close("refused")
+        if refusal not in transport._refusals and len(transport._refusals) < 100:
             # Once per reason: a caller that was set up wrongly comes back twice a second.
             transport._refusals.add(refusal)
             transport._log.warning("peer_refused", peer=hello.source, reason=refusal)

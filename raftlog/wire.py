@@ -7,7 +7,7 @@ bytes        field
 4            kind (`Kind`)
 5            format version
 6-7          zero
-8-11         CRC-32 of everything behind it, except the entries, which carry checksums of their own
+8-11         CRC-32, seeded with the kind, of what is behind it; without the entries, which carry checksums of their own
 12-          the message: packed for what the data path sends, CBOR for the rest
 ===========  =====================================================================================================
 
@@ -130,7 +130,8 @@ PING: Final = _frame(Kind.PING, b"", 0, 0)
 def encode_cold(value: object) -> bytes:
     """Frame a handshake or a message that is not on the data path."""
     payload = cbor2.dumps(msgspec.to_builtins(value))
-    return _frame(_KIND_OF[type(value)], payload, 0, zlib.crc32(payload))
+    kind = _KIND_OF[type(value)]
+    return _frame(kind, payload, 0, zlib.crc32(payload, kind))
 
 
 def encode_append(
@@ -153,7 +154,7 @@ def encode_append(
     )
     hints = b"".join(annotations)
     head = fixed + b"".join([_LENGTH.pack(len(a)) for a in annotations])
-    crc = zlib.crc32(hints, zlib.crc32(head))
+    crc = zlib.crc32(hints, zlib.crc32(head, Kind.APPEND))
     prefix = _frame(Kind.APPEND, head, entries_bytes + len(hints), crc)
     return [prefix, *entries, hints] if hints else [prefix, *entries]
 
@@ -169,7 +170,7 @@ def encode_appended(response: AppendResp) -> bytes:
         response.hint.index,
         response.hint.term,
     )
-    return _frame(Kind.APPENDED, payload, 0, zlib.crc32(payload))
+    return _frame(Kind.APPENDED, payload, 0, zlib.crc32(payload, Kind.APPENDED))
 
 
 def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
@@ -204,7 +205,7 @@ def decode_cold(kind: Kind, payload: memoryview) -> Any:
         raise WireError(f"frame kind {kind.name} is not expected here")
     (crc,) = _LENGTH.unpack_from(payload)
     body = payload[4:]
-    if zlib.crc32(body) != crc:
+    if zlib.crc32(body, kind) != crc:
         raise WireError(f"checksum of a {kind.name} frame differs")
     try:
         return msgspec.convert(cbor2.loads(bytes(body)), cls)
@@ -215,7 +216,7 @@ def decode_cold(kind: Kind, payload: memoryview) -> Any:
 def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> AppendResp:
     """The answer to an append request. Raises `WireError`."""
     (crc,) = _LENGTH.unpack_from(payload)
-    if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:]) != crc:
+    if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:], Kind.APPENDED) != crc:
         raise WireError("damaged APPENDED frame")
     term, seq, ok, accepted, durable, hint_index, hint_term = _APPENDED.unpack_from(payload, 4)
     return AppendResp(
@@ -245,7 +246,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
     entries_end = entries_start + entries_bytes
     if entries_end > len(payload):
         raise WireError(f"APPEND frame announces {entries_bytes} entry bytes, has {len(payload) - entries_start}")
-    if zlib.crc32(payload[entries_end:], zlib.crc32(payload[4:entries_start])) != crc:
+    if zlib.crc32(payload[entries_end:], zlib.crc32(payload[4:entries_start], Kind.APPEND)) != crc:
         raise WireError("checksum of an APPEND frame differs")
     refs = scan_entries(payload[entries_start:entries_end], prev_chain) if entries_bytes else []
     if len(refs) != count or (refs and refs[0].index != prev_index + 1):
