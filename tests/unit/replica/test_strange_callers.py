@@ -1,0 +1,174 @@
+"""The replication port hears from strangers and from peers with bugs: they are cut off, the replica goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from raftlog import Hello, Kind, NodeId, wire
+from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
+from raftlog.consensus.types import LogId
+from raftlog.wire import Welcome
+from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, free_ports
+
+pytestmark = pytest.mark.trio
+NAMES = ("n0", "n1", "n2")
+N0, N1 = NodeId("n0"), NodeId("n1")
+
+HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", NAMES)
+
+
+@contextlib.asynccontextmanager
+async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
+    """A replica whose peers are not there: it follows nobody and leads nobody."""
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    node = Node(directory, "n0", ports)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        yield node, ports["n0"]
+        nursery.cancel_scope.cancel()
+
+
+async def call(port: int, *data: bytes) -> trio.SocketStream:
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    await stream.send_all(b"".join(data))
+    return stream
+
+
+async def received(stream: trio.SocketStream) -> bytes:
+    """Everything until the replica closes the connection."""
+    data = bytearray()
+    with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
+        while chunk := await stream.receive_some():
+            data += chunk
+    await stream.aclose()
+    return bytes(data)
+
+
+async def welcome(stream: trio.SocketStream) -> Welcome:
+    data = bytearray()
+    with trio.fail_after(10):
+        while not (frames := wire.split_frames(memoryview(bytes(data)))[0]):
+            data += await stream.receive_some()
+    answer = wire.decode_cold(*frames[0])
+    assert isinstance(answer, Welcome)
+    return answer
+
+
+async def check_unharmed(node: Node, port: int, last_index: int) -> None:
+    stream = await call(port, wire.encode_cold(HELLO))
+    assert (await welcome(stream)).refusal is None
+    await stream.aclose()
+    assert node.log.last_index == last_index
+    assert not node.failures
+
+
+def damaged(frame: bytes, at: int) -> bytes:
+    return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
+
+
+def append(data: bytes = b"") -> bytes:
+    request = AppendReq(N1, N0, 1, LogId(0, 0), (), 0, 1)
+    return b"".join(wire.encode_append(request, 0, [data] if data else [], len(data), [b""] if data else []))
+
+
+VOTE = wire.encode_cold(VoteReq(N1, N0, 1, last=LogId(0, 0)))
+
+STRANGERS = {
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "zeros": bytes(64),
+    "ones": b"\xff" * 64,
+    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.HELLO, wire.VERSION, 0, 0),
+    "a length a byte too large": struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, Kind.APPEND, wire.VERSION, 0, 0),
+    "another version": struct.pack(">IBBHI", 8, Kind.HELLO, wire.VERSION + 1, 0, 0),
+    "an unknown kind": struct.pack(">IBBHI", 8, 77, wire.VERSION, 0, 0),
+    "a damaged hello": damaged(wire.encode_cold(HELLO), 40),
+    "a vote before the hello": VOTE,
+    "entries before the hello": append(),
+    "an acknowledgement before the hello": wire.encode_appended(AppendResp(N1, N0, 1, 1, True, 0, 0, LogId(0, 0))),
+    "a welcome instead of a hello": wire.encode_cold(Welcome("x")),
+}
+
+PEERS_WITH_BUGS = {
+    "garbage": b"\xff" * 64,
+    "a second hello": wire.encode_cold(HELLO),
+    "a welcome": wire.encode_cold(Welcome("x")),
+    "a damaged vote": damaged(VOTE, 30),
+    "a vote for another node": wire.encode_cold(VoteReq(N1, NodeId("n2"), 1, last=LogId(0, 0))),
+    "a vote of another node": wire.encode_cold(VoteReq(NodeId("n2"), N0, 1, last=LogId(0, 0))),
+    "a heartbeat of itself": wire.encode_cold(Heartbeat(N0, N0, 1, seq=1, commit=0)),
+    "an entry that is none": append(bytes(100)),
+    "damaged entries": damaged(append(), 20),
+    "a short acknowledgement": struct.pack(">IBBHI", 8, Kind.APPENDED, wire.VERSION, 0, 0),
+}
+
+
+async def test_strangers_are_cut_off(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (node, port):
+        last_index = node.log.last_index
+        for what, data in STRANGERS.items():
+            with capture_logs() as log:
+                assert await received(await call(port, data)) == b"", what
+            assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
+            await check_unharmed(node, port, last_index)
+
+
+async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (node, port):
+        last_index = node.log.last_index
+        for what, data in PEERS_WITH_BUGS.items():
+            stream = await call(port, wire.encode_cold(HELLO))
+            assert (await welcome(stream)).refusal is None
+            with capture_logs() as log:
+                await stream.send_all(wire.PING + data)
+                assert await received(stream) == b"", what
+            assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
+            await check_unharmed(node, port, last_index)
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        (Hello("ff" * 16, "g", "n1", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'g'", CLUSTER, "ff" * 16)),
+        (Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'g'", "'h'")),
+        (Hello(CLUSTER, "g", "n1", "n2", SEGMENT_BYTES, "bulk", NAMES), ("'n0'", "'n2'")),
+        (Hello(CLUSTER, "g", "n0", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'n0' is not a peer",)),
+        (Hello(CLUSTER, "g", "n9", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'n9' is not a peer",)),
+        (Hello(CLUSTER, "g", "n1", "n0", 99, "bulk", NAMES), (str(SEGMENT_BYTES), "99 at 'n1'")),
+        (Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "bulk", ("n0", "n1")), ("['n0', 'n1'] at 'n1'",)),
+    ],
+    ids=["cluster", "group", "target", "itself", "stranger", "segments", "members"],
+)
+async def test_callers_of_another_group_are_told_why_and_sent_away(
+    tmp_path: Path, hello: Hello, words: tuple[str, ...]
+) -> None:
+    async with lonely(tmp_path) as (node, port):
+        refusals: list[str | None] = []
+        with capture_logs() as log:
+            for _ in range(2):
+                data = await received(await call(port, wire.encode_cold(hello)))
+                ((kind, payload),), consumed = wire.split_frames(memoryview(data))
+                assert consumed == len(data)
+                answer = wire.decode_cold(kind, payload)
+                assert isinstance(answer, Welcome)
+                assert all(word in str(answer.refusal) for word in words), answer.refusal
+                refusals.append(answer.refusal)
+        (line,) = [line for line in log if line["event"] == "peer_refused"]  # once, however often it calls
+        assert [line["reason"]] * 2 == refusals
+        await check_unharmed(node, port, node.log.last_index)
+
+
+async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (node, port):
+        term = node.replica.core.term
+        wrong = wire.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", NAMES))
+        vote = wire.encode_cold(VoteReq(N1, N0, term + 50, last=LogId(10**6, term + 50), force=True))
+        await received(await call(port, wrong, wire.encode_cold(HELLO), vote))
+        await check_unharmed(node, port, node.log.last_index)
+        assert node.replica.core.term < term + 50
