@@ -119,7 +119,7 @@ class Replica:
         self._applied_index = applied_index
         self._commit_index = core.commit
         # Entries that came in since the last pump; the core decides which of them enter the log.
-        self._staged: dict[tuple[int, int], tuple[EntryRef, bytes, bytes]] = {}
+        self._staged: dict[tuple[int, int], tuple[EntryRef, bytes, bytes, bytes]] = {}
 
     @property
     def applied_index(self) -> int:
@@ -168,7 +168,8 @@ class Replica:
         elif kind is Kind.APPEND:
             message = wire.decode_append(payload, source, target)
             for ref, entry, annotation in zip(message.refs, message.entries, message.annotations, strict=True):
-                self._staged[ref.index, ref.term] = (ref, bytes(entry), annotation)
+                header, body = bytes(entry[:HEADER_BYTES]), bytes(entry[HEADER_BYTES:])
+                self._staged[ref.index, ref.term] = (ref, header, body, annotation)
             self.core.receive(message.request, now)
         else:
             value = wire.decode_cold(kind, payload)

@@ -111,6 +111,11 @@ def frame(kind: int, index: int, term: int, pos: int, body: bytes, chain: int) -
     return chained[:36] + _REST.pack(chain, body_crc, body_len), chain
 
 
+def chain_after(header: bytes | memoryview, chain: int) -> int:
+    """The chain after an entry with this header, if ``chain`` is the one before it."""
+    return _crc32(header[40:44], _crc32(header[:36], chain))
+
+
 def blank(nbytes: int) -> bytes:
     """The first eight bytes of a blank of ``nbytes`` bytes."""
     assert nbytes >= BLANK_BYTES_MIN, f"blank of {nbytes} bytes, {BLANK_BYTES_MIN} are needed"
@@ -154,7 +159,7 @@ def verify_entry(buffer: memoryview, at: int, index: int | None, term: int, pos:
         raise FrameCorrupt(offset, "unknown format", FLAGS, flags)
     if (crc := _crc32(buffer[at + HEADER_BYTES : at + size])) != body_crc:
         raise FrameCorrupt(offset, "checksum of the body differs", body_crc, crc)
-    chain = _crc32(buffer[at + 40 : at + 44], _crc32(buffer[at : at + 36], chain))
+    chain = chain_after(buffer[at : at + HEADER_BYTES], chain)
     if chain != its_chain:
         raise FrameCorrupt(offset, "chain does not link", chain, its_chain)
     return EntryRef(its_index, its_term, kind, its_pos, size, chain)

@@ -81,3 +81,17 @@ class MetaCorrupt(SegmentError):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: no valid slot, but segments are present; term and vote are lost")
         self.path = path
+
+
+class LogDiverged(SegmentError):
+    """A leader's entry has the predecessor's index and term, and still does not continue this log.
+
+    One of the two logs is damaged, or was changed by something else than this program; going on would hide which.
+    """
+
+    def __init__(self, path: str, index: int, what: str, expected: int, actual: int) -> None:
+        super().__init__(f"{path}: entry {index} does not continue this log: {what} {actual}, expected {expected}")
+        self.path = path
+        self.index = index
+        self.expected = expected
+        self.actual = actual

@@ -24,6 +24,7 @@ from raftlog.segment.codec import (
     EntryRef,
     TailEntry,
     blank,
+    chain_after,
     frame,
     initial_chain,
     is_blank,
@@ -32,7 +33,7 @@ from raftlog.segment.codec import (
 )
 from raftlog.segment.directory import Opened, open_directory
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
+from raftlog.segment.errors import FrameCorrupt, LogDiverged, StorageCorrupt
 from raftlog.segment.files import Preallocation
 from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import ANCHOR_BYTES
@@ -174,18 +175,20 @@ class SegmentLog:
         self._push(entry)
         return entry
 
-    def append_framed(self, ref: EntryRef, data: bytes | memoryview, annotation: bytes = b"") -> TailEntry:
+    def append_framed(self, ref: EntryRef, header: bytes, body: bytes, annotation: bytes = b"") -> TailEntry:
         """Append an entry that another replica framed and `scan_entries` verified.
 
-        ``data`` is header and body; the body is copied out of it, so a receive buffer may be reused.
+        Raises:
+            LogDiverged: it does not continue this log, though index and term said so. Nothing was appended.
         """
-        size = len(data)
+        size = len(header) + len(body)
         assert ref.index == self.last_index + 1, f"entry {ref.index} behind {self.last_index}"
         assert ref.size == size, f"entry {ref.index} of {ref.size} bytes comes with {size}"
         pos = place(self.end_pos, size, self._segment_bytes)
-        assert ref.pos == pos, f"entry {ref.index} at {ref.pos}, this log has room for it at {pos}"
-        header = bytes(data[:HEADER_BYTES])
-        body = bytes(data[HEADER_BYTES:])
+        if ref.pos != pos:
+            raise LogDiverged(self._files.directory, ref.index, "position", pos, ref.pos)
+        if (chain := chain_after(header, self.chain)) != ref.chain:
+            raise LogDiverged(self._files.directory, ref.index, "chain", chain, ref.chain)
         entry = TailEntry(ref.index, ref.term, ref.kind, pos, size, ref.chain, header, body, annotation)
         self._push(entry)
         return entry

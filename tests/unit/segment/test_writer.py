@@ -184,9 +184,7 @@ def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk)
     ("operation", "number", "name"),
     [("pwritev", errno.ENOSPC, "write"), ("pwritev", errno.EIO, "write"), ("fdatasync", errno.EIO, "fdatasync")],
 )
-def test_failed_write_is_reported_once_and_never_retried(
-    home: LogHome, operation: str, number: int, name: str
-) -> None:
+def test_failed_write_is_reported_once_and_never_retried(home: LogHome, operation: str, number: int, name: str) -> None:
     reports = Reports()
     log = home.open(writer=reports.writer())
     home.put(log, b"good")
