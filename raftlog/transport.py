@@ -84,7 +84,8 @@ class Transport:
         self._outbound: dict[tuple[NodeId, Lane], StreamSocket] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
-        self._refusals: set[str] = set()
+        self.refusals: set[str] = set()
+        """Why callers were refused so far, each reason once."""
         self._listener = Listener(reactor, listen[0], listen[1], self._accept)
 
     @property
@@ -132,7 +133,7 @@ class Transport:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
                 sock, incarnation = await self._dial(peer, address, lane)
-            except (OSError, trio.TooSlowError, WireError, PeerRefused) as error:
+            except (OSError, trio.TooSlowError, trio.BrokenResourceError, WireError, PeerRefused) as error:
                 failures += 1
                 if isinstance(error, ConnectionRefusedError):
                     self._gone(peer)
@@ -264,9 +265,9 @@ class _Inbound:
             return
         self.stream.flush()
         self.stream.close("refused")
-        if refusal not in transport._refusals and len(transport._refusals) < 100:
+        if refusal not in transport.refusals and len(transport.refusals) < 100:
             # Once per reason: a caller that was set up wrongly comes back twice a second.
-            transport._refusals.add(refusal)
+            transport.refusals.add(refusal)
             transport._log.warning("peer_refused", peer=hello.source, reason=refusal)
 
     def _on_closed(self, reason: str) -> None:

@@ -141,7 +141,7 @@ class Node:
 
     async def wait_until(self, what: Condition) -> None:
         with trio.fail_after(20):
-            while not what(self):
+            while not what(self):  # noqa: ASYNC110 - the condition is about plain state that tells nobody
                 await trio.sleep(0.005)
 
 

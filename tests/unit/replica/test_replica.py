@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -98,8 +100,24 @@ async def test_replicas_of_two_clusters_do_not_talk(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         for node in nodes:
             await nursery.start(node.run)
-        with trio.move_on_after(0.5):
-            while not nodes[0].transport.connected(nodes[1].replica.core.node_id):
-                await trio.sleep(0.01)
+        for node in nodes:
+            await node.wait_until(lambda node: len(node.transport.refusals) > 0)
         assert not nodes[0].transport.connected(nodes[1].replica.core.node_id)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path) -> None:
+    """A process that dies between accepting a connection and answering must not take its peers with it."""
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    listener = socket.create_server(("127.0.0.1", ports["n1"]))
+    listener.setblocking(False)
+    node = Node(tmp_path, "n0", ports)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        for _ in range(4):
+            await trio.lowlevel.wait_readable(listener)
+            sock, _ = listener.accept()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        nursery.cancel_scope.cancel()
+    listener.close()
