@@ -51,13 +51,15 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     """The scenario of ``seed``; the same for ever as long as this module is the same."""
     rng = random.Random(seed)
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 5, 5))))
-    kinds = tuple(kind for kind in _KINDS if rng.random() < 0.4)
-    hunted = rng.random() < 0.3
-    weather = Weather(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01, 0.05)))
+    hunted = rng.random() < 0.4
+    kinds = tuple(kind for kind in _KINDS if rng.random() < (0.1 if hunted else 0.4))
+    weather = Weather(
+        latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.01, 0.05) if hunted else (0.001, 0.01, 0.05))
+    )
     config = _draw_config(rng, hunted=hunted)
     faults = _draw_faults(rng, nodes, kinds, weather, safety_seconds)
     if hunted:
-        absence = config.election_timeout_seconds_min * rng.uniform(0.5, 6.0)
+        absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
     return Scenario(
@@ -75,12 +77,14 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
 
 def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
     patience = 0.3 if hunted else rng.choice((0.3, 0.5, 1.5))
-    append_bytes_max = rng.choice((1, 150, 1000, 256 * 1024))
+    # One entry per message: only so do entries of an older term travel without the one that opens the new term.
+    append_bytes_max = rng.choice((1, 1, 1, 150) if hunted else (1, 150, 1000, 256 * 1024))
     inflight_bytes_max = append_bytes_max * rng.choice((1, 4, 1024))
     catch_up_bytes_max = rng.choice((400, 2 * 1024 * 1024))
     accept_ack_bytes = rng.choice((0, 300, 1024 * 1024))
     return CoreConfig(
         heartbeat_seconds=patience / 8,
+        announce_seconds=rng.choice((0.0, 0.0, 0.005)),
         election_timeout_seconds_min=patience,
         election_timeout_seconds_max=patience * 2,
         vote_retry_seconds_min=patience / 8,

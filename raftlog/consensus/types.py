@@ -159,6 +159,11 @@ class CoreConfig:
                 f"two heartbeats of {self.heartbeat_seconds} s must fit into the election timeout of "
                 f"{self.election_timeout_seconds_min} s"
             )
+        if not 0 <= self.announce_seconds <= self.heartbeat_seconds:
+            raise ValueError(
+                f"a commit index announced after {self.announce_seconds} s would be told sooner by the heartbeat, "
+                f"every {self.heartbeat_seconds} s"
+            )
         for name, low, high in (
             ("election timeout", self.election_timeout_seconds_min, self.election_timeout_seconds_max),
             ("vote retry", self.vote_retry_seconds_min, self.vote_retry_seconds_max),

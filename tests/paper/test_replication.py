@@ -336,6 +336,23 @@ def test_idle_commit_is_announced_at_once_and_not_answered() -> None:
     assert group.mail == []
 
 
+def test_commit_waits_for_entries_to_travel_with() -> None:
+    """With a delay a commit index is told by the next entries, or alone when the delay is over and none came."""
+    group = Group(3, config=CoreConfig(announce_seconds=0.005))
+    core = group.elect(A)
+    first = group.propose(A)
+    group.deliver()
+    assert (core.commit, group[B].commit) == (first, first - 1)
+    second = group.propose(A)
+    group.deliver()
+    assert (core.commit, group[B].commit) == (second, first)
+    assert not any(isinstance(m, AppendReq) and not m.spans for m in group.delivered)
+    assert core.next_deadline() <= group.now + 0.005
+    group.pass_time(0.006)
+    assert {group[node].commit for node in group.nodes} == {second}
+    assert not any(isinstance(message, Heartbeat) for message in group.delivered)
+
+
 def test_uncommitted_limit() -> None:
     """Too much on its way is refused until something commits; what can never fit is told apart."""
     group = Group(3, config=CoreConfig(uncommitted_bytes_max=1000))

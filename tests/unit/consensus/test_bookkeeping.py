@@ -204,6 +204,7 @@ def test_deadline_is_in_the_future_after_each_tick() -> None:
     "changes",
     [
         {"heartbeat_seconds": 1.0},
+        {"announce_seconds": 0.3},
         {"election_timeout_seconds_max": 1.0},
         {"vote_retry_seconds_min": 0.9},
         {"append_bytes_max": 0},

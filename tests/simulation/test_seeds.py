@@ -1,0 +1,78 @@
+"""Groups under random faults keep their promises, seed by seed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from chaos.__main__ import main
+from chaos.cluster import Outcome, simulate
+from chaos.schedule import draw_scenario
+
+SEEDS = range(200)
+CHUNK = 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SEEDS[::CHUNK])
+def test_promises_hold(first: int) -> None:
+    outcomes = [simulate(draw_scenario(seed)) for seed in range(first, first + CHUNK)]
+    broken = [f"{o.broke}; repeat it: python -m chaos --seed {o.seed} --trace" for o in outcomes if o.broke]
+    assert not broken, "\n".join(broken)
+    assert sum(outcome.acknowledged for outcome in outcomes) > 1000, "clients got next to nothing through"
+    assert sum(outcome.terms for outcome in outcomes) > 2 * CHUNK, "hardly any elections took place"
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_runs_in_any_process() -> None:
+    """The order of sets and hashes differs between processes and must not matter."""
+
+    def run(hash_seed: str) -> str:
+        code = (
+            "from chaos.cluster import simulate; from chaos.schedule import draw_scenario;"
+            "print([simulate(draw_scenario(seed, 4.0)) for seed in range(6)])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    assert run("1") == run("2")
+
+
+def test_different_seeds_differ() -> None:
+    outcomes: list[Outcome] = [simulate(draw_scenario(seed, 1.0)) for seed in (1, 2)]
+    assert outcomes[0].digest != outcomes[1].digest
+
+
+def test_command_line_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "0-1", "--seconds", "1"]) == 0
+    assert "2 seeds" in capsys.readouterr().out
+    assert main(["--seed", "1", "--seconds", "1"]) == 0
+    assert "Scenario" in capsys.readouterr().out
+
+
+def test_command_line_refuses_a_range_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--seeds", "7"])
+    assert stopped.value.code == 2
+    assert "not a range" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_broken_promise_prints_the_command_that_repeats_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raftlog.consensus.raft import RaftCore
+
+    monkeypatch.setattr(RaftCore, "_verified_durable", property(lambda core: core._verified))
+    assert main(["--seeds", "0-2"]) == 1
+    output = capsys.readouterr().out
+    assert "repeat it: python -m chaos --seed" in output
+    assert "durability" in output
