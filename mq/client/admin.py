@@ -75,9 +75,7 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
         """Leader address by broker name, of one cluster or one broker group or all. Raises NoRoute."""
         info = await self.cluster_info()
-        names = {
-            name for each, names in info.clusters.items() if cluster in (None, each) for name in names
-        }
+        names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
         if broker is not None:
             names &= {broker}
         leaders: dict[str, str] = {}
@@ -182,9 +180,7 @@ class Admin(anyio.AsyncContextManagerMixin):
             if (address := route.leader_address(name)) is None:
                 continue
             try:
-                _, body = await remoting.call(
-                    address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
-                )
+                _, body = await remoting.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
             except BrokerError as error:
                 if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that a group has no members
                     return []

@@ -150,9 +150,7 @@ class Connection:
 
     # Sending: synchronous, so that a state change and its request are one step.
 
-    def request_nowait(
-        self, code: int, ext: dict[str, str] | None, body: bytes, on_answer: OnAnswer
-    ) -> int:
+    def request_nowait(self, code: int, ext: dict[str, str] | None, body: bytes, on_answer: OnAnswer) -> int:
         """Queue a request and return its opaque. Raises ConnectionLost (not sent) if the connection has ended."""
         self._check_open()
         opaque = self._take_opaque()

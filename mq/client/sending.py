@@ -69,9 +69,7 @@ def make_ready(
     except UnicodeEncodeError as error:
         raise MessageRefused(f"the properties are no valid text: {error}") from error
     if properties_bytes > props.PROPERTIES_BYTES_MAX:
-        raise MessageRefused(
-            f"the properties have {properties_bytes} bytes; {props.PROPERTIES_BYTES_MAX} are allowed"
-        )
+        raise MessageRefused(f"the properties have {properties_bytes} bytes; {props.PROPERTIES_BYTES_MAX} are allowed")
     return OutgoingMessage(
         topic=message.topic,
         body=body,

@@ -22,8 +22,8 @@ __all__ = ["SyncConsumer", "SyncProducer"]
 class SyncProducer:
     """`Producer` for threads; takes the same arguments and may be used by many threads at once.
 
-        with SyncProducer("127.0.0.1:9876", group="orders") as producer:
-            producer.send(Message("Orders", b"body"))
+    with SyncProducer("127.0.0.1:9876", group="orders") as producer:
+        producer.send(Message("Orders", b"body"))
     """
 
     def __init__(self, namesrv: str | Sequence[str], group: str = "raftmq_python", **options: Any) -> None:
@@ -49,16 +49,12 @@ class SyncProducer:
             raise ClientClosed("enter the producer first: with SyncProducer(...) as producer")
         return self._portal.call(function)
 
-    def send(
-        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
-    ) -> SendResult:
+    def send(self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None) -> SendResult:
         """As `Producer.send`."""
         result: SendResult = self._call(lambda: self._producer.send(message, timeout=timeout, queue=queue))
         return result
 
-    def send_many(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[SendResult | ClientError]:
+    def send_many(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[SendResult | ClientError]:
         """As `Producer.send_many`."""
         outcomes: list[SendResult | ClientError] = self._call(
             lambda: self._producer.send_many(messages, timeout=timeout)

@@ -263,9 +263,7 @@ async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
 async def test_a_connection_that_stays_silent_is_given_up() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(
-            cluster, attempt_timeout=0.1, remoting=RemotingSettings(silence_seconds=0.05)
-        ) as producer,
+        producer_of(cluster, attempt_timeout=0.1, remoting=RemotingSettings(silence_seconds=0.05)) as producer,
     ):
         await producer.send(Message("T", b"x"))
         [before] = cluster.leader.connections
