@@ -188,9 +188,10 @@ async def test_a_slow_reader_gets_everything_when_it_reads() -> None:
         assert bytes(received) == expected + b"behind"
         assert server.stream.out_bytes == 0
         # Nothing waits to be written any more, so an idle connection costs no turns.
-        await trio.testing.wait_all_tasks_blocked()
-        turns = reactor.turns
-        await trio.testing.wait_all_tasks_blocked(0.005)
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+            turns = reactor.turns
+            await trio.testing.wait_all_tasks_blocked(0.005)
         assert reactor.turns == turns
         server.stream.send(b"again")
         reactor.wake()
