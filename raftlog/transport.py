@@ -185,9 +185,10 @@ class Transport:
         self._outbound[peer, lane] = stream
         self._log.info("peer_connected", peer=peer, lane=lane.label)
         try:
-            while not closed.is_set():
+            while True:
                 with trio.move_on_after(PING_SECONDS):
                     await closed.wait()
+                    return
                 # Data that nobody acknowledges lets TCP_USER_TIMEOUT find a dead link before it is needed.
                 stream.send(wire.PING)
                 self._reactor.wake()

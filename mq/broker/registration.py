@@ -125,7 +125,7 @@ async def _wait_changed(changed: trio.Event, stream: trio.SocketStream) -> bool:
     connected = True
     async with trio.open_nursery() as nursery:
 
-        async def watch() -> None:
+        async def watch() -> None:  # noqa: ASYNC910 - receiving is a checkpoint, also when it fails
             nonlocal connected
             try:
                 connected = bool(await stream.receive_some(1))

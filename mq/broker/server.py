@@ -57,7 +57,9 @@ class StartRefused(Exception):
     """The broker cannot start as it is set up; the message says what is wrong and where. Nothing was damaged."""
 
 
-async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def serve(  # noqa: ASYNC128 - `_serve` says that it started
+    settings: BrokerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Run a broker until cancelled; then write a checkpoint and close the log.
 
     Raises:
