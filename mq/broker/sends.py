@@ -176,7 +176,11 @@ class Sends:
         if command is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist, apply first please!")
 
+        size = len(body) + len(ext.properties)
+        self._appender.pending_bytes += size
+
         def created(known: bool) -> None:
+            self._appender.pending_bytes -= size
             if known:
                 sender.dispatch(request, body, serialization)
             else:

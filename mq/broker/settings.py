@@ -119,6 +119,10 @@ class BrokerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> BrokerSettings:
+        if parse_address(self.advertise or self.listen)[0] in ("0.0.0.0", "::"):  # noqa: S104 - refused, not bound
+            raise ValueError(
+                "clients cannot connect to the address 0.0.0.0: say in `advertise` which one they shall use"
+            )
         if self.node_id not in self.members:
             raise ValueError(f"node {self.node_id!r} is not among its peers {sorted(self.members)}")
         if len(self.members) not in (1, 3, 5):

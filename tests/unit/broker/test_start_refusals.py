@@ -235,3 +235,9 @@ def test_the_identity_of_a_log_is_that_of_its_group() -> None:
 
     assert identity() == identity(listen="127.0.0.1:1", segment_bytes=16 * MIB)
     assert len({identity(), identity(group="b"), identity(cluster="b"), identity(cluster_id="b")}) == 4
+
+
+def test_a_broker_that_listens_everywhere_must_say_where_clients_find_it() -> None:
+    with pytest.raises(pydantic.ValidationError, match="advertise"):
+        BrokerSettings(listen="0.0.0.0:10911")
+    BrokerSettings(listen="0.0.0.0:10911", advertise="192.0.2.7:10911")
