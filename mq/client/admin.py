@@ -14,7 +14,6 @@ from mq.client.message import MessageQueue
 from mq.client.offsets import ConsumeFrom, leader_of, queue_offset
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import LEADER_ID, TopicRoute
-from mq.client.task_group import open_task_group
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
@@ -42,12 +41,8 @@ class Admin(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with open_task_group() as tasks:
-            self._remoting = Remoting(tasks, self._name_servers, settings=self._remoting_settings)
-            try:
-                yield self
-            finally:
-                self._remoting.close()
+        async with Remoting.open(self._name_servers, settings=self._remoting_settings) as self._remoting:
+            yield self
 
     def _opened(self) -> Remoting:
         if self._remoting is None:

@@ -54,6 +54,7 @@ class Assignment:
         self._client_id = client_id
         self._make_puller = make_puller
         self._pullers: dict[MessageQueue, Puller] = {}
+        self._doubtful_routes: set[str] = set()
         self.changed = anyio.Event()
 
     @property
@@ -78,14 +79,16 @@ class Assignment:
     async def rebalance(self, topic: str) -> bool:
         """Take our share of the queues of `topic`. False if something stood in the way and a retry is due soon.
 
-        Queues lost are stopped and their offsets stored before any new one begins.
+        Queues lost are stopped and their offsets stored before any new one begins. Whatever goes wrong, the next
+        attempt asks for the route again: the leader may be another one by now.
         """
         try:
-            route = await self._remoting.route(topic)
+            route = await self._route(topic)
             await self._remoting.connect_all(route.addresses())
             members = await self._members(route)
         except ClientError as error:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
+            self._doubtful_routes.add(topic)
             return False
         if self._client_id not in members:
             # A broker that has just started or been elected may not have heard of us. Giving up all queues, as Java
@@ -105,6 +108,19 @@ class Assignment:
             self.changed.set()
         return complete
 
+    async def _route(self, topic: str) -> TopicRoute:
+        """The known route, or after a failure a new one; the known one still, if nobody can tell."""
+        known = self._remoting.known_route(topic)
+        try:
+            route = await self._remoting.route(topic, refresh=topic in self._doubtful_routes)
+        except ClientError as error:
+            if known is None:
+                raise
+            log.info("route_unavailable", topic=topic, reason=str(error))
+            return known
+        self._doubtful_routes.discard(topic)
+        return route
+
     async def _members(self, route: TopicRoute) -> list[str]:
         """The client ids of the group, from the first broker that can tell, leaders first.
 
@@ -119,6 +135,7 @@ class Assignment:
                 )
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:
+                self._doubtful_routes.add(route.topic)
                 last_error = error
         raise last_error
 
@@ -127,6 +144,7 @@ class Assignment:
             offset = await self._offsets.begin(queue)
         except ClientError as error:
             log.info("queue_postponed", queue=queue, reason=str(error))
+            self._doubtful_routes.add(queue.topic)
             return False
         self._start(ProcessQueue(queue, offset))
         return True

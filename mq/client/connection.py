@@ -140,6 +140,7 @@ class Connection:
         self._outgoing: list[bytes] = []
         self._outgoing_opaques: list[int] = []
         self._wake_writer = anyio.Event()
+        self._scope = anyio.CancelScope()
         self._next_opaque = 0
         self._heard_at = anyio.current_time()
 
@@ -238,23 +239,22 @@ class Connection:
 
     async def run(self) -> None:
         """Read and write until the connection ends or the task is cancelled, then fail what is in flight."""
-        reason = "closed by this client"
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write_forever, tasks.cancel_scope)
-                reason = await self._read_until_end()
-                tasks.cancel_scope.cancel()
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write_forever)
+                    self.close(await self._read_until_end())
         finally:
-            self._end(reason)
+            self._end("closed by this client")
             with anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(self._stream)
 
     def close(self, reason: str) -> None:
         """End the connection: everything in flight fails at once, and `run` returns soon after."""
         self._end(reason)
-        self._wake_writer.set()
+        self._scope.cancel()
 
-    async def _write_forever(self, scope: anyio.CancelScope) -> None:
+    async def _write_forever(self) -> None:
         while self.lost is None:
             if not self._outgoing:
                 self._wake_writer = anyio.Event()
@@ -265,8 +265,7 @@ class Connection:
             try:
                 await self._stream.send(frames[0] if len(frames) == 1 else b"".join(frames))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-                self._end(f"write failed: {error!r}")
-        scope.cancel()
+                self.close(f"write failed: {error!r}")
 
     async def _read_until_end(self) -> str:
         buffer = _FrameBuffer()

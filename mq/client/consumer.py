@@ -44,7 +44,11 @@ HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 
 COMMIT_SECONDS = 5.0
 REBALANCE_SECONDS = 20.0
-REBALANCE_RETRY_SECONDS = 0.2
+REBALANCE_RETRY_SECONDS_MIN = 0.05
+REBALANCE_RETRY_SECONDS_MAX = 0.5
+LEAVE_SECONDS = 2.0
+"""Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
+
 LEASE_MESSAGES_MAX = 32
 
 log = structlog.get_logger("mq.client")
@@ -129,35 +133,39 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with open_task_group() as tasks:
-            self._remoting = remoting = Remoting(
-                tasks,
-                self._name_servers,
-                heartbeat_body=self._heartbeat_body,
-                on_route_change=self._note_route,
-                on_server_request=self._answer_server,
-                settings=self._remoting_settings,
-                rng=self._rng,
-            )
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=self._heartbeat_body,
+            on_route_change=self._note_route,
+            on_server_request=self._answer_server,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            self._remoting = remoting
             self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
-            self._assignment = assignment = Assignment(
-                tasks,
-                remoting,
-                self._offsets,
-                group=self.group,
-                client_id=self.client_id,
-                make_puller=self._make_puller,
-            )
-            rebalance_scope = anyio.CancelScope()
-            tasks.start_soon(self._rebalance_forever, rebalance_scope)
-            tasks.start_soon(self._commit_forever)
             try:
-                yield self
+                async with open_task_group() as tasks:
+                    self._assignment = Assignment(
+                        tasks,
+                        remoting,
+                        self._offsets,
+                        group=self.group,
+                        client_id=self.client_id,
+                        make_puller=self._make_puller,
+                    )
+                    tasks.start_soon(self._rebalance_forever)
+                    tasks.start_soon(self._commit_forever)
+                    yield self
             finally:
-                rebalance_scope.cancel()
-                await assignment.drop(assignment.queues)
-                await remoting.unregister(self.client_id, consumer_group=self.group)
-                remoting.close()
+                # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
+                # soon as it hears that we have left.
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await self._leave(remoting)
+
+    async def _leave(self, remoting: Remoting) -> None:
+        assignment = self._opened()
+        await assignment.drop(assignment.queues)
+        await remoting.unregister(self.client_id, consumer_group=self.group)
 
     def _heartbeat_body(self) -> bytes:
         from_where = "LAST_OFFSET" if self._consume_from == "last" else "FIRST_OFFSET"
@@ -225,17 +233,19 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     # What the tasks of this consumer do.
 
-    async def _rebalance_forever(self, scope: anyio.CancelScope) -> None:
+    async def _rebalance_forever(self) -> None:
         assignment = self._opened()
-        with scope:
-            while True:
-                self._rebalance_wanted = anyio.Event()
-                await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
-                complete = True
-                for topic in list(self._subscribed):
-                    complete = await assignment.rebalance(topic) and complete
-                with anyio.move_on_after(self._rebalance_seconds if complete else REBALANCE_RETRY_SECONDS):
-                    await self._rebalance_wanted.wait()
+        retry_seconds = REBALANCE_RETRY_SECONDS_MIN
+        while True:
+            self._rebalance_wanted = anyio.Event()
+            await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
+            complete = True
+            for topic in list(self._subscribed):
+                complete = await assignment.rebalance(topic) and complete
+            with anyio.move_on_after(self._rebalance_seconds if complete else retry_seconds):
+                await self._rebalance_wanted.wait()
+            longer = min(retry_seconds * 2, REBALANCE_RETRY_SECONDS_MAX)
+            retry_seconds = REBALANCE_RETRY_SECONDS_MIN if complete else longer
 
     async def _commit_forever(self) -> None:
         assignment = self._opened()

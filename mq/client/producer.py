@@ -29,6 +29,9 @@ __all__ = ["Producer"]
 # submit() does not yield while there is room; a burst must still let the writing task run now and then.
 _SUBMITS_PER_YIELD = 64
 
+LEAVE_SECONDS = 2.0
+"""Saying goodbye takes one round trip; brokers that do not answer do not hold us up."""
+
 
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -90,25 +93,27 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with open_task_group() as tasks:
-            self._remoting = remoting = Remoting(
-                tasks,
-                self._name_servers,
-                heartbeat_body=self._heartbeat_body,
-                settings=self._remoting_settings,
-                rng=self._rng,
-            )
-            self._pipeline = pipeline = SendPipeline(
-                tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
-            )
-            tasks.start_soon(pipeline.run)
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=self._heartbeat_body,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            self._remoting = remoting
             try:
-                yield self
-                await self.flush()
+                async with open_task_group() as tasks:
+                    self._pipeline = pipeline = SendPipeline(
+                        tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
+                    )
+                    tasks.start_soon(pipeline.run)
+                    try:
+                        yield self
+                        await self.flush()
+                    finally:
+                        pipeline.close()
             finally:
-                pipeline.close()
-                await remoting.unregister(self.client_id, producer_group=self.group)
-                remoting.close()
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await remoting.unregister(self.client_id, producer_group=self.group)
 
     def _heartbeat_body(self) -> bytes:
         return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()

@@ -1,15 +1,19 @@
 """What producers, consumers and admins share: name servers, the route cache, connections by address, heartbeats.
 
-Each client owns one `Remoting` and the task group it runs in. Routes are read from one name server, chosen at random,
-until it fails; then the next one is asked. A broker learns who we are by the first frame on each new connection and
-again every 30 s, because brokers forget silent clients.
+Routes are read from one name server, chosen at random, until it fails; then the next one is asked. A broker learns
+who we are by the first frame on each new connection and again every 30 s, because brokers forget silent clients.
+
+Each client opens one `Remoting` around all it does, so that it can still talk to the brokers when everything else has
+ended. That holds for a client that is cancelled as well: its connections end when they are closed, not before.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import anyio
 import anyio.abc
@@ -35,6 +39,7 @@ from mq.client.errors import (
     TopicNotFound,
 )
 from mq.client.routes import TopicRoute
+from mq.client.task_group import open_task_group
 from mq.protocol.bodies import Route
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
@@ -46,6 +51,7 @@ AUTO_CREATE_QUEUES_MAX = 4
 """A topic that does not exist takes its shape from the template when its first message arrives, up to this."""
 
 GOODBYE_SECONDS = 1.0
+"""How long a client that leaves waits for a broker to take note of it."""
 
 log = structlog.get_logger("mq.client")
 
@@ -119,8 +125,36 @@ class Remoting:
         if heartbeat_body is not None:
             tasks.start_soon(self._heartbeat_forever)
 
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        name_servers: Sequence[str],
+        *,
+        heartbeat_body: Callable[[], bytes] | None = None,
+        on_route_change: Callable[[TopicRoute], None] | None = None,
+        on_server_request: OnServerRequest = refuse_server_request,
+        settings: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> AsyncGenerator[Self]:
+        """A `Remoting` that works until the block has ended, however it ends."""
+        async with open_task_group() as tasks:
+            remoting = cls(
+                tasks,
+                name_servers,
+                heartbeat_body=heartbeat_body,
+                on_route_change=on_route_change,
+                on_server_request=on_server_request,
+                settings=settings,
+                rng=rng,
+            )
+            try:
+                yield remoting
+            finally:
+                remoting.close()
+
     def close(self) -> None:
-        """End all connections; what is in flight fails at once. The owner then cancels the task group."""
+        """End all connections; what is in flight fails at once, and no new connection is opened."""
         self._closed = True
         for connection in list(self._connections.values()):
             connection.close("closed by this client")
@@ -128,7 +162,7 @@ class Remoting:
     async def unregister(
         self, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Tell all brokers we are connected to that we leave, waiting at most a second; for a client that closes."""
+        """Tell all brokers we are connected to that we leave, and wait for each answer, for a second at most."""
         ext = {"clientID": client_id}
         if producer_group is not None:
             ext["producerGroup"] = producer_group
@@ -142,10 +176,9 @@ class Remoting:
                 log.debug("unregister_failed", address=connection.address, reason=str(error))
 
         brokers = [c for c in self._connections.values() if c.lost is None and c.address not in self._name_servers]
-        with anyio.move_on_after(GOODBYE_SECONDS, shield=True):
-            async with anyio.create_task_group() as tasks:
-                for connection in brokers:
-                    tasks.start_soon(say, connection)
+        async with anyio.create_task_group() as tasks:
+            for connection in brokers:
+                tasks.start_soon(say, connection)
 
     # Connections.
 
@@ -187,7 +220,9 @@ class Remoting:
 
     async def _run_connection(self, connection: Connection) -> None:
         try:
-            await connection.run()
+            # The last words of a client that is cancelled go through here; `close` ends it.
+            with anyio.CancelScope(shield=True):
+                await connection.run()
         finally:
             if self._connections.get(connection.address) is connection:
                 del self._connections[connection.address]

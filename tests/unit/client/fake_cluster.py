@@ -252,12 +252,16 @@ class FakeBroker(FakeServer):
         self.members: dict[str, dict[str, FakeConnection]] = defaultdict(dict)
         self.fail_codes: dict[int, int] = {}
         """Request code -> response code with which all such requests are answered."""
+        self.mute = False
+        """Whether to do nothing about any request, as a process that is stopped."""
 
     @property
     def leads(self) -> bool:
         return self.group.leader is self
 
     async def handle(self, connection: FakeConnection, request: FakeRequest) -> None:
+        if self.mute:
+            return
         if request.code in self.fail_codes:
             await self._answer(connection, request, self.fail_codes[request.code], remark="as told")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -27,6 +28,7 @@ from tests.unit.client.fake_cluster import FakeCluster, StoredMessage, until
 pytestmark = pytest.mark.anyio
 
 PULL = 11
+UNREGISTER = 35
 
 
 def stored(body: bytes, tags: str | None = None) -> StoredMessage:
@@ -495,6 +497,67 @@ async def test_a_consumer_that_leaves_says_goodbye() -> None:
         assert not cluster.leader.members["cg"]
 
 
+async def test_a_cancelled_consumer_stores_its_offsets_and_says_goodbye() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster:
+        fill(cluster, 6, queues=2)
+        seen: list[bytes] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append(message.body)
+            if len(seen) == 6:
+                consumed.set()
+
+        async def consume() -> None:
+            async with consumer_of(cluster) as consumer:
+                consumer.subscribe("T")
+                await consumer.run(handle)
+
+        consumed = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume)
+            with anyio.fail_after(60):
+                await consumed.wait()
+            tasks.cancel_scope.cancel()
+        assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (3, 3)
+        assert cluster.leader.count(UNREGISTER) == 1
+        assert not cluster.leader.members["cg"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_ctrl_c_under_asyncio_stores_the_offsets() -> None:
+    """It cancels the main task by asyncio's own means, which know nothing of cancel scopes."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+
+        async def consume() -> None:
+            async with consumer_of(cluster) as consumer:
+                consumer.subscribe("T")
+                async for message in consumer:
+                    if message.queue_offset == 2:
+                        at_the_last.set()
+
+        at_the_last = anyio.Event()
+        main = asyncio.create_task(consume())
+        await at_the_last.wait()
+        main.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await main
+        assert offset_of(cluster) == 3
+        assert not cluster.leader.members["cg"]
+
+
+@pytest.mark.slow
+async def test_leaving_a_broker_that_does_not_answer_takes_seconds_at_most() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 1)
+        async with consumer_of(cluster) as consumer:
+            consumer.subscribe("T")
+            await take(consumer, 1)
+            cluster.leader.mute = True
+            begun = anyio.current_time()
+        assert anyio.current_time() - begun < 30
+
+
 # Failover.
 
 
@@ -582,3 +645,30 @@ async def test_an_offset_below_the_first_one_kept_moves_to_it() -> None:
         cluster.group.min_offsets["T", 0] = 6
         consumer.subscribe("T")
         assert [message.queue_offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
+
+
+async def test_a_member_without_queues_asks_for_the_route_again_when_its_leader_is_gone() -> None:
+    """Nothing but rebalancing looks at the route of a topic of which no queue is ours."""
+    async with (
+        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
+        consumer_of(cluster, remoting=RemotingSettings(route_refresh_seconds=3600)) as consumer,
+    ):
+        fill(cluster, 1)
+        old, new = cluster.group.replicas
+        old.fail_codes[14] = 1
+        consumer.subscribe("T")
+        await until(lambda: old.count(14) > 0)
+        await cluster.kill(old)
+        cluster.group.leader = new
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]
+
+
+async def test_a_route_that_cannot_be_asked_for_again_is_used_as_it_is() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 1)
+        cluster.leader.fail_codes[14] = 1
+        consumer.subscribe("T")
+        await until(lambda: cluster.leader.count(14) > 0)
+        await cluster.name_servers[0].stop()
+        del cluster.leader.fail_codes[14]
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]

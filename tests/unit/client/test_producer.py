@@ -498,3 +498,22 @@ async def test_the_producer_says_goodbye() -> None:
             await producer.send(Message("T", b"x"))
         [goodbye] = [request for request in cluster.leader.received if request.code == 35]
         assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
+
+
+async def test_a_cancelled_producer_says_goodbye_too() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        pending: list[Pending] = []
+
+        async def produce() -> None:
+            async with producer_of(cluster, group="pg") as producer:
+                await producer.send(Message("T", b"x"))
+                cluster.leader.misdeeds = [Misdeed("silence")]
+                pending.append(await producer.submit(Message("T", b"y")))
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(produce)
+            await until(lambda: bool(pending) and not cluster.leader.misdeeds)
+            tasks.cancel_scope.cancel()
+        assert isinstance(pending[0].outcome, SendOutcomeUnknown)
+        assert cluster.leader.count(35) == 1
