@@ -1,0 +1,19 @@
+"""The torture in small: the group survives what a seed decides, and keeps every promise."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.process.torture import torture
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_under_kills_and_pauses(tmp_path: Path) -> None:
+    verdict = trio.run(partial(torture, tmp_path, seconds=6, seed=5))
+    assert verdict.violations == []
+    assert verdict.summary["acknowledged"] > 100, f"too little happened: {verdict.summary}"
