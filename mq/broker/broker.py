@@ -113,7 +113,12 @@ class Broker:
             rng=self._rng,
             wall_clock_ms=wall_clock_ms,
         )
-        self._offsets = Offsets(metadata=metadata, store=store, appender=self.appender)
+        self._offsets = Offsets(
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            leads_for_certain=replica.leads_for_certain,
+        )
         self._groups = Groups(
             clients=self._clients,
             metadata=metadata,
@@ -130,6 +135,7 @@ class Broker:
             read=replica.log.pread,
             note_group=self._groups.note_group,
             store_offset=self._offsets.gather,
+            knows_the_end=lambda: self.appender.is_open and replica.leads_for_certain(),
             clock=self._clock,
         )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)

@@ -34,12 +34,19 @@ Key = tuple[str, str, int]
 
 
 class Offsets:
-    """The offset handlers of a broker, with the commits that are not replicated yet (leader only)."""
+    """The offset handlers of a broker, with the commits that are not replicated yet (leader only).
 
-    def __init__(self, *, metadata: Metadata, store: QueueStore, appender: Appender) -> None:
+    Args:
+        leads_for_certain: whether no other replica can know of newer offsets.
+    """
+
+    def __init__(
+        self, *, metadata: Metadata, store: QueueStore, appender: Appender, leads_for_certain: Callable[[], bool]
+    ) -> None:
         self._metadata = metadata
         self._store = store
         self._appender = appender
+        self._leads_for_certain = leads_for_certain
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
 
@@ -102,7 +109,7 @@ class Offsets:
             check_group(ext.consumer_group)
             check_topic(ext.topic)
         except NameRefused as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
         self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
@@ -126,7 +133,7 @@ class Offsets:
         A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
         """
         ext = request.ext
-        if not self._appender.is_open:
+        if not self._knows_the_newest():
             return None
         key = (ext.consumer_group, ext.topic, ext.queue_id)
         if key not in self._gathered and key not in self._replicating:
@@ -141,18 +148,21 @@ class Offsets:
 
     def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> bytes:
         """Request code 30."""
-        self._check_leads()
+        self._check_knows_the_newest()
         queue = self._store.get(request.ext.topic, request.ext.queue_id)
         return _offset_reply(request.opaque, 0 if queue is None else queue.max_offset, serialization)
 
     def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> bytes:
         """Request code 31."""
-        self._check_leads()
+        self._check_knows_the_newest()
         queue = self._store.get(request.ext.topic, request.ext.queue_id)
         return _offset_reply(request.opaque, 0 if queue is None else queue.min_offset, serialization)
 
-    def _check_leads(self) -> None:
-        if not self._appender.is_open:
+    def _knows_the_newest(self) -> bool:
+        return self._appender.is_open and self._leads_for_certain()
+
+    def _check_knows_the_newest(self) -> None:
+        if not self._knows_the_newest():
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
 
     def _answer(self, request: QueryConsumerOffset, key: Key, serialization: int) -> bytes:

@@ -48,6 +48,7 @@ class Pulls:
         read: ``read(physical_offset, nbytes)`` of the log.
         note_group: told of a consumer group that may not exist yet.
         store_offset: takes the consumer offset that a pull carries.
+        knows_the_end: whether this replica has every committed message, so that what lies behind its last one is wrong.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Pulls:
         read: Callable[[int, int], bytes],
         note_group: Callable[[str], None],
         store_offset: Callable[[str, str, int, int], None],
+        knows_the_end: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -71,6 +73,7 @@ class Pulls:
         self._read = read
         self._note_group = note_group
         self._store_offset = store_offset
+        self._knows_the_end = knows_the_end
         self._clock = clock
 
     def handle(
@@ -104,7 +107,7 @@ class Pulls:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
         if not 0 <= ext.queue_id < config.read_queues:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR,
+                ResponseCode.INVALID_PARAMETER,
                 f"queue id {ext.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues",
             )
         self._note_group(ext.consumer_group)
@@ -129,7 +132,9 @@ class Pulls:
         offset = ext.queue_offset
         low = 0 if queue is None else queue.min_offset
         high = 0 if queue is None else queue.max_offset
-        if queue is None or high == 0:
+        if offset > high and not self._knows_the_end():
+            pass  # to this replica the message may still come; a consumer that is sent back would get all again
+        elif queue is None or high == 0:
             if offset != 0:
                 return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, 0, low, high, "NO_MESSAGE_IN_QUEUE")
         elif offset < low:
