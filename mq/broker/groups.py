@@ -134,7 +134,7 @@ class Groups:
             put_group = encode_command(PutGroup(config=GroupConfig(name=group), timestamp_ms=now_ms))
             put_topic = encode_command(PutTopic(config=retry, timestamp_ms=now_ms))
         except CommandRefused as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         self._creating.add(group)
         self._appender.add_command(put_topic)
         self._appender.add_command(put_group, lambda known: self._creating.discard(group))

@@ -92,7 +92,7 @@ class Sends:
         if not 0 <= queue_id < len(tails):
             if queue_id >= 0:
                 raise RequestRefused(
-                    ResponseCode.SYSTEM_ERROR,
+                    ResponseCode.INVALID_PARAMETER,
                     f"queue id {queue_id} is illegal, {ext.topic} has {len(tails)} write queues",
                 )
             queue_id = self._rng.randrange(len(tails))
@@ -144,7 +144,7 @@ class Sends:
         try:
             check_topic(topic)
         except NameRefused as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if topic in SEND_FORBIDDEN_TOPICS:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"sending to topic {topic} is forbidden")
         config = self._metadata.topics.get(topic)

@@ -37,16 +37,18 @@ class Topics:
         try:
             check_topic(ext.topic)
         except NameRefused as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if is_system_topic(ext.topic) or ext.topic in self._metadata.system_topics:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"the topic {ext.topic} is conflict with system reserved words"
+                ResponseCode.INVALID_PARAMETER, f"the topic {ext.topic} is conflict with system reserved words"
             )
         for name, count in (("readQueueNums", ext.read_queue_nums), ("writeQueueNums", ext.write_queue_nums)):
             if not 1 <= count <= QUEUES_MAX:
-                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{name} is {count}, allowed are 1 to {QUEUES_MAX}")
+                raise RequestRefused(
+                    ResponseCode.INVALID_PARAMETER, f"{name} is {count}, allowed are 1 to {QUEUES_MAX}"
+                )
         if not 0 <= ext.perm <= 7:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"perm is {ext.perm}, allowed are 0 to 7")
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {ext.perm}, allowed are 0 to 7")
         config = TopicConfig(
             name=ext.topic,
             read_queues=ext.read_queue_nums,
@@ -59,7 +61,7 @@ class Topics:
         try:
             command = encode_command(PutTopic(config=config, timestamp_ms=self._wall_clock_ms()))
         except CommandRefused as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
         def committed(known: bool) -> None:
             if known:

@@ -45,7 +45,7 @@ async def check(broker: RunningBroker, rounds: int = 1) -> None:
     assert {record.properties["TAGS"] for record in tagged.records} == {"t3"}
     assert await client.committed(topic="Auto", queue_id=1) == 2 + rounds
     assert (await client.pull("Made", 2)).code == ResponseCode.PULL_NOT_FOUND
-    assert (await client.pull("Made", 3)).code == ResponseCode.SYSTEM_ERROR
+    assert (await client.pull("Made", 3)).code == ResponseCode.INVALID_PARAMETER
     answer = await client.send("Made", b"next", e=2)
     assert answer.ext["queueOffset"] == "0"
 
