@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from mq.broker.appender import Appender
-from mq.broker.clients import ClientRegistry
+from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.groups import Groups
 from mq.broker.long_polling import LongPolling
@@ -81,7 +81,8 @@ class Broker:
         self._log = log
         self._boot_ms = wall_clock_ms()
         self._connections: set[ClientConnection] = set()
-        self._clients: ClientRegistry[ClientConnection] = ClientRegistry()
+        limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
+        self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
         self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
         self._handlers: dict[type[Any], Handler] = {}
         self._applied_index = 0

@@ -1,20 +1,16 @@
-"""Settings of one broker process, read once at start: defaults, then a TOML file, then environment, then flags."""
+"""Settings of one broker process; how they are read: `mq.settings`."""
 
 from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import SettingsConfigDict
 
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from mq.settings import ProcessSettings
 
 Address = tuple[str, int]
 
@@ -35,7 +31,7 @@ def parse_address(text: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-class BrokerSettings(BaseSettings):
+class BrokerSettings(ProcessSettings):
     """What a broker needs to know. Names and peers must agree on all replicas of a group; the rest may differ."""
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False)
@@ -79,36 +75,6 @@ class BrokerSettings(BaseSettings):
     offset_commit_seconds: float = Field(0.2, gt=0, description="one-way consumer offsets gather this long")
     register_seconds: float = Field(30.0, ge=1, le=60)
     checkpoint_seconds: float = Field(10.0, gt=0)
-
-    @classmethod
-    def load(cls, config: Path | None = None, **flags: Any) -> BrokerSettings:
-        """Read settings; flags that are None do not count.
-
-        Raises:
-            pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings make no sense, or cannot be read.
-        """
-        given = {name: value for name, value in flags.items() if value is not None}
-        if config is None:
-            return cls(**given)
-        with config.open("rb"):
-            pass  # an unreadable file is an error of its own, not an empty one
-
-        class FromFile(cls):  # type: ignore[valid-type,misc]
-            model_config = SettingsConfigDict(toml_file=config)
-
-            @classmethod
-            def settings_customise_sources(
-                cls,
-                settings_cls: type[BaseSettings],
-                init_settings: PydanticBaseSettingsSource,
-                env_settings: PydanticBaseSettingsSource,
-                dotenv_settings: PydanticBaseSettingsSource,
-                file_secret_settings: PydanticBaseSettingsSource,
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
-
-        loaded: BrokerSettings = FromFile(**given)
-        return loaded
 
     @field_validator("listen", "advertise")
     @classmethod

@@ -1,25 +1,19 @@
-"""Settings of one name server process: defaults, then a TOML file, then environment, then flags."""
+"""Settings of one name server process; how they are read: `mq.settings`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from pydantic import Field
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import SettingsConfigDict
+
+from mq.settings import ProcessSettings
 
 MIB = 1024 * 1024
 
 
-class NamesrvSettings(BaseSettings):
+class NamesrvSettings(ProcessSettings):
     """What a name server needs to know. Durations are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="RAFTMQ_NAMESRV_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="RAFTMQ_NAMESRV_")
 
     listen_host: str = Field(default="0.0.0.0", description="where brokers and clients connect")  # noqa: S104 (to be found)
     listen_port: int = Field(default=9876, ge=0, le=65535, description="0 takes any free port")
@@ -41,33 +35,3 @@ class NamesrvSettings(BaseSettings):
     broker_groups_max: int = Field(default=10_000, ge=1)
     topics_max: int = Field(default=100_000, ge=1)
     kv_entries_max: int = Field(default=10_000, ge=1)
-
-    @classmethod
-    def load(cls, config: Path | None = None, **flags: Any) -> NamesrvSettings:
-        """Read settings; flags that are None do not count.
-
-        Raises:
-            pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings make no sense, or cannot be read.
-        """
-        given = {name: value for name, value in flags.items() if value is not None}
-        if config is None:
-            return cls(**given)
-        with config.open("rb"):
-            pass  # an unreadable file is an error of its own, not an empty one
-
-        class FromFile(cls):  # type: ignore[valid-type,misc]
-            model_config = SettingsConfigDict(toml_file=config)
-
-            @classmethod
-            def settings_customise_sources(
-                cls,
-                settings_cls: type[BaseSettings],
-                init_settings: PydanticBaseSettingsSource,
-                env_settings: PydanticBaseSettingsSource,
-                dotenv_settings: PydanticBaseSettingsSource,
-                file_secret_settings: PydanticBaseSettingsSource,
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
-
-        loaded: NamesrvSettings = FromFile(**given)
-        return loaded
