@@ -432,7 +432,7 @@ class SendPipeline:
     async def run(self) -> None:
         """Watch the deadlines of everything in flight, to within SWEEP_SECONDS, until cancelled."""
         while True:
-            if not self._active:
+            while not self._active:  # what began may be over again before this task runs
                 self._begun = anyio.Event()
                 await self._begun.wait()
             earliest = min(send.expires_at for send in self._active.values())

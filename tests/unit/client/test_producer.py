@@ -500,6 +500,17 @@ async def test_the_producer_says_goodbye() -> None:
         assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
 
 
+async def test_a_first_send_that_is_over_before_its_deadline_is_watched_does_no_harm() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+        await anyio.wait_all_tasks_blocked()
+        pipeline = producer._open_pipeline()
+        pending = Pending()
+        number = pipeline.start(producer._make_ready(Message("T", b"x"), None), pending.settle, timeout=60.0)
+        pipeline.abandon(number)
+        await anyio.wait_all_tasks_blocked()
+        assert (await producer.send(Message("T", b"y"))).queue_offset >= 0
+
+
 async def test_a_cancelled_producer_says_goodbye_too() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         pending: list[Pending] = []
