@@ -28,8 +28,8 @@ COMMIT_OFFSET = 1
 SUSPEND = 2
 SUBSCRIPTION = 4
 
-BACKOFF_SECONDS_MIN = 0.1
-BACKOFF_SECONDS_MAX = 1.0
+BACKOFF_SECONDS_MIN = 0.05
+BACKOFF_SECONDS_MAX = 0.5
 # A broker that answers an empty long poll sooner than this does not hold it; asking at once would be a busy loop.
 EMPTY_ANSWER_SECONDS_MIN = 0.05
 

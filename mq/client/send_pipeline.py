@@ -38,7 +38,7 @@ from mq.client.remoting import AUTO_CREATE_QUEUES_MAX, Remoting
 from mq.client.routes import TopicRoute
 from mq.client.sending import OnDone, OutgoingMessage, Send
 from mq.client.verdict import Retry, Verdict, judge_answer
-from mq.protocol.codes import RequestCode
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
@@ -47,6 +47,9 @@ __all__ = ["RetryPolicy", "SendPipeline", "send_fields"]
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
+LEADERLESS_SECONDS_MAX = 0.1
+"""A group that lost its leader has another one within tens of milliseconds, and asking where costs a name server
+little. A broker that is busy gets the longer pauses."""
 SWEEP_SECONDS = 0.05
 
 log = structlog.get_logger("mq.client")
@@ -87,6 +90,12 @@ def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> di
         "m": "false",
         "n": queue.broker_name,
     }
+
+
+def _lacks_leader(obstacle: ClientError) -> bool:
+    if isinstance(obstacle, SendRejected):
+        return obstacle.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NOT_LEADER_FOR_QUEUE)
+    return isinstance(obstacle, NoRoute | ConnectFailed | ConnectionLost)
 
 
 class SendPipeline:
@@ -333,7 +342,8 @@ class SendPipeline:
             self._fail(send, obstacle)
             return
         send.last_error = obstacle
-        delay = min(BACKOFF_SECONDS_MIN * 2 ** (send.failures - 1), BACKOFF_SECONDS_MAX) if send.failures else 0.0
+        longest = LEADERLESS_SECONDS_MAX if _lacks_leader(obstacle) else BACKOFF_SECONDS_MAX
+        delay = min(BACKOFF_SECONDS_MIN * 2 ** (send.failures - 1), longest) if send.failures else 0.0
         send.failures = min(send.failures + 1, 10)
         send.not_before = now + delay
         send.expires_at = send.deadline
