@@ -52,6 +52,7 @@ class Broker:
         store_ip: the IPv4 address that message ids carry.
         metadata, store: as the checkpoint left them; the replica hands in every later entry.
         on_registration_changed: told when the name servers must learn something new.
+        descriptors_max: connections with this file descriptor or a higher one are refused.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Broker:
         rng: random.Random,
         clock: Callable[[], float],
         on_registration_changed: Callable[[], None],
+        descriptors_max: int,
         log: Log,
     ) -> None:
         self._settings = settings
@@ -78,6 +80,7 @@ class Broker:
         self._rng = rng
         self._clock = clock
         self._on_registration_changed = on_registration_changed
+        self._descriptors_max = descriptors_max
         self._log = log
         self._boot_ms = wall_clock_ms()
         self._connections: set[ClientConnection] = set()
@@ -165,6 +168,11 @@ class Broker:
         """Serve a new connection, unless there are too many."""
         if len(self._connections) >= self._settings.connections_max:
             self._log.warning("too_many_connections", limit=self._settings.connections_max)
+            sock.close()
+            return
+        # The system gives out the lowest free number, so a high one says how many are taken, whatever for.
+        if sock.fileno() >= self._descriptors_max:
+            self._log.warning("too_many_descriptors", limit=self._descriptors_max, connections=len(self._connections))
             sock.close()
             return
         connection = ClientConnection(

@@ -20,7 +20,7 @@ from mq.broker.broker import Broker
 from mq.broker.metadata import Metadata, SnapshotDamaged
 from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings, parse_address
-from mq.broker.tuning import freeze_startup_objects, tune_process
+from mq.broker.tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.store.checkpoint import Checkpoint, Checkpointer, OpenedStore, open_store, reset_store
 from mq.store.errors import StoreError
 from raftlog import (
@@ -112,6 +112,7 @@ async def _serve(settings: BrokerSettings, undo: contextlib.ExitStack, task_stat
         rng=rng,
         clock=trio.current_time,
         on_registration_changed=lambda: registrar.changed(),
+        descriptors_max=allow_descriptors(),
         log=log,
     )
     transport = _bound(

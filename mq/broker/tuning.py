@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _SWITCH_SECONDS = 0.0005
+_OWN_DESCRIPTORS_MAX = 512
+
+
+def allow_descriptors() -> int:
+    """Open as many files as the system allows; returns the number at which descriptors are no more for clients.
+
+    The rest is for the log, whose next file must not depend on how many clients there are.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = hard if hard != resource.RLIM_INFINITY else sys.maxsize
+    return limit - min(_OWN_DESCRIPTORS_MAX, limit // 2)
 
 
 def tune_process() -> None:

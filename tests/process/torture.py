@@ -54,22 +54,25 @@ SETTINGS = {
 }
 
 
+OnAnswer = Callable[[Response, bytes], None]
+
+
 class Wire:
     """A raw connection to one broker: requests leave without waiting, answers are handed to callbacks."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._opaque = itertools.count(1)
-        self._waiting: dict[int, Callable[[Response, bytes], None]] = {}
+        self._waiting: dict[int, OnAnswer] = {}
 
-    async def post(self, code: int, ext: dict[str, Any] | None, on_answer: Callable[[Response, bytes], None]) -> None:
+    async def post(self, code: int, ext: dict[str, Any] | None, on_answer: OnAnswer, body: bytes = b"") -> None:
         """Send a request."""
         opaque = next(self._opaque)
         self._waiting[opaque] = on_answer
         fields = None if ext is None else {name: str(value) for name, value in ext.items()}
-        await self._stream.send_all(encode_request(code, opaque, ext=fields))
+        await self._stream.send_all(encode_request(code, opaque, ext=fields, body=body))
 
-    async def ask(self, code: int, ext: dict[str, Any] | None = None) -> tuple[Response, bytes]:
+    async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
         """Send a request and wait for its answer."""
         done = trio.Event()
         answers: list[tuple[Response, bytes]] = []
@@ -78,7 +81,7 @@ class Wire:
             answers.append((response, body))
             done.set()
 
-        await self.post(code, ext, take)
+        await self.post(code, ext, take, body)
         await done.wait()
         return answers[0]
 
