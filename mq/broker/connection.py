@@ -79,6 +79,11 @@ class ClientConnection:
         """Whether the client is gone."""
         return self._stream.closed
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of replies that wait to be sent."""
+        return self._stream.out_bytes
+
     def send(self, data: bytes) -> None:
         """Queue a frame; a client that does not read its replies is dropped."""
         stream = self._stream

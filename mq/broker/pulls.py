@@ -24,6 +24,9 @@ _SCAN_ENTRIES_MAX = 800
 _SCAN_BYTES_MIN = 16_000
 _GAP_BYTES_MAX = 4096
 _SUSPEND_SECONDS_MAX = 60.0
+_WAITING_BYTES_MAX = 4 * 1024 * 1024
+"""A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
+_DRAIN_SECONDS = 0.05
 
 PullRequest = PullMessage | LitePullMessage
 
@@ -142,16 +145,20 @@ class Pulls:
         elif offset > high:
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, high, low, high, "OFFSET_OVERFLOW_BADLY")
         elif offset < high:
-            return self._found(pull, queue, offset, low, high)
-        if may_hold and ext.sys_flag & SUSPEND and self._hold(pull):
+            if pull.connection.waiting_bytes < _WAITING_BYTES_MAX:
+                return self._found(pull, queue, offset, low, high)
+            if self._hold(pull, _DRAIN_SECONDS):
+                return None
+            return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "CLIENT_READS_TOO_SLOWLY")
+        seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, _SUSPEND_SECONDS_MAX)
+        if may_hold and ext.sys_flag & SUSPEND and self._hold(pull, seconds):
             return None
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
 
-    def _hold(self, pull: HeldPull) -> bool:
+    def _hold(self, pull: HeldPull, seconds: float) -> bool:
         if pull.connection.closed:
             return False
         ext = pull.request.ext
-        seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, _SUSPEND_SECONDS_MAX)
         held = self._polling.hold(
             (ext.topic, ext.queue_id), ext.queue_offset, self._clock() + seconds, pull, pull.connection
         )

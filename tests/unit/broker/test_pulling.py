@@ -146,6 +146,18 @@ async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> 
         assert [(await client.answer(opaque)).code for opaque in posted[:2]] == [0, 0]
 
 
+async def test_a_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: Path) -> None:
+    async with running(tmp_path, output_bytes_max=8 * 1024 * 1024) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        await client.send(body=bytes(1024 * 1024))
+        posted = [await client.post(PULL, pull_ext()) for _ in range(40)]
+        await (await broker.connect()).send()  # the broker has seen all of them
+        for opaque in posted:
+            answer = await client.answer(opaque)
+            assert (answer.code, len(answer.records)) == (0, 1)
+
+
 async def test_offsets_where_no_message_is(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
