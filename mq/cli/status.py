@@ -7,10 +7,12 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster, client_errors
+from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.topics import NAMESRV, Namesrv
 
@@ -40,23 +42,26 @@ def table_of(group: GroupStatus) -> Table:
         "quorum-memory": "acknowledged = in memory of a majority, NOT yet on disk (quorum-memory)",
     }.get(group.durability or "", f"durability {group.durability or 'unknown'}")
     leader = f"led by {group.leader}" if group.leader else "NO LEADER"
-    table = Table(title=f"{group.group} in {group.cluster}: {leader}; {acknowledged}", title_justify="left")
-    table.add_column("replica")
-    table.add_column("address")
-    table.add_column("role")
-    for heading in ("term", "last index", "committed", "applied", "commit position", "lag entries", "lag bytes"):
-        table.add_column(heading, justify="right")
+    table = Table(
+        title=f"{group.group} in {group.cluster}: {leader}\n{acknowledged}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in ("replica", "address", "role"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("term", "committed", "applied", "position", "lag"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for replica in group.replicas:
-        numbers = (
-            replica.term,
-            replica.last_index,
-            replica.commit_index,
-            replica.applied_index,
-            replica.commit_position,
-            replica.lag_entries,
-            replica.lag_bytes,
-        )
+        numbers = (replica.term, replica.commit_index, replica.applied_index, replica.commit_position)
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
         cells = [f"{number:,}" if number is not None else "-" for number in numbers]
-        table.add_row(replica.node_id, replica.address or "-", replica.role, *cells, style=style)
+        table.add_row(replica.node_id, replica.address or "-", replica.role, *cells, _lag(replica), style=style)
     return table
+
+
+def _lag(replica: ReplicaStatus) -> str:
+    """How far a replica is behind the leader's log, in entries and, where there are any, in bytes."""
+    if replica.lag_entries is None:
+        return "-"
+    return "0" if not replica.lag_entries else f"{replica.lag_entries:,} ({decimal(replica.lag_bytes or 0)})"
