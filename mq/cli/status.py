@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -45,18 +44,19 @@ def table_of(group: GroupStatus) -> Table:
     table = Table(
         title=f"{group.group} in {group.cluster}: {leader}\n{acknowledged}",
         title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        box=None,
+        padding=(0, 1, 0, 0),
     )
     for heading in ("replica", "address", "role"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("term", "committed", "applied", "position", "lag"):
+    for heading in ("term", "committed", "position", "lag"):
         table.add_column(heading, justify="right", no_wrap=True)
     for replica in group.replicas:
-        numbers = (replica.term, replica.commit_index, replica.applied_index, replica.commit_position)
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
-        cells = [f"{number:,}" if number is not None else "-" for number in numbers]
-        table.add_row(replica.node_id, replica.address or "-", replica.role, *cells, _lag(replica), style=style)
+        term, committed = ("-" if n is None else f"{n:,}" for n in (replica.term, replica.commit_index))
+        position = "-" if replica.commit_position is None else decimal(replica.commit_position)
+        address = replica.address or "-"
+        table.add_row(replica.node_id, address, replica.role, term, committed, position, _lag(replica), style=style)
     return table
 
 
@@ -64,4 +64,4 @@ def _lag(replica: ReplicaStatus) -> str:
     """How far a replica is behind the leader's log, in entries and, where there are any, in bytes."""
     if replica.lag_entries is None:
         return "-"
-    return "0" if not replica.lag_entries else f"{replica.lag_entries:,} ({decimal(replica.lag_bytes or 0)})"
+    return "0" if not replica.lag_entries else f"{replica.lag_entries:,}, {decimal(replica.lag_bytes or 0)}"
