@@ -182,13 +182,17 @@ class Remoting:
 
     # Connections.
 
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ClientClosed("this client is closed")
+
     def connected(self, address: str) -> Connection | None:
         """The open connection to `address`, if there is one."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.lost is None else None
 
     async def connection(self, address: str) -> Connection:
-        """The open connection to `address`, opened if necessary. Raises ConnectFailed."""
+        """The open connection to `address`, opened if necessary. Raises ConnectFailed, ClientClosed."""
         if (connection := self.connected(address)) is not None:
             return connection
         slot = self._connecting.setdefault(address, _Slot())
@@ -198,8 +202,7 @@ class Remoting:
                 return connection
             if slot.attempts != attempts_before and slot.failure is not None:
                 raise ConnectFailed(address, str(slot.failure)) from slot.failure
-            if self._closed:
-                raise ClientClosed("this client is closed")
+            self._check_not_closed()
             try:
                 connection = await open_connection(
                     address,
@@ -213,6 +216,12 @@ class Remoting:
                 raise
             finally:
                 slot.attempts += 1
+            try:
+                self._check_not_closed()
+            except ClientClosed:
+                connection.close("closed by this client")
+                await connection.run()  # which ends the stream and returns
+                raise
             self._connections[address] = connection
             self._tasks.start_soon(self._run_connection, connection)
             self._send_heartbeat(connection)

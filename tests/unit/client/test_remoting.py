@@ -1,0 +1,60 @@
+"""The connections of a client end with it, all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from mq.client import ClientClosed
+from mq.client import remoting as module
+from mq.client.connection import Connection, open_connection
+from mq.client.remoting import Remoting
+from tests.unit.client.fake_cluster import FakeCluster, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_connection_that_opens_while_its_client_closes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, may_return = anyio.Event(), anyio.Event()
+
+    async def open_slowly(address: str, **settings: Any) -> Connection:
+        connection = await open_connection(address, **settings)
+        opened.set()
+        await may_return.wait()
+        return connection
+
+    monkeypatch.setattr(module, "open_connection", open_slowly)
+    outcomes: list[str] = []
+
+    async def connect(remoting: Remoting, address: str) -> None:
+        try:
+            await remoting.connection(address)
+        except ClientClosed as error:
+            outcomes.append(str(error))
+
+    async with FakeCluster.start() as cluster, anyio.create_task_group() as tasks:
+        with anyio.fail_after(60):
+            async with Remoting.open([cluster.namesrv]) as remoting:
+                tasks.start_soon(connect, remoting, cluster.leader.address)
+                await opened.wait()
+            may_return.set()
+            await until(lambda: outcomes == ["this client is closed"])
+            await until(lambda: not cluster.leader.connections)
+
+
+async def test_a_cancelled_client_keeps_its_connections_until_it_closes() -> None:
+    async with FakeCluster.start() as cluster:
+        with anyio.CancelScope() as scope, anyio.fail_after(60):
+            async with Remoting.open([cluster.namesrv]) as remoting:
+                connection = await remoting.connection(cluster.leader.address)
+                scope.cancel()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    with anyio.move_on_after(60, shield=True):
+                        _, body = await remoting.call(cluster.leader.address, 28)
+                        assert bytes(body).startswith(b"{")
+        assert connection.lost is not None
+        assert connection.lost.reason == "closed by this client"
