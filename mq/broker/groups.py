@@ -128,6 +128,8 @@ class Groups:
         """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it."""
         if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
             return
+        if not self._metadata.has_room_for_group(group):
+            return  # it can consume all the same, but nobody will remember it
         now_ms = self._wall_clock_ms()
         retry = TopicConfig(name=_RETRY_PREFIX + group, read_queues=1, write_queues=1)
         try:

@@ -26,6 +26,12 @@ PERM_WRITE = 2
 PERM_READ = 4
 
 QUEUES_MAX = 16_384
+
+TOPICS_MAX = 50_000
+GROUPS_MAX = 10_000
+OFFSET_TABLES_MAX = 200_000
+"""Beyond so many topics, groups, and pairs of both with consumer offsets, clients cannot make new ones: all are kept in
+memory and in every checkpoint, and all topics go to the name servers in one frame."""
 """Queues of one topic, read or write; far above use, far below what would hurt."""
 
 _OFFSET_MAX = 2**63 - 1
@@ -322,6 +328,18 @@ class Metadata:
             case ResetOffset():
                 return Changes(offsets=int(self._set_offset(command)))
 
+    def has_room_for_topic(self, name: str) -> bool:
+        """Whether a topic of this name is there, or may be made."""
+        return name in self.topics or len(self.topics) < TOPICS_MAX
+
+    def has_room_for_group(self, name: str) -> bool:
+        """Whether a group of this name is there, or may be made together with its retry topic."""
+        return name in self.groups or (len(self.groups) < GROUPS_MAX and len(self.topics) < TOPICS_MAX)
+
+    def has_room_for_offsets(self, group: str, topic: str) -> bool:
+        """Whether ``group`` may store offsets of ``topic``."""
+        return (group, topic) in self.consumer_offsets or len(self.consumer_offsets) < OFFSET_TABLES_MAX
+
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The next offset that ``group`` consumes from a queue, None if it never stored one."""
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
@@ -430,7 +448,7 @@ def auto_create(
     The template must exist and have PERM_INHERIT; it gives the permissions, and the queues are as many as the sender
     asked for in ``default_queue_nums`` but not more than the template has. A topic that is there is left alone.
     """
-    if topic in metadata.topics or topic == META_TOPIC:
+    if topic in metadata.topics or topic == META_TOPIC or len(metadata.topics) >= TOPICS_MAX:
         return None
     config = metadata.topics.get(template)
     if config is None or not config.perm & PERM_INHERIT:

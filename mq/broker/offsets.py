@@ -191,6 +191,8 @@ class Offsets:
 
     def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
         config = self._metadata.topics.get(topic)
+        if not self._metadata.has_room_for_offsets(group, topic):
+            return False
         return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
 
 

@@ -47,6 +47,8 @@ class Topics:
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER, f"{name} is {count}, allowed are 1 to {QUEUES_MAX}"
                 )
+        if not self._metadata.has_room_for_topic(ext.topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there are {len(self._metadata.topics)} topics already")
         if not 0 <= ext.perm <= 7:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {ext.perm}, allowed are 0 to 7")
         config = TopicConfig(

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from mq.broker import metadata
 from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import Answer, Client, running
 
 pytestmark = pytest.mark.trio
+
+SYSTEM_TOPICS = 4
+"""What a new group makes for itself: the template, and topics named after cluster, broker and self test."""
 
 REBALANCE = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -201,6 +205,27 @@ async def test_a_heartbeat_makes_the_group_and_its_retry_topic(tmp_path: Path) -
         assert [record.body for record in (await client.pull("%RETRY%G")).records] == [b"again"]
         await client.heartbeat("c1", "G")
         assert int((await client.info())["raftmq.lastIndex"]) == last_index + 1  # the message, and nothing twice
+
+
+async def test_clients_cannot_make_names_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        monkeypatch.setattr(metadata, "TOPICS_MAX", 1 + SYSTEM_TOPICS + 1)
+        monkeypatch.setattr(metadata, "OFFSET_TABLES_MAX", 2)
+        assert (await client.send("T2", d=1)).code == ResponseCode.SUCCESS
+        assert (await client.send("T3", d=1)).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await client.create_topic("T3")).code == ResponseCode.SYSTEM_ERROR
+        assert (await client.create_topic("T2", 4)).code == ResponseCode.SUCCESS
+        assert (await client.heartbeat("c", "G")).code == ResponseCode.SUCCESS
+        assert (await client.pull("%RETRY%G")).code == ResponseCode.TOPIC_NOT_EXIST  # the group has not been made
+        for group, code in (
+            ("G1", ResponseCode.SUCCESS),
+            ("G2", ResponseCode.SUCCESS),
+            ("G3", ResponseCode.TOPIC_NOT_EXIST),
+            ("G1", ResponseCode.SUCCESS),
+        ):
+            assert (await update(client, 1, "T", 0, group)).code == code, group
 
 
 def heartbeat_body(**given: Any) -> bytes:
