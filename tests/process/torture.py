@@ -29,7 +29,7 @@ import trio
 from mq.broker.settings import BrokerSettings
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.logs import configure_logging
-from mq.client import Admin, ClientError, Message, Producer, PushConsumer, SendResult
+from mq.client import Admin, ClientError, Message, NoRoute, Producer, PushConsumer, SendResult
 from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
@@ -394,6 +394,19 @@ def compare_logs(directory: Path, cluster: DevCluster) -> list[str]:
             log.close()
 
 
+async def create_topic(cluster: DevCluster) -> None:
+    """Create the topic, as soon as the leader is known to the name server."""
+    async with Admin(cluster.namesrv) as admin:
+        with trio.fail_after(HEAL_SECONDS_MAX):
+            while True:
+                try:
+                    await admin.create_topic(TOPIC, read_queues=QUEUES, write_queues=QUEUES)
+                except NoRoute:
+                    await trio.sleep(0.1)
+                else:
+                    return
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a run showed."""
@@ -409,8 +422,7 @@ async def torture(
     rng = random.Random(seed)
     async with DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS) as cluster:
         run = Torture(cluster, rng, say)
-        async with Admin(cluster.namesrv) as admin:
-            await admin.create_topic(TOPIC, read_queues=QUEUES, write_queues=QUEUES)
+        await create_topic(cluster)
         async with trio.open_nursery() as clients:
             clients.start_soon(cluster.watch)
             for node in cluster.node_ids:
