@@ -160,12 +160,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
                 # soon as it hears that we have left.
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await self._leave(remoting)
-
-    async def _leave(self, remoting: Remoting) -> None:
-        assignment = self._opened()
-        await assignment.drop(assignment.queues)
-        await remoting.unregister(self.client_id, consumer_group=self.group)
+                    await self._opened().drop(self.assignment)
+                    await remoting.unregister(self.client_id, consumer_group=self.group)
 
     def _heartbeat_body(self) -> bytes:
         from_where = "LAST_OFFSET" if self._consume_from == "last" else "FIRST_OFFSET"

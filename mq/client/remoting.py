@@ -182,9 +182,8 @@ class Remoting:
 
     # Connections.
 
-    def _check_not_closed(self) -> None:
-        if self._closed:
-            raise ClientClosed("this client is closed")
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def connected(self, address: str) -> Connection | None:
         """The open connection to `address`, if there is one."""
@@ -202,7 +201,8 @@ class Remoting:
                 return connection
             if slot.attempts != attempts_before and slot.failure is not None:
                 raise ConnectFailed(address, str(slot.failure)) from slot.failure
-            self._check_not_closed()
+            if self._is_closed():
+                raise ClientClosed("this client is closed")
             try:
                 connection = await open_connection(
                     address,
@@ -216,12 +216,10 @@ class Remoting:
                 raise
             finally:
                 slot.attempts += 1
-            try:
-                self._check_not_closed()
-            except ClientClosed:
+            if self._is_closed():
                 connection.close("closed by this client")
                 await connection.run()  # which ends the stream and returns
-                raise
+                raise ClientClosed("this client is closed")
             self._connections[address] = connection
             self._tasks.start_soon(self._run_connection, connection)
             self._send_heartbeat(connection)

@@ -1,0 +1,56 @@
+"""What the tests of consumers share: a topic with messages, a consumer that is quick to retry."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from mq.client import (
+    PushConsumer,
+    ReceivedMessage,
+)
+from tests.unit.client.fake_cluster import FakeCluster, StoredMessage
+
+
+def stored(body: bytes, tags: str | None = None) -> StoredMessage:
+    properties = f"UNIQ_KEY\x01{body.decode()}\x02" + (f"TAGS\x01{tags}\x02" if tags else "")
+    return StoredMessage(body, properties, sys_flag=0, flag=0, born_timestamp_ms=1_600_000_000_000)
+
+
+def fill(cluster: FakeCluster, count: int, topic: str = "T", queues: int = 1) -> list[bytes]:
+    bodies = [b"%03d" % number for number in range(count)]
+    for number, body in enumerate(bodies):
+        cluster.group.append(topic, number % queues, stored(body))
+    return bodies
+
+
+def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> PushConsumer:
+    options.setdefault("consume_from", "first")
+    options.setdefault("retry_delay", 0.02)
+    return PushConsumer(cluster.namesrv, group, **options)
+
+
+@asynccontextmanager
+async def running(consumer: PushConsumer) -> AsyncGenerator[None]:
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer.run)
+        yield
+        consumer.stop()
+
+
+async def take(consumer: PushConsumer, count: int) -> list[ReceivedMessage]:
+    """The next `count` messages; the last one stays unacknowledged."""
+    taken: list[ReceivedMessage] = []
+    with anyio.fail_after(60):
+        async for message in consumer:
+            taken.append(message)
+            if len(taken) == count:
+                break
+    return taken
+
+
+def offset_of(cluster: FakeCluster, queue_id: int = 0, group: str = "cg") -> int | None:
+    return cluster.group.offsets.get((group, "T", queue_id))

@@ -1,0 +1,275 @@
+"""Members of a group: shared fairly, resumed where it ended, through new leaders and departures of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import anyio
+import pytest
+
+from mq.client import (
+    MessageQueue,
+    ReceivedMessage,
+    RemotingSettings,
+)
+from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
+from tests.unit.client.fake_cluster import FakeCluster, until
+
+pytestmark = pytest.mark.anyio
+
+PULL = 11
+UNREGISTER = 35
+
+
+# The group.
+
+
+async def test_two_members_share_the_queues_and_one_that_leaves_gives_its_share_back() -> None:
+    async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
+        first.subscribe("T")
+        await until(lambda: len(first.assignment) == 4)
+        async with consumer_of(cluster) as second:
+            second.subscribe("T")
+            await until(lambda: len(first.assignment) == len(second.assignment) == 2)
+            assert first.assignment | second.assignment == {MessageQueue("T", "b-0", number) for number in range(4)}
+        await until(lambda: len(first.assignment) == 4)
+
+
+async def test_a_handover_stores_the_offsets_and_loses_nothing() -> None:
+    async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
+        fill(cluster, 40, queues=4)
+        first.subscribe("T")
+        stream = first.deliveries()
+        for _ in range(40):
+            (await anext(stream)).acknowledge()
+        async with consumer_of(cluster) as second:
+            second.subscribe("T")
+            await until(lambda: len(second.assignment) == 2)
+            lost = second.assignment
+            await until(lambda: all(offset_of(cluster, queue.queue_id) == 10 for queue in lost))
+            assert all(second.positions[queue] <= 10 for queue in lost)
+
+
+async def test_queues_are_spread_over_all_broker_groups() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 2}) as cluster, consumer_of(cluster) as consumer:
+        for group in cluster.groups.values():
+            for number in range(2):
+                group.append("T", number, stored(b"x"))
+        consumer.subscribe("T")
+        messages = await take(consumer, 4)
+        assert {message.queue for message in messages} == consumer.assignment
+        assert len(consumer.assignment) == 4
+
+
+async def test_unsubscribing_gives_the_queues_up_and_stores_their_offsets() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        for _ in range(2):
+            (await anext(stream)).acknowledge()
+        consumer.unsubscribe("T")
+        await until(lambda: not consumer.assignment and offset_of(cluster) == 2)
+
+
+async def test_offsets_are_stored_from_time_to_time() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster, commit_seconds=0.02) as consumer,
+    ):
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        (await anext(stream)).acknowledge()
+        await until(lambda: offset_of(cluster) == 1)
+        updates = [request for request in cluster.leader.received if request.code == 15]
+        assert all(request.oneway for request in updates)
+        stored_offsets = [int(request.ext["commitOffset"]) for request in updates]
+        assert stored_offsets == sorted(set(stored_offsets)), "an offset that did not change was stored again"
+
+
+async def test_a_consumer_that_leaves_says_goodbye() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        async with consumer_of(cluster) as consumer:
+            consumer.subscribe("T")
+            await consumer.wait_assigned()
+            assert list(cluster.leader.members["cg"]) == [consumer.client_id]
+        assert not cluster.leader.members["cg"]
+
+
+async def test_a_cancelled_consumer_stores_its_offsets_and_says_goodbye() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster:
+        fill(cluster, 6, queues=2)
+        seen: list[bytes] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append(message.body)
+            if len(seen) == 6:
+                consumed.set()
+
+        async def consume() -> None:
+            async with consumer_of(cluster) as consumer:
+                consumer.subscribe("T")
+                await consumer.run(handle)
+
+        consumed = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume)
+            with anyio.fail_after(60):
+                await consumed.wait()
+            tasks.cancel_scope.cancel()
+        assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (3, 3)
+        assert cluster.leader.count(UNREGISTER) == 1
+        assert not cluster.leader.members["cg"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_ctrl_c_under_asyncio_stores_the_offsets() -> None:
+    """It cancels the main task by asyncio's own means, which know nothing of cancel scopes."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+
+        async def consume() -> None:
+            async with consumer_of(cluster) as consumer:
+                consumer.subscribe("T")
+                async for message in consumer:
+                    if message.queue_offset == 2:
+                        at_the_last.set()
+
+        at_the_last = anyio.Event()
+        main = asyncio.create_task(consume())
+        await at_the_last.wait()
+        main.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await main
+        assert offset_of(cluster) == 3
+        assert not cluster.leader.members["cg"]
+
+
+@pytest.mark.slow
+async def test_leaving_a_broker_that_does_not_answer_takes_seconds_at_most() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 1)
+        async with consumer_of(cluster) as consumer:
+            consumer.subscribe("T")
+            await take(consumer, 1)
+            cluster.leader.mute = True
+            begun = anyio.current_time()
+        assert anyio.current_time() - begun < 30
+
+
+# Failover.
+
+
+async def test_a_new_leader_is_followed_without_loss() -> None:
+    async with FakeCluster.start(replicas=2, topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        bodies = fill(cluster, 50)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        seen = []
+        for _ in range(50):
+            delivery = await anext(stream)
+            seen.append(delivery.message.body)
+            delivery.acknowledge()
+        old, new = cluster.group.replicas
+        await cluster.kill(old)
+        cluster.group.leader = new
+        cluster.group.append("T", 0, stored(b"after"))
+        with anyio.fail_after(60):
+            delivery = await anext(stream)
+        assert seen == bodies
+        assert delivery.message.body == b"after"
+        assert delivery.message.queue_offset == 50
+        delivery.acknowledge()
+        await consumer.commit()
+        assert offset_of(cluster) == 51
+
+
+async def test_a_pull_held_by_a_former_leader_moves_to_the_new_one() -> None:
+    """A stopped process keeps its connections open; only the route tells that it does not lead any more."""
+    async with (
+        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
+        consumer_of(cluster, remoting=RemotingSettings(route_refresh_seconds=0.02)) as consumer,
+    ):
+        consumer.subscribe("T")
+        old, new = cluster.group.replicas
+        await until(lambda: old.count(PULL) == 1)
+        cluster.group.leader = new
+        await until(lambda: new.count(PULL) == 1)
+
+
+async def test_brokers_hear_from_their_members_again_and_again() -> None:
+    async with (
+        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
+        consumer_of(cluster, remoting=RemotingSettings(heartbeat_seconds=0.02)) as consumer,
+    ):
+        consumer.subscribe("T", "A || B")
+        await until(lambda: all(broker.count(34) >= 3 for broker in cluster.group.replicas))
+        beat = json.loads([request for request in cluster.leader.received if request.code == 34][-1].body)
+        [subscription] = beat["consumerDataSet"][0]["subscriptionDataSet"]
+        assert (subscription["topic"], subscription["subString"]) == ("T", "A || B")
+        assert subscription["codeSet"] == [65, 66]
+
+
+async def test_a_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster, rebalance_seconds=0.02) as consumer,
+    ):
+        consumer.subscribe("T")
+        queues = await consumer.wait_assigned()
+        connection = cluster.leader.members["cg"].pop(consumer.client_id)
+        cluster.leader.members["cg"]["somebody else"] = connection
+        lists = cluster.leader.count(38)
+        await until(lambda: consumer.client_id in cluster.leader.members["cg"])
+        assert consumer.assignment == queues
+        assert cluster.leader.count(38) > lists
+
+
+async def test_a_broker_that_restarts_is_pulled_from_again() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        await consumer.wait_assigned()
+        broker = cluster.leader
+        await cluster.kill(broker)
+        await cluster.start_broker(broker)
+        cluster.group.leader = broker
+        fill(cluster, 1)
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]
+
+
+async def test_an_offset_below_the_first_one_kept_moves_to_it() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 10)
+        cluster.group.offsets["cg", "T", 0] = 2
+        cluster.group.min_offsets["T", 0] = 6
+        consumer.subscribe("T")
+        assert [message.queue_offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
+
+
+async def test_a_member_without_queues_asks_for_the_route_again_when_its_leader_is_gone() -> None:
+    """Nothing but rebalancing looks at the route of a topic of which no queue is ours."""
+    async with (
+        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
+        consumer_of(cluster, remoting=RemotingSettings(route_refresh_seconds=3600)) as consumer,
+    ):
+        fill(cluster, 1)
+        old, new = cluster.group.replicas
+        old.fail_codes[14] = 1
+        consumer.subscribe("T")
+        await until(lambda: old.count(14) > 0)
+        await cluster.kill(old)
+        cluster.group.leader = new
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]
+
+
+async def test_a_route_that_cannot_be_asked_for_again_is_used_as_it_is() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 1)
+        cluster.leader.fail_codes[14] = 1
+        consumer.subscribe("T")
+        await until(lambda: cluster.leader.count(14) > 0)
+        await cluster.name_servers[0].stop()
+        del cluster.leader.fail_codes[14]
+        assert [message.body for message in await take(consumer, 1)] == [b"000"]
