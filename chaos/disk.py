@@ -195,6 +195,12 @@ class MemoryDisk:
         file.change((offset, data))
         return len(data)
 
+    def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `Disk.write_synced`; the sync can fail, or lose its power, on its own."""
+        taken = self.pwritev(fd, buffers, offset)
+        self.fdatasync(fd)
+        return taken
+
     def fdatasync(self, fd: int) -> None:
         """See `Disk.fdatasync`."""
         file = self._file(fd)

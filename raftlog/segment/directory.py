@@ -112,7 +112,7 @@ def _lock(disk: Disk, directory: str, undo: contextlib.ExitStack) -> int:
         holder = disk.pread(fd, 20, 0).strip()
         raise DirectoryLocked(directory, int(holder) if holder.isdigit() else 0) from error
     disk.truncate(fd, 0)
-    write_fully(disk, fd, [b"%d\n" % os.getpid()], 0)
+    write_fully(disk.pwritev, fd, [b"%d\n" % os.getpid()], 0)
     return fd
 
 

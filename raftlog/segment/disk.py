@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -31,6 +31,12 @@ class Disk(Protocol):
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write up to 1024 buffers one behind the other; returns how many bytes were taken, which may be fewer."""
+
+    def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """As `pwritev`, and what it took is durable on return, with the length of the file that it needs.
+
+        What was written to the file before, and not synced, may still be lost.
+        """
 
     def fdatasync(self, fd: int) -> None:
         """Make the file's content and length durable."""
@@ -81,6 +87,9 @@ class RealDisk:
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         return os.pwritev(fd, buffers, offset)
 
+    def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        return os.pwritev(fd, buffers, offset, os.RWF_DSYNC)
+
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)
 
@@ -123,21 +132,24 @@ class RealDisk:
             return file.read().strip()
 
 
+Write = Callable[[int, Sequence[Buffer], int], int]
+"""`Disk.pwritev` or `Disk.write_synced` of some disk."""
+
 IOVECS_MAX = 1024
 """Most buffers that Linux takes in one call."""
 
 
-def write_fully(disk: Disk, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write all buffers one behind the other, in as few calls as the system allows. Raises `OSError`."""
+def write_fully(write: Write, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """Write all buffers one behind the other, in as few calls of ``write`` as the system allows. Raises `OSError`."""
     for first in range(0, len(buffers), IOVECS_MAX):
         part = buffers if len(buffers) <= IOVECS_MAX else buffers[first : first + IOVECS_MAX]
         nbytes = sum(map(len, part))
-        written = disk.pwritev(fd, part, offset)
+        written = write(fd, part, offset)
         if written < nbytes:
             rest = memoryview(b"".join(part))
             while written < nbytes:
                 # A full disk takes what fits and says so only when asked again.
-                taken = disk.pwritev(fd, [rest[written:]], offset + written)
+                taken = write(fd, [rest[written:]], offset + written)
                 if taken <= 0:
                     raise OSError(errno.EIO, f"write took {written} of {nbytes} bytes")
                 written += taken

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from raftlog.segment.codec import SYNC_BYTES_MAX
-from raftlog.segment.disk import Buffer, Disk, write_fully
+from raftlog.segment.disk import Buffer, Disk, Write, write_fully
 from raftlog.segment.errors import StorageCorrupt, StorageFailed
 
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -122,10 +122,19 @@ class SegmentFiles:
 
     def write(self, pos: int, buffers: Sequence[Buffer]) -> None:
         """Write within one file, which is made if it is missing. Not durable before `sync`. Raises `StorageFailed`."""
+        self._write(self._disk.pwritev, pos, buffers)
+
+    def write_synced(self, pos: int, buffers: Sequence[Buffer]) -> None:
+        """`write` and make it durable with the same call: a thread that writes gives up the interpreter once, not
+        twice. Everything written to the file before must have been synced. Raises `StorageFailed`.
+        """
+        self._write(self._disk.write_synced, pos, buffers)
+
+    def _write(self, write: Write, pos: int, buffers: Sequence[Buffer]) -> None:
         start = pos - pos % self.segment_bytes
         self.ensure(start)
         try:
-            write_fully(self._disk, self._open(start), buffers, pos - start)
+            write_fully(write, self._open(start), buffers, pos - start)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "write") from error
 
@@ -236,7 +245,7 @@ class SegmentFiles:
             if self._closing:
                 return False
             nbytes = min(SYNC_BYTES_MAX, self.segment_bytes - offset)
-            write_fully(self._disk, fd, [_ZEROS[:nbytes]], offset)
+            write_fully(self._disk.pwritev, fd, [_ZEROS[:nbytes]], offset)
             if in_background and not self._hurry.is_set():
                 # Small synced steps at a bounded rate, so that no group commit waits behind the whole file.
                 self._disk.fdatasync(fd)

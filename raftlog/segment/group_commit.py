@@ -152,8 +152,7 @@ class GroupCommit:
         if not self._buffers:
             return
         start = self._chunk_pos - self._chunk_pos % self._segment_bytes
-        self._files.write(self._chunk_pos, self._buffers)
-        self._files.sync(start)
+        self._files.write_synced(self._chunk_pos, self._buffers)
         self._buffers.clear()
         self._chunk_bytes = 0
         self._durable_pos = self._end_pos

@@ -97,8 +97,7 @@ class MetaFile:
         """Make ``state`` durable. After an `OSError` the object must not be used for writing again."""
         slot = 1 - self._newest_slot
         data = encode_slot(state, self._seq + 1)
-        write_fully(self._disk, self._fd, [data], slot * SLOT_BYTES)
-        self._disk.fdatasync(self._fd)
+        write_fully(self._disk.write_synced, self._fd, [data], slot * SLOT_BYTES)
         self._newest_slot = slot
         self._seq += 1
         self.state = state

@@ -106,7 +106,7 @@ def test_too_many_buffers_are_refused_and_write_fully_copes(place: tuple[Disk, s
     buffers = [b"%04d" % number for number in range(2500)]
     with pytest.raises(OSError, match="Invalid argument"):
         disk.pwritev(fd, buffers, 0)
-    write_fully(disk, fd, buffers, 7)
+    write_fully(disk.pwritev, fd, buffers, 7)
     assert disk.pread(fd, 20_000, 7) == b"".join(buffers)
     disk.close(fd)
 
@@ -194,7 +194,7 @@ def test_full_disk_takes_what_fits() -> None:
     with pytest.raises(OSError, match="No space left"):
         disk.allocate(fd, 11)
     with pytest.raises(OSError, match="No space left"):
-        write_fully(disk, fd, [b"abc", b"def"], 8)
+        write_fully(disk.pwritev, fd, [b"abc", b"def"], 8)
 
 
 def test_faults_strike_once_and_in_time() -> None:
@@ -204,3 +204,23 @@ def test_faults_strike_once_and_in_time() -> None:
     with pytest.raises(OSError, match="Input/output error"):
         disk.fdatasync(fd)
     disk.fdatasync(fd)
+
+
+def test_what_a_synced_write_took_can_be_read_back(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    fd = disk.open(f"{root}/file", create=True)
+    assert disk.write_synced(fd, [b"ab", memoryview(b"cd")], 2) == 4
+    assert disk.pread(fd, 10, 0) == b"\0\0abcd"
+    disk.close(fd)
+
+
+def test_a_synced_write_survives_a_crash_and_a_plain_one_may_not() -> None:
+    for seed in range(30):
+        disk = MemoryDisk()
+        disk.mkdir("/d")
+        fd = disk.open("/d/file", create=True)
+        disk.sync_directory("/d")
+        disk.write_synced(fd, [b"kept"], 0)
+        disk.crash(random.Random(seed))
+        fd = disk.open("/d/file")
+        assert disk.pread(fd, 4, 0) == b"kept"

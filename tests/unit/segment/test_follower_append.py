@@ -22,7 +22,9 @@ def receive(log: SegmentLog, entry: TailEntry, chain: int) -> TailEntry:
 
 def test_a_follower_holds_the_same_bytes_and_chain() -> None:
     leader, follower = open_log("leader"), open_log("follower")
-    for index in range(1, 20):
+    entry = leader.append(1, 1, 1, b"")
+    receive(follower, entry, follower.chain)
+    for index in range(2, 20):
         chain = leader.chain
         entry = leader.append(1, index, 1, bytes([index]) * 700, b"hint")
         copy = receive(follower, entry, chain)

@@ -182,7 +182,7 @@ def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk)
 
 @pytest.mark.parametrize(
     ("operation", "number", "name"),
-    [("pwritev", errno.ENOSPC, "write"), ("pwritev", errno.EIO, "write"), ("fdatasync", errno.EIO, "fdatasync")],
+    [("pwritev", errno.ENOSPC, "write"), ("pwritev", errno.EIO, "write"), ("fdatasync", errno.EIO, "write")],
 )
 def test_failed_write_is_reported_once_and_never_retried(home: LogHome, operation: str, number: int, name: str) -> None:
     reports = Reports()
