@@ -31,6 +31,9 @@ APPLY_BYTES_MAX = 1024 * 1024
 DISK_STALL_SECONDS = 1.0
 """Age of the oldest unsynced write from which on the core is told that the disk hangs."""
 
+UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
+"""Entries that a follower keeps in memory for a disk that hangs; beyond, it takes no more."""
+
 Build = Callable[[int], tuple[bytes, bytes]]
 
 
@@ -178,6 +181,8 @@ class Replica:
         if kind is Kind.APPENDED:
             self.core.receive(wire.decode_appended(payload, source, target), now)
         elif kind is Kind.APPEND:
+            if self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
+                return  # the leader sends it again; only its heartbeats, on the other lane, tell that it lives
             message = wire.decode_append(payload, source, target)
             for ref, entry, annotation in zip(message.refs, message.entries, message.annotations, strict=True):
                 header, body = bytes(entry[:HEADER_BYTES]), bytes(entry[HEADER_BYTES:])

@@ -121,3 +121,48 @@ async def test_a_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path)
             sock.close()
         nursery.cancel_scope.cancel()
     listener.close()
+
+
+async def test_a_follower_whose_disk_hangs_takes_no_more_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's window is freed by what was received, so only the follower itself can bound what it keeps."""
+    monkeypatch.setattr("raftlog.replica.UNSYNCED_BYTES_MAX", 20_000)
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, name, ports) for name in NAMES]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        slow = next(node for node in nodes if node is not leader)
+        hanging = HangingDisk(slow)
+        for number in range(60):
+            index = leader.append(b"%02d" % number * 500)
+            assert isinstance(index, int)
+            await leader.wait_until(lambda node, index=index: node.replica.applied_index >= index)  # type: ignore[misc]
+        assert slow.log.end_pos < 20_000 + 2 * 1100, f"{slow.log.end_pos} bytes were kept unsynced"
+        hanging.recover()
+        await slow.wait_until(lambda node: len(node.application.bodies) == 60)
+        nursery.cancel_scope.cancel()
+
+
+class HangingDisk:
+    """Holds back what the writer of a node reports, as if its disk did not finish."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._writer = node.log._writer
+        node.log._writer = self  # type: ignore[assignment]
+        self.done_ticket = self._writer.done_ticket
+        self._ops: list[object] = []
+
+    def submit(self, op: object) -> None:
+        self._ops.append(op)
+
+    def close(self, *, clean: bool) -> None:
+        self._writer.close(clean=clean)
+
+    def recover(self) -> None:
+        self._node.log._writer = self._writer
+        for op in self._ops:
+            self._writer.submit(op)  # type: ignore[arg-type]
