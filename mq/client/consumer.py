@@ -22,7 +22,7 @@ import structlog
 from mq.client.assignment import Assignment
 from mq.client.connection import refuse_server_request
 from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
-from mq.client.errors import ClientClosed
+from mq.client.errors import ClientClosed, ClientError
 from mq.client.identity import new_client_id
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, GroupOffsets
@@ -247,7 +247,18 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         assignment = self._opened()
         while True:
             await anyio.sleep(self._commit_seconds)
-            self._offsets.commit_soon(assignment.commit_offsets())
+            for topic in self._offsets.commit_soon(assignment.commit_offsets()):
+                # Pulls may go on at a follower, so nobody else notices that the leader is another one.
+                await self._find_leader(topic)
+
+    async def _find_leader(self, topic: str) -> None:
+        remoting = self._remoting
+        assert remoting is not None, "offsets are stored before the consumer is entered"
+        try:
+            route = await remoting.route(topic, refresh=True)
+            await remoting.connect_all(route.addresses())
+        except ClientError as error:
+            log.debug("leader_not_found", topic=topic, reason=str(error))
 
     def _make_puller(self, process_queue: ProcessQueue) -> Puller:
         assert self._remoting is not None, "a puller is made before the consumer is entered"

@@ -76,18 +76,26 @@ class GroupOffsets:
         self._stored[queue] = offset
         return offset
 
-    def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store what changed, one-way: what gets lost is repeated with the next progress, or on leaving."""
+    def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
+        """Store what changed, one-way: what gets lost is repeated with the next progress, or on leaving.
+
+        Returns the topics whose leader is not known, or not connected; their offsets wait.
+        """
+        postponed: set[str] = set()
         for queue, offset in offsets.items():
             if self._stored.get(queue) == offset:
                 continue
             try:
                 connection = self._remoting.connected(leader_of(self._remoting, queue))
-                if connection is not None:
-                    connection.send_oneway(RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
-                    self._stored[queue] = offset
+                if connection is None:
+                    postponed.add(queue.topic)
+                    continue
+                connection.send_oneway(RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
+                self._stored[queue] = offset
             except ClientError as error:
+                postponed.add(queue.topic)
                 log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
+        return postponed
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
         """Store these offsets and wait for the answers, for at most `seconds`, even when cancelled meanwhile.

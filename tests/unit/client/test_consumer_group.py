@@ -89,6 +89,27 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
         assert stored_offsets == sorted(set(stored_offsets)), "an offset that did not change was stored again"
 
 
+async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
+    """Followers serve pulls, so nothing fails when the known route has no leader; offsets must still get through."""
+    async with (
+        FakeCluster.start(topics={"T": 1}, replicas=2) as cluster,
+        consumer_of(cluster, commit_seconds=0.02) as consumer,
+    ):
+        fill(cluster, 2)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        (await anext(stream)).acknowledge()
+        await until(lambda: offset_of(cluster) == 1)
+        leader, cluster.group.leader = cluster.leader, None
+        assert consumer._remoting is not None
+        route = await consumer._remoting.route("T", refresh=True)
+        assert route.leader_address(cluster.group.name) is None
+        cluster.group.leader = leader
+        (await anext(stream)).acknowledge()
+        with anyio.fail_after(15):  # the route is refreshed by itself every 30 s
+            await until(lambda: offset_of(cluster) == 2)
+
+
 async def test_a_consumer_that_leaves_says_goodbye() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with consumer_of(cluster) as consumer:
