@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import trio
 
@@ -46,6 +46,8 @@ class ReplicaStatus:
     commit_position: int | None = None
     lag_entries: int | None = None
     lag_bytes: int | None = None
+    broker_id: int | None = None
+    """The id under which name servers list it; 0 is who takes messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
         if answer.figures is None:
             replicas.append(ReplicaStatus(f"id {answer.broker_id}", answer.address, UNREACHABLE))
         else:
-            replicas.append(_replica_status(answer.address, answer.figures, leader, peers))
+            known = _replica_status(answer.address, answer.figures, leader, peers)
+            replicas.append(replace(known, broker_id=answer.broker_id))
     replicas += _silent_peers(replicas, leader, peers)
     durability = next((a.figures.get("raftmq.durability") for a in answers if a.figures is not None), None)
     return GroupStatus(

@@ -215,8 +215,10 @@ class DevCluster:
         running = {node_id for node_id in self.node_ids if self.is_running(node_id)}
 
         def is_ready(status: GroupStatus) -> bool:
-            there = {replica.node_id: replica.role for replica in status.replicas if replica.role != UNREACHABLE}
-            return status.leader is not None and running <= there.keys()
+            there = {replica.node_id: replica for replica in status.replicas if replica.role != UNREACHABLE}
+            leads = there.get(status.leader or "")
+            # Until it is registered under id 0 no client finds it.
+            return leads is not None and leads.broker_id == 0 and running <= there.keys()
 
         await self._wait_status(f"a leader and {len(running)} replicas", is_ready)
 
