@@ -193,7 +193,7 @@ class Appender:
             entry = waiting.popleft()
             self.pending_bytes -= entry.nbytes
             for sender, replies in entry.replies:
-                sender.send(b"".join(replies))
+                sender.send(replies[0] if len(replies) == 1 else b"".join(replies))
             for callback in entry.callbacks:
                 callback(True)
         while self._round_ends and self._round_ends[0] <= index:

@@ -17,6 +17,7 @@ from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, split_frames
 from mq.protocol.requests import Request
 
 _PREFIX_BYTES: Final = 8
+_LENGTH_BYTES: Final = 4
 _unpack_prefix = struct.Struct(">II").unpack_from
 
 Incoming = tuple[Request | UnknownRequest | Response | HeaderError, bytes, int]
@@ -62,9 +63,10 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
                     continue
         incoming.append((_decode_loosely(word >> 24, header), chunk[header_end:end], word >> 24))
         at = end
-    # What is left has no complete prefix, or a prefix that cannot be: the careful function says which.
-    with memoryview(chunk) as view:
-        split_frames(view[at:])
+    if size - at >= _LENGTH_BYTES:
+        # What is left has no complete prefix, or a prefix that cannot be: the careful function says which.
+        with memoryview(chunk) as view:
+            split_frames(view[at:])
     return incoming, at
 
 

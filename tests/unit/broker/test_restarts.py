@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mq.broker import server
 from mq.broker.server import serve
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import RealDisk, SegmentError
+from raftlog.segment.disk import Buffer
 from tests.unit.broker.running import (
     RunningBroker,
     broker_settings,
@@ -130,10 +132,10 @@ async def test_a_disk_that_fails_ends_the_broker_without_an_answer(
     failing = False
 
     class Disk(RealDisk):
-        def fdatasync(self, fd: int) -> None:
+        def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
             if failing:
                 raise OSError(errno.EIO, "no such luck")
-            super().fdatasync(fd)
+            return super().write_synced(fd, buffers, offset)
 
     monkeypatch.setattr(server, "RealDisk", Disk)
     broker = RunningBroker(broker_settings(tmp_path))
