@@ -99,7 +99,7 @@ def flip_slots(home: LogHome, *slots: int) -> None:
         home.disk.flip_bit("/data/log/meta", slot * SLOT_BYTES + 40)
 
 
-def test_log_opens_with_one_damaged_slot(home: LogHome) -> None:
+def test_bit_flip_meta_one_slot(home: LogHome) -> None:
     for slot in (0, 1):
         log = home.open()
         home.submit(log, term=5, voted_for="n2")
@@ -140,7 +140,7 @@ def slot_seq(home: LogHome, slot: int) -> int:
     return -1 if decoded is None else decoded[0]
 
 
-def test_both_slots_damaged_is_refused(home: LogHome) -> None:
+def test_bit_flip_meta_both_slots(home: LogHome) -> None:
     log = home.open()
     home.submit(log, term=5, voted_for="n2")
     home.close_all()

@@ -42,7 +42,7 @@ def reopen_and_go_on(home: LogHome, expected: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\0", b"\xa5"])
-def test_cut_at_every_byte_of_the_last_three_entries(garbage: bytes) -> None:
+def test_torn_tail_every_byte(garbage: bytes) -> None:
     home, _, ends = filled(left=200)
     path = home.segment()
     whole = home.disk.content(path)
@@ -115,7 +115,7 @@ def test_cutting_what_is_committed_is_a_bug(home: LogHome) -> None:
     assert all_bodies(log) == [b"one", b"two"]
 
 
-def test_truncated_entries_do_not_come_back(home: LogHome) -> None:
+def test_restart_with_stale_bytes_after_tail(home: LogHome) -> None:
     log = home.open()
     home.put(log, *(b"old-%d" % number for number in range(20)))
     log.truncate(6)
@@ -208,7 +208,7 @@ def assert_refused_untouched(home: LogHome, reason: str) -> None:
     assert changed <= {"LOCK"}
 
 
-def test_flipped_bit_in_the_last_write_is_cut() -> None:
+def test_bit_flip_last_batch() -> None:
     home, bodies, ends = filled(left=100)
     damage_at(home, ends[-2] + 60)
     reopen_and_go_on(home, bodies[:3])
@@ -222,7 +222,7 @@ def test_flipped_bit_below_the_durable_position_is_refused(home: LogHome) -> Non
     assert_refused_untouched(home, "physical offset 51: .*durable up to 155")
 
 
-def test_flipped_bit_in_a_committed_entry_is_refused(home: LogHome) -> None:
+def test_bit_flip_committed(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"one", b"two", b"three")
     home.submit(log, commit_hint=2)
