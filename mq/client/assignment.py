@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import anyio
 import anyio.abc
-import structlog
 
 from mq.client.allocation import allocate_averagely
 from mq.client.answers import read_body
 from mq.client.errors import ClientError, NoRoute
+from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.offsets import GroupOffsets
 from mq.client.process_queue import ProcessQueue
@@ -26,8 +26,6 @@ COMMIT_SECONDS = 1.0
 
 HANDOVER_SECONDS = 0.1
 """Time for the former owners to store their offsets. Too little repeats messages; nothing is lost either way."""
-
-log = structlog.get_logger("mq.client")
 
 
 class Assignment:

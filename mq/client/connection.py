@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import anyio
 import anyio.abc
-import structlog
 
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
+from mq.client.logs import log
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, split_frames
@@ -52,8 +52,6 @@ OnServerRequest = Callable[[Request | UnknownRequest, memoryview], bytes | None]
 
 _RECEIVE_BYTES = 65536
 _OPAQUE_MAX = 2**31 - 1
-
-log = structlog.get_logger("mq.client")
 
 
 def refuse_server_request(request: Request | UnknownRequest, _body: memoryview) -> bytes | None:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import anyio
-import structlog
 
 from mq.client.assignment import Assignment
 from mq.client.connection import refuse_server_request
 from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed, ClientError
 from mq.client.identity import new_client_id
+from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, GroupOffsets
 from mq.client.process_queue import ProcessQueue
@@ -50,8 +50,6 @@ LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
 
 LEASE_MESSAGES_MAX = 32
-
-log = structlog.get_logger("mq.client")
 
 
 @dataclass(frozen=True, slots=True)

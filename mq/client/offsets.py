@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 import anyio
-import structlog
 
 from mq.client.answers import int_field
 from mq.client.errors import BrokerError, ClientError, NoRoute
+from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.remoting import Remoting
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -19,8 +19,6 @@ __all__ = ["ConsumeFrom", "GroupOffsets", "queue_offset"]
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
 """Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
-
-log = structlog.get_logger("mq.client")
 
 
 def leader_of(remoting: Remoting, queue: MessageQueue) -> str:

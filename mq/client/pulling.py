@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
-import structlog
 
 from mq.client.answers import int_field
 from mq.client.connection import Connection
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
+from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.client.offsets import GroupOffsets
 from mq.client.process_queue import FlowLimits, ProcessQueue
@@ -32,8 +32,6 @@ BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
 # A broker that answers an empty long poll sooner than this does not hold it; asking at once would be a busy loop.
 EMPTY_ANSWER_SECONDS_MIN = 0.05
-
-log = structlog.get_logger("mq.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from typing import Self
 
 import anyio
 import anyio.abc
-import structlog
 
 from mq.client.answers import read_body
 from mq.client.connection import (
@@ -38,6 +37,7 @@ from mq.client.errors import (
     RequestTimeout,
     TopicNotFound,
 )
+from mq.client.logs import log
 from mq.client.routes import TopicRoute
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import Route
@@ -52,8 +52,6 @@ AUTO_CREATE_QUEUES_MAX = 4
 
 GOODBYE_SECONDS = 1.0
 """How long a client that leaves waits for a broker to take note of it."""
-
-log = structlog.get_logger("mq.client")
 
 
 def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:

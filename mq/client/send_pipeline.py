@@ -17,7 +17,6 @@ from functools import partial
 
 import anyio
 import anyio.abc
-import structlog
 
 from mq.client.connection import Answer, Connection
 from mq.client.errors import (
@@ -33,6 +32,7 @@ from mq.client.errors import (
     TopicNotFound,
     UnreadableAnswer,
 )
+from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.remoting import AUTO_CREATE_QUEUES_MAX, Remoting
 from mq.client.routes import TopicRoute
@@ -51,8 +51,6 @@ LEADERLESS_SECONDS_MAX = 0.1
 """A group that lost its leader has another one within tens of milliseconds, and asking where costs a name server
 little. A broker that is busy gets the longer pauses."""
 SWEEP_SECONDS = 0.05
-
-log = structlog.get_logger("mq.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
