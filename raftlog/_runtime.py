@@ -17,7 +17,6 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 
@@ -83,7 +82,7 @@ class Reactor:
         self._dirty.append(stream)
 
     def end_turn(self) -> None:
-        """Let the process react to what came in, then send. Also called by timers, outside the reactor's own turns."""
+        """Let the process react to what came in, then send."""
         for callback in self._turn_end:
             callback()
         while self._dirty:
@@ -346,11 +345,6 @@ def configure_replication_socket(sock: socket.socket, silence_seconds: float) ->
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_seconds * 1000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def abort_on_close(sock: socket.socket) -> None:
-    """Make closing ``sock`` reset the connection instead of lingering."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _peer_name(sock: socket.socket) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from raftlog import Listener, Mailbox, Reactor, StreamSocket
-from raftlog._runtime import RECEIVE_BYTES, abort_on_close
+from raftlog._runtime import RECEIVE_BYTES
 
 pytestmark = pytest.mark.trio
 
@@ -282,7 +282,7 @@ async def test_the_peer_resets() -> None:
 
 async def test_aborting_resets_the_connection() -> None:
     async with reacting() as reactor, connected(reactor) as (server, client):
-        abort_on_close(server.stream._sock)
+        server.stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         server.stream.close("abort")
         with pytest.raises(trio.BrokenResourceError) as broken, trio.fail_after(10):
             await client.receive_some()
