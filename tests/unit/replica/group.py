@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -62,7 +63,14 @@ class Recorder:
 class Node:
     """One replica, its application, and its running parts."""
 
-    def __init__(self, directory: Path, name: str, ports: dict[str, int], cluster: str = CLUSTER) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        ports: dict[str, int],
+        cluster: str = CLUSTER,
+        config: CoreConfig | None = None,
+    ) -> None:
         self.name = name
         self.reactor = Reactor()
         self.application = Recorder()
@@ -82,7 +90,7 @@ class Node:
         core = RaftCore(
             node_id=NodeId(name),
             conf=ConfState(voters),
-            config=CoreConfig(),
+            config=config or CoreConfig(),
             hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
             term_runs=self.log.term_runs,
             base=LogId(*self.log.base),
@@ -163,3 +171,17 @@ async def wait_leader(nodes: Sequence[Node]) -> Node:
                 if node.replica.core.ready:
                     return node
             await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def started(directory: Path, config: CoreConfig | None = None) -> AsyncIterator[tuple[Node, list[Node]]]:
+    """Three running replicas: the leader, and its followers."""
+    names = ("n0", "n1", "n2")
+    ports = dict(zip(names, free_ports(3), strict=True))
+    nodes = [Node(directory, name, ports, config=config) for name in names]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        yield leader, [node for node in nodes if node is not leader]
+        nursery.cancel_scope.cancel()

@@ -9,66 +9,48 @@ from pathlib import Path
 import pytest
 import trio
 
-from raftlog import Refusal
-from tests.unit.replica.group import Node, free_ports, wait_leader
+from raftlog import CoreConfig, Refusal
+from tests.unit.replica.group import Node, free_ports, started, wait_leader
 
 pytestmark = pytest.mark.trio
 NAMES = ("n0", "n1", "n2")
 
 
 async def test_entries_reach_every_replica_with_their_annotations(tmp_path: Path) -> None:
-    ports = dict(zip(NAMES, free_ports(3), strict=True))
-    nodes = [Node(tmp_path, name, ports) for name in NAMES]
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        leader = await wait_leader(nodes)
+    async with started(tmp_path) as (leader, followers):
         bodies = [b"%d" % number * 100 for number in range(300)]  # several segments of 64 KiB
         for body in bodies:
             assert isinstance(leader.append(body, b"hint"), int)
-        for node in nodes:
+        for node in (leader, *followers):
             await node.wait_until(lambda node: len(node.application.bodies) == len(bodies))
             assert node.application.bodies == bodies
             assert set(node.application.annotations) == {b"hint"}
             assert not node.failures
-        assert {node.log.chain for node in nodes} == {leader.log.chain}
-        nursery.cancel_scope.cancel()
+            assert node.log.chain == leader.log.chain
 
 
 async def test_a_follower_refuses_to_append(tmp_path: Path) -> None:
-    ports = dict(zip(NAMES, free_ports(3), strict=True))
-    nodes = [Node(tmp_path, name, ports) for name in NAMES]
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        leader = await wait_leader(nodes)
-        follower = next(node for node in nodes if node is not leader)
-        assert follower.append(b"body") is Refusal.NOT_LEADER
-        assert follower.log.last_index <= leader.log.last_index
-        nursery.cancel_scope.cancel()
+    async with started(tmp_path) as (leader, followers):
+        assert followers[0].append(b"body") is Refusal.NOT_LEADER
+        assert followers[0].log.last_index <= leader.log.last_index
 
 
 async def test_a_dead_leader_is_replaced_without_waiting_for_silence(tmp_path: Path) -> None:
-    """Its closed connections and a refused reconnect start the election; the time-out is 1.5 seconds at least."""
-    ports = dict(zip(NAMES, free_ports(3), strict=True))
-    nodes = [Node(tmp_path, name, ports) for name in NAMES]
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        leader = await wait_leader(nodes)
+    """Its closed connections and a refused reconnect start the election; silence alone would take a minute here."""
+    patient = CoreConfig(election_timeout_seconds_min=60, election_timeout_seconds_max=120)
+    async with started(tmp_path, patient) as (leader, survivors):
         index = leader.append(b"before")
         assert isinstance(index, int)
+        for node in (leader, *survivors):
+            await node.wait_until(lambda node: node.replica.log.last_index >= index)
         await leader.wait_until(lambda node: node.replica.applied_index >= index)
-        survivors = [node for node in nodes if node is not leader]
-        terms_before = {node.replica.core.term for node in survivors}
+        old_term = leader.replica.core.term
         leader.scope.cancel()
         new = await wait_leader(survivors)
-        assert new.replica.core.term > max(terms_before)
-        assert new.application.bodies == [b"before"]
+        assert new.replica.core.term > old_term
         assert isinstance(new.append(b"after"), int)
         for node in survivors:
             await node.wait_until(lambda node: node.application.bodies == [b"before", b"after"])
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_returning_replica_catches_up_from_disk(tmp_path: Path) -> None:
@@ -128,13 +110,7 @@ async def test_a_follower_whose_disk_hangs_takes_no_more_than_its_limit(
 ) -> None:
     """The leader's window is freed by what was received, so only the follower itself can bound what it keeps."""
     monkeypatch.setattr("raftlog.replica.UNSYNCED_BYTES_MAX", 20_000)
-    ports = dict(zip(NAMES, free_ports(3), strict=True))
-    nodes = [Node(tmp_path, name, ports) for name in NAMES]
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        leader = await wait_leader(nodes)
-        slow = next(node for node in nodes if node is not leader)
+    async with started(tmp_path) as (leader, (slow, _)):
         hanging = HangingDisk(slow)
         for number in range(60):
             index = leader.append(b"%02d" % number * 500)
@@ -143,7 +119,6 @@ async def test_a_follower_whose_disk_hangs_takes_no_more_than_its_limit(
         assert slow.log.end_pos < 20_000 + 2 * 1100, f"{slow.log.end_pos} bytes were kept unsynced"
         hanging.recover()
         await slow.wait_until(lambda node: len(node.application.bodies) == 60)
-        nursery.cancel_scope.cancel()
 
 
 class HangingDisk:
