@@ -119,7 +119,7 @@ class Node:
         ]
         self.core = self._core_class(
             node_id=self.node_id,
-            conf=self._conf,
+            confs=[(0, self._conf)],
             config=self._config,
             hard_state=disk.hard_state,
             term_runs=runs,

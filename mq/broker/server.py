@@ -258,7 +258,7 @@ def _core(settings: BrokerSettings, segment_log: SegmentLog, rng: random.Random)
     base_index, base_term = segment_log.base
     return RaftCore(
         node_id=NodeId(settings.node_id),
-        conf=ConfState(tuple(NodeId(name) for name in settings.members)),
+        confs=[(0, ConfState(tuple(NodeId(name) for name in settings.members)))],
         config=CoreConfig(
             heartbeat_seconds=settings.heartbeat_seconds,
             announce_seconds=_ANNOUNCE_SECONDS,

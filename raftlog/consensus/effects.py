@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from raftlog.consensus.messages import Message
-from raftlog.consensus.types import HardState, NodeId, RoleChange, Span
+from raftlog.consensus.types import ConfState, HardState, NodeId, RoleChange, Span
 
 
 class StorageOp(msgspec.Struct, frozen=True, gc=False):
@@ -43,9 +43,13 @@ class Effects:
     - ``role``: role, term or known leader is another one.
     - ``failed_from``: this replica stopped leading; for proposals from this index on nobody knows the outcome.
     - ``fetch``: spans that a peer needs and the core has forgotten.
+    - ``reads``: the numbers given to `RaftCore.read`, each with the index that must be applied before it is answered,
+      or None when nobody can tell; the reader may ask again.
+    - ``reset``: peers that need entries which are gone from the log; offer them segments and a snapshot.
+    - ``conf``: another configuration is in force. It may be replaced again before it is committed.
     """
 
-    __slots__ = ("commit", "failed_from", "fetch", "role", "send", "storage")
+    __slots__ = ("commit", "conf", "failed_from", "fetch", "reads", "reset", "role", "send", "storage")
 
     def __init__(self) -> None:
         self.storage: StorageOp | None = None
@@ -54,3 +58,6 @@ class Effects:
         self.role: RoleChange | None = None
         self.failed_from: int | None = None
         self.fetch: Sequence[Fetch] = ()
+        self.reads: Sequence[tuple[int, int | None]] = ()
+        self.reset: Sequence[NodeId] = ()
+        self.conf: ConfState | None = None

@@ -97,12 +97,36 @@ class HeartbeatResp(_Message, frozen=True, gc=False):
     durable: int
     disk_ok: bool = True
     applied: int = 0
+    priority: int = 0
 
 
 class TimeoutNow(_Message, frozen=True, gc=False):
     """Start an election at once: the leader gives up (Raft thesis 3.10)."""
 
 
+class ReadIndexReq(_Message, frozen=True, gc=False):
+    """Which index must I have applied to answer a read that was asked for now? ``ctx`` is the asker's number for it."""
+
+    ctx: int
+
+
+class ReadIndexResp(_Message, frozen=True, gc=False):
+    """The answer; ``index`` is None when the receiver cannot tell, since it does not lead (any more)."""
+
+    ctx: int
+    index: int | None
+
+
 Message = (
-    PreVoteReq | PreVoteResp | VoteReq | VoteResp | AppendReq | AppendResp | Heartbeat | HeartbeatResp | TimeoutNow
+    PreVoteReq
+    | PreVoteResp
+    | VoteReq
+    | VoteResp
+    | AppendReq
+    | AppendResp
+    | Heartbeat
+    | HeartbeatResp
+    | TimeoutNow
+    | ReadIndexReq
+    | ReadIndexResp
 )

@@ -30,6 +30,7 @@ from raftlog.consensus.messages import (
 )
 from raftlog.consensus.types import (
     NONE,
+    ConfState,
     CoreStatus,
     LogId,
     NodeId,
@@ -46,7 +47,7 @@ class RaftCore(Election, Following):
 
     Args:
         node_id: this replica.
-        conf: who votes.
+        confs: first index and configuration, ascending: the one in force at the base, then each that the log sets.
         hard_state: as it was persisted last.
         term_runs: first index and term of each run of equal terms in the log, rising.
         base: the entry before the first one in the log.
@@ -99,9 +100,9 @@ class RaftCore(Election, Following):
         return self._role is Role.LEADER and self._commit >= self._term_start
 
     @property
-    def voters(self) -> tuple[NodeId, ...]:
-        """Who votes."""
-        return self._conf.voters
+    def conf(self) -> ConfState:
+        """The configuration in force: the newest one in the log, committed or not."""
+        return self._conf
 
     @property
     def has_effects(self) -> bool:
@@ -127,6 +128,7 @@ class RaftCore(Election, Following):
             durable=self._tickets.durable,
             uncommitted_bytes=self._uncommitted_bytes,
             peers=peers,
+            conf=self._conf,
         )
 
     def check_invariants(self) -> None:

@@ -31,7 +31,7 @@ class CoreState:
         self,
         *,
         node_id: NodeId,
-        conf: ConfState,
+        confs: Sequence[tuple[int, ConfState]],
         config: CoreConfig,
         hard_state: HardState,
         term_runs: Sequence[tuple[int, int]],
@@ -43,7 +43,7 @@ class CoreState:
     ) -> None:
         self.node_id = node_id
         self.config = config
-        self._conf = conf
+        self._conf = conf = confs[-1][1]
         self._rng = rng
         self._now = now
         self._peers: dict[NodeId, Progress] = {voter: Progress(voter) for voter in conf.voters if voter != node_id}

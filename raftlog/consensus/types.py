@@ -37,13 +37,20 @@ class Refusal(enum.Enum):
     TOO_LARGE = "too large"
     TRANSFERRING = "leadership is being handed over"
     DISK_FULL = "disk full"
+    CHANGE_PENDING = "a change of membership is under way"
+    NOT_CAUGHT_UP = "the node has not caught up"
+    INVALID_CHANGE = "the change contradicts the membership"
+    UNKNOWN_NODE = "no such voter"
 
 
 class PeerState(enum.Enum):
-    """How a leader sends to a peer: one message at a time until the logs agree, or a window of them."""
+    """How a leader sends to a peer: one message at a time until the logs agree, a window of them, or nothing while
+    the peer fetches whole segments.
+    """
 
     PROBE = "probe"
     REPLICATE = "replicate"
+    RESET = "reset"
 
 
 class LogId(msgspec.Struct, frozen=True, gc=False):
@@ -64,10 +71,69 @@ NOOP_BYTES: Final = 48
 """Size of an entry without a body."""
 
 
+class ConfState(msgspec.Struct, frozen=True):
+    """Who belongs to a group, as one configuration entry says (Raft thesis 4.1, 4.3).
+
+    ``voters`` elect and commit. While ``outgoing`` is not empty, a change is under way: majorities of both sets are
+    needed. ``learners`` get the log and have no say. ``addresses`` tells where members are reached, ``HOST:PORT``; the
+    core carries it and does not look at it. A configuration without voters belongs to a node that has not joined yet.
+
+    Raises:
+        ValueError: a node is named twice in one role, or is voter and learner at once.
+    """
+
+    voters: tuple[NodeId, ...] = ()
+    outgoing: tuple[NodeId, ...] = ()
+    learners: tuple[NodeId, ...] = ()
+    addresses: tuple[tuple[NodeId, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, nodes in (("voter", self.voters), ("voter", self.outgoing), ("learner", self.learners)):
+            if len(set(nodes)) != len(nodes):
+                raise ValueError(f"a {name} is named twice: {', '.join(nodes)}")
+        if both := set(self.learners) & {*self.voters, *self.outgoing}:
+            raise ValueError(f"voter and learner at once: {', '.join(sorted(both))}")
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether a change of voters is under way."""
+        return bool(self.outgoing)
+
+    @property
+    def members(self) -> frozenset[NodeId]:
+        """Everybody who gets the log."""
+        return frozenset((*self.voters, *self.outgoing, *self.learners))
+
+    def is_voter(self, node: NodeId) -> bool:
+        """Whether ``node`` has a vote, in either set."""
+        return node in self.voters or node in self.outgoing
+
+
+class ConfChangeKind(enum.Enum):
+    """What a change of membership does."""
+
+    ADD_LEARNER = "add"
+    PROMOTE = "promote"
+    REMOVE = "remove"
+    REPLACE = "replace"
+
+
+class ConfChange(msgspec.Struct, frozen=True):
+    """A wish to change the membership: `ADD_LEARNER` needs ``address``; `REPLACE` makes the learner ``node`` a voter
+    in the place of ``replaced``.
+    """
+
+    kind: ConfChangeKind
+    node: NodeId
+    address: str = ""
+    replaced: NodeId | None = None
+
+
 class Span(msgspec.Struct, frozen=True, gc=False):
     """Consecutive entries ``first`` to ``last`` (both included) of one term and kind, ``nbytes`` in sum.
 
     In a span that was cut out of a larger one ``nbytes`` is an estimate, since the core does not know single entries.
+    A configuration entry is a span of its own, with the configuration that it sets in ``conf``.
     """
 
     first: int
@@ -75,6 +141,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     term: int
     nbytes: int
     kind: EntryKind = EntryKind.NORMAL
+    conf: ConfState | None = None
 
     def up_to(self, last: int) -> Span:
         """The part that ends at ``last``."""
@@ -89,23 +156,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
             f"entries {first} to {last} are not within {self.first} to {self.last}"
         )
         nbytes = self.nbytes * (last - first + 1) // (self.last - self.first + 1)
-        return Span(first, last, self.term, nbytes, self.kind)
-
-
-class ConfState(msgspec.Struct, frozen=True):
-    """Who votes: 1, 3 or 5 nodes, fixed for the lifetime of a group.
-
-    Raises:
-        ValueError: another number of voters, or one of them twice.
-    """
-
-    voters: tuple[NodeId, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.voters) not in (1, 3, 5):
-            raise ValueError(f"a group has 1, 3 or 5 voters, not {len(self.voters)}: {', '.join(self.voters)}")
-        if len(set(self.voters)) != len(self.voters):
-            raise ValueError(f"a voter is named twice: {', '.join(self.voters)}")
+        return Span(first, last, self.term, nbytes, self.kind, self.conf)
 
 
 class HardState(msgspec.Struct, frozen=True, gc=False):
@@ -132,6 +183,8 @@ class CoreConfig:
     A new commit index travels with the next entries; when none come it is announced after ``announce_seconds``, so
     that a steady trickle of entries needs no messages of its own for it.
     ``durable_commit`` commits what is on the disks of a majority; without it, being received by a majority is enough.
+    ``priority`` says how much this replica wants to lead: one with a higher priority is preferred, as long as its log
+    allows it. ``lease_reads`` answers reads from the leader's lease, without a round trip; it trusts clocks.
 
     Raises:
         ValueError: two settings contradict each other.
@@ -152,6 +205,8 @@ class CoreConfig:
     tail_spans_max: int = 65_536
     catch_up_bytes_max: int = 2 * 1024 * 1024
     durable_commit: bool = True
+    priority: int = 0
+    lease_reads: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < 2 * self.heartbeat_seconds < self.election_timeout_seconds_min:
@@ -197,6 +252,7 @@ class PeerStatus:
     behind_base: bool
     disk_ok: bool
     applied: int
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +269,4 @@ class CoreStatus:
     durable: int
     uncommitted_bytes: int
     peers: tuple[PeerStatus, ...]
+    conf: ConfState

@@ -78,7 +78,7 @@ class Group:
         runs = [(i, t) for i, t in enumerate(disk.terms, 1) if i == 1 or disk.terms[i - 2] != t]
         self.cores[node] = self._core_class(
             node_id=node,
-            conf=ConfState(self.nodes),
+            confs=[(0, ConfState(self.nodes))],
             config=self.config,
             hard_state=disk.hard_state,
             term_runs=runs,

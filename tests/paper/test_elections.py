@@ -353,7 +353,6 @@ def test_unhealthy_peers_are_not_asked_to_take_over() -> None:
     assert [m.dst for m in group.mail if isinstance(m, TimeoutNow)] == [C]
 
 
-@pytest.mark.parametrize("voters", [(), (A, B), (A, B, C, D), (A, A, B)])
-def test_groups_of_other_sizes_are_refused(voters: tuple[str, ...]) -> None:
+def test_a_voter_named_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="voter"):
-        ConfState(voters)  # type: ignore[arg-type]
+        ConfState((A, A, B))

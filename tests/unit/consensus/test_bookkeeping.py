@@ -153,7 +153,7 @@ def test_progress_contact_is_when_the_answered_message_left() -> None:
 def core(**changes: object) -> RaftCore:
     arguments: dict[str, object] = {
         "node_id": NodeId("a"),
-        "conf": ConfState((NodeId("a"),)),
+        "confs": [(0, ConfState((NodeId("a"),)))],
         "config": CoreConfig(),
         "hard_state": HardState(),
         "term_runs": [],
@@ -191,7 +191,7 @@ def test_every_change_of_role_term_or_leader_is_told_once() -> None:
 
 
 def test_deadline_is_in_the_future_after_each_tick() -> None:
-    started = core(conf=ConfState((NodeId("a"), NodeId("b"), NodeId("c"))))
+    started = core(confs=[(0, ConfState((NodeId("a"), NodeId("b"), NodeId("c"))))])
     now = 0.0
     for _ in range(50):
         now = started.next_deadline()

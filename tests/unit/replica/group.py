@@ -89,7 +89,7 @@ class Node:
         meta = self.log.meta
         core = RaftCore(
             node_id=NodeId(name),
-            conf=ConfState(voters),
+            confs=[(0, ConfState(voters))],
             config=config or CoreConfig(),
             hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
             term_runs=self.log.term_runs,

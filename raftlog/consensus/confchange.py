@@ -1,0 +1,95 @@
+"""Changes of membership: which configuration follows from which, and how one is written down. Pure functions.
+
+Voters change in two steps (joint consensus, Raft thesis 4.3): `changed` gives a configuration in which majorities of
+the old and of the new voters are needed, and `settled` the one that follows once that is committed. Learners come and
+go in one step, since nothing depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import cbor2
+import msgspec
+
+from raftlog.consensus.types import ConfChange, ConfChangeKind, ConfState, NodeId
+
+CONF_BYTES_MAX: Final = 64 * 1024
+
+
+def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
+    """Why ``change`` makes no sense for a group of ``conf``, in words; None when it does."""
+    node = change.node
+    match change.kind:
+        case ConfChangeKind.ADD_LEARNER:
+            if node in conf.members:
+                return f"{node} is a member already"
+            if not change.address:
+                return f"{node} has no address"
+        case ConfChangeKind.PROMOTE:
+            if node not in conf.learners:
+                return f"{node} is no learner"
+        case ConfChangeKind.REMOVE:
+            if node not in conf.members:
+                return f"{node} is no member"
+            if conf.voters == (node,):
+                return f"{node} is the only voter"
+        case ConfChangeKind.REPLACE:
+            if node not in conf.learners:
+                return f"{node} is no learner"
+            if change.replaced not in conf.voters:
+                return f"{change.replaced} is no voter"
+    return None
+
+
+def changed(conf: ConfState, change: ConfChange) -> ConfState:
+    """The configuration that begins ``change``; joint if the voters change."""
+    assert not conf.is_joint, f"{change} during another change"
+    assert (reason := why_invalid(conf, change)) is None, f"{change}: {reason}"
+    node, voters = change.node, conf.voters
+    addresses = conf.addresses
+    learners = tuple(learner for learner in conf.learners if learner != node)
+    match change.kind:
+        case ConfChangeKind.ADD_LEARNER:
+            learners = (*learners, node)
+            addresses = (*addresses, (node, change.address))
+        case ConfChangeKind.PROMOTE:
+            voters = (*voters, node)
+        case ConfChangeKind.REMOVE:
+            voters = tuple(voter for voter in voters if voter != node)
+        case ConfChangeKind.REPLACE:
+            voters = tuple(node if voter == change.replaced else voter for voter in voters)
+    outgoing = conf.voters if voters != conf.voters else ()
+    return _reachable(voters, outgoing, learners, addresses)
+
+
+def settled(conf: ConfState) -> ConfState:
+    """The configuration that ends a change under way."""
+    assert conf.is_joint, "no change of voters is under way"
+    return _reachable(conf.voters, (), conf.learners, conf.addresses)
+
+
+def _reachable(
+    voters: tuple[NodeId, ...],
+    outgoing: tuple[NodeId, ...],
+    learners: tuple[NodeId, ...],
+    addresses: tuple[tuple[NodeId, str], ...],
+) -> ConfState:
+    """A configuration without the addresses of nodes that left."""
+    members = {*voters, *outgoing, *learners}
+    return ConfState(voters, outgoing, learners, tuple(pair for pair in addresses if pair[0] in members))
+
+
+def encode_conf(conf: ConfState) -> bytes:
+    """The body of a configuration entry."""
+    return cbor2.dumps(msgspec.to_builtins(conf))
+
+
+def decode_conf(data: bytes | memoryview) -> ConfState:
+    """Read what `encode_conf` wrote. Raises ValueError for anything else."""
+    if len(data) > CONF_BYTES_MAX:
+        raise ValueError(f"configuration of {len(data)} bytes, at most {CONF_BYTES_MAX} are read")
+    try:
+        return msgspec.convert(cbor2.loads(bytes(data)), ConfState)
+    except (cbor2.CBORDecodeError, msgspec.ValidationError, TypeError, RecursionError) as error:
+        raise ValueError(f"unreadable configuration: {error}") from error
