@@ -20,7 +20,7 @@ from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.groups import Groups
 from mq.broker.long_polling import LongPolling
-from mq.broker.metadata import Metadata, decode_command
+from mq.broker.metadata import Changes, DeleteTopic, Metadata, decode_command
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.registration import Registration
@@ -32,8 +32,9 @@ from mq.protocol import bodies, headers
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
-from mq.store.checkpoint import Checkpointer, PendingCheckpoint
+from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import decode_runs, scan_runs
+from mq.store.opening import Filling, ends_of
 from mq.store.queue_store import QueueStore
 from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange
 
@@ -51,6 +52,7 @@ class Broker:
     Args:
         store_ip: the IPv4 address that message ids carry.
         metadata, store: as the checkpoint left them; the replica hands in every later entry.
+        filling: not None when the metadata comes from a snapshot and the queues have still to reach it.
         on_registration_changed: told when the name servers must learn something new.
         descriptors_max: connections with this file descriptor or a higher one are refused.
     """
@@ -63,6 +65,7 @@ class Broker:
         reactor: Reactor,
         metadata: Metadata,
         store: QueueStore,
+        filling: Filling | None,
         checkpointer: Checkpointer,
         rng: random.Random,
         clock: Callable[[], float],
@@ -74,6 +77,7 @@ class Broker:
         self._reactor = reactor
         self._metadata = metadata
         self._store = store
+        self._filling = filling
         self._checkpointer = checkpointer
         self._address = settings.advertise or settings.listen
         self._store_ip = store_ip
@@ -212,6 +216,9 @@ class Broker:
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             self._applied_index = entry.index
+            if self._filling is not None and entry.index == self._filling.until_index:
+                self._filling.settle(self._store)
+                self._filling = None
         self.appender.committed(self._applied_index)
         for topic, queue_id, new_entries in self._store.take_grown():
             for pull in self._polling.grown((topic, queue_id), new_entries):
@@ -259,7 +266,12 @@ class Broker:
         for run in runs:
             self._store.append_run(run)
         for command in commands:
-            changed = self._metadata.apply(decode_command(command))
+            decoded = decode_command(command)
+            if self._filling is not None:
+                # The metadata is ahead; only what a deletion does to queues is still to be done.
+                changed = Changes(deleted_topics=(decoded.name,) if isinstance(decoded, DeleteTopic) else ())
+            else:
+                changed = self._metadata.apply(decoded)
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
             for topic in changed.topics:
@@ -297,7 +309,7 @@ class Broker:
         """
         index = self._applied_index
         last = self._last_checkpoint
-        if index > self._replica.core.durable or index == 0:
+        if index > self._replica.core.durable or index == 0 or self._filling is not None:
             return None
         if last is not None and last.committed and last.checkpoint.applied_index == index:
             return None
@@ -309,6 +321,24 @@ class Broker:
             state=self._metadata.capture(),
         )
         return self._last_checkpoint
+
+    def snapshot(self) -> tuple[int, Callable[[], bytes]]:
+        """What a replica needs that gets the log only from a later entry on; see `mq.store.opening`.
+
+        Returns the index of that entry, and what encodes the snapshot; it takes time and may run in a worker thread.
+        """
+        assert self._filling is None, f"a snapshot at entry {self._applied_index}, where metadata is ahead"
+        index = self._applied_index
+        ref = self._replica.log.locate(index)
+        state, queues = self._metadata.capture(), ends_of(self._store.table())
+
+        def encode() -> bytes:
+            end = ref.pos + ref.size
+            return encode_checkpoint(
+                Checkpoint(applied_index=index, applied_term=ref.term, applied_pos=end, queues=queues, state=state())
+            )
+
+        return index, encode
 
     # -- name servers ------------------------------------------------------------------------------------------------
 

@@ -266,7 +266,7 @@ class Changes(msgspec.Struct, frozen=True):
     topics: tuple[str, ...] = ()
     """Topics that were created, changed or deleted."""
     deleted_topics: tuple[str, ...] = ()
-    """Those of ``topics`` that are gone: their consume queues must be dropped."""
+    """Their consume queues must be dropped."""
     groups: tuple[str, ...] = ()
     """Groups that were created, changed or deleted."""
     offsets: int = 0
@@ -307,7 +307,8 @@ class Metadata:
                 return Changes(topics=(topic.name,))
             case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
                 if self.topics.pop(name, None) is None:
-                    return Changes()
+                    # Messages may have come behind an earlier deletion; whether they go must not depend on the state.
+                    return Changes(deleted_topics=(name,))
                 removed = self._remove_offsets(topic=name)
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)

@@ -21,8 +21,9 @@ from mq.broker.metadata import Metadata, SnapshotDamaged
 from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings, parse_address
 from mq.broker.tuning import allow_descriptors, freeze_startup_objects, tune_process
-from mq.store.checkpoint import Checkpoint, Checkpointer, OpenedStore, open_store, reset_store
-from mq.store.errors import StoreError
+from mq.store.checkpoint import Checkpoint, Checkpointer
+from mq.store.errors import StoreError, StoreLost
+from mq.store.opening import LogBounds, OpenedStore, open_store
 from raftlog import (
     ConfState,
     CoreConfig,
@@ -108,6 +109,7 @@ async def _serve(settings: BrokerSettings, undo: contextlib.ExitStack, task_stat
         reactor=reactor,
         metadata=_metadata(settings, opened.checkpoint),
         store=opened.queues,
+        filling=opened.filling,
         checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
         rng=rng,
         clock=trio.current_time,
@@ -229,18 +231,20 @@ def _open_log(settings: BrokerSettings, writer: Writer) -> SegmentLog:
 def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
     """What was derived from the log before, as far as it belongs to this log; nothing otherwise."""
     directory = str(settings.data_dir)
+    base_index, _ = segment_log.base
+    bounds = LogBounds(
+        base_index=base_index,
+        last_index=segment_log.last_index,
+        term_at=lambda index: segment_log.locate(index).term,
+    )
     try:
-        opened = open_store(directory)
+        opened = open_store(directory, log=bounds, incoming=str(settings.data_dir / "commitlog" / "snapshot"))
+    except StoreLost as error:
+        raise StartRefused(str(error)) from error
     except OSError as error:
         raise StartRefused(f"{error.filename or directory}: {error.strerror}") from error
-    checkpoint = opened.checkpoint
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
-    index = checkpoint.applied_index
-    if index and (index > segment_log.last_index or segment_log.locate(index).term != checkpoint.applied_term):
-        log.warning("queues_rebuilt", reason=f"the log has no entry {index} of term {checkpoint.applied_term}")
-        opened.queues.close()
-        return OpenedStore(Checkpoint(), reset_store(directory), None)
     return opened
 
 

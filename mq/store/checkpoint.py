@@ -15,17 +15,20 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from struct import Struct
 
 import cbor2
 import msgspec
 
-from mq.store.errors import CheckpointDamaged, CheckpointImpossible, QueueFileDamaged
+from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.queue_files import Changes, sync
 from mq.store.queue_store import QueueRow, QueueStore, QueueStoreSettings, remove_dropped
 
-_FILE_NAME = "checkpoint"
+CHECKPOINT_NAME = "checkpoint"
+PREVIOUS_NAME = "checkpoint.previous"
+SNAPSHOT_NAME = "snapshot"
+
 _QUEUE_DIRECTORY = "consumequeue"
 _MAGIC = b"RAFTMQC1"
 _HEAD = Struct(">8sIQ")
@@ -54,9 +57,9 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     return _HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)) + payload
 
 
-def load_checkpoint(directory: str) -> Checkpoint | None:
-    """The checkpoint of a data directory, None if there is none. Raises CheckpointDamaged, OSError."""
-    path = os.path.join(directory, _FILE_NAME)
+def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint | None:
+    """A checkpoint in a data directory, None if there is none. Raises CheckpointDamaged, OSError."""
+    path = os.path.join(directory, name)
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -78,49 +81,22 @@ def load_checkpoint(directory: str) -> Checkpoint | None:
         raise CheckpointDamaged(path, str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedStore:
-    """What `open_store` found."""
-
-    checkpoint: Checkpoint
-    """Apply the log from the entry after ``checkpoint.applied_index`` on."""
-    queues: QueueStore
-    rebuild_reason: str | None
-    """Why everything has to be derived again although there was something, None in the normal case."""
-
-
-def open_store(directory: str, settings: QueueStoreSettings | None = None) -> OpenedStore:
-    """Open what is derived from the log in a data directory, making the directory if needed.
-
-    Damage to checkpoint or queue files is answered by beginning anew: an empty checkpoint, no queue files, and the
-    reason to log. Raises OSError for everything that is not damage (no access, full disk).
-    """
-    settings = settings or QueueStoreSettings()
-    reason: str | None = None
-    try:
-        checkpoint = load_checkpoint(directory)
-        if checkpoint is not None:
-            return OpenedStore(checkpoint, _open_queues(directory, settings, checkpoint), None)
-    except (CheckpointDamaged, QueueFileDamaged) as error:
-        reason = str(error)
-    return OpenedStore(Checkpoint(), reset_store(directory, settings), reason)
-
-
 def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> QueueStore:
     """Remove everything derived from the log and begin anew. Raises OSError.
 
     The caller needs it when the log does not contain the entry that the checkpoint names.
     """
     os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, _FILE_NAME)
+    path = os.path.join(directory, CHECKPOINT_NAME)
     # First, and durably: a checkpoint must never outlive the files it counts on.
     if os.path.exists(path):
         os.unlink(path)
         _sync_directory(directory)
-    return _open_queues(directory, settings or QueueStoreSettings(), Checkpoint())
+    return open_queues(directory, settings or QueueStoreSettings(), Checkpoint())
 
 
-def _open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Checkpoint) -> QueueStore:
+def open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Checkpoint) -> QueueStore:
+    """The queues as a checkpoint has them. Raises QueueFileDamaged, OSError."""
     return QueueStore.open(
         os.path.join(directory, _QUEUE_DIRECTORY),
         settings,
@@ -168,8 +144,11 @@ class PendingCheckpoint:
         if self._is_overtaken():
             return False
         self.checkpoint = msgspec.structs.replace(self.checkpoint, state=self._state())
-        _write_durably(self._directory, _FILE_NAME, encode_checkpoint(self.checkpoint))
+        _keep_previous(self._directory)
+        write_durably(self._directory, CHECKPOINT_NAME, encode_checkpoint(self.checkpoint))
         self.committed = True
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._directory, SNAPSHOT_NAME))
         remove_dropped(self._queues.root, self.checkpoint.dropped_count)
         return True
 
@@ -218,7 +197,16 @@ class Checkpointer:
         return self._last
 
 
-def _write_durably(directory: str, name: str, data: bytes) -> None:
+def _keep_previous(directory: str) -> None:
+    """Leave the checkpoint that is about to be replaced under another name: the new one may be found damaged."""
+    path, kept = os.path.join(directory, CHECKPOINT_NAME), os.path.join(directory, PREVIOUS_NAME)
+    if os.path.exists(path):
+        with suppress(FileNotFoundError):
+            os.unlink(kept)
+        os.link(path, kept)
+
+
+def write_durably(directory: str, name: str, data: bytes) -> None:
     """Replace a file so that after a crash it is the old or the new one, whole."""
     path = os.path.join(directory, name)
     temporary = path + ".tmp"

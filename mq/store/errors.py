@@ -48,3 +48,16 @@ class CheckpointImpossible(StoreError):
         super().__init__(f"{path}: no checkpoint after a failed sync ({cause})")
         self.path = path
         self.cause = cause
+
+
+class StoreLost(StoreError):
+    """The log begins behind its first entry, and nothing says any more what was before. Only another replica knows."""
+
+    def __init__(self, path: str, base_index: int, reason: str) -> None:
+        super().__init__(
+            f"{path}: the log begins at entry {base_index + 1}, and what was derived from those before it is lost "
+            f"({reason}); remove this replica from its group, empty the directory, and add it anew"
+        )
+        self.path = path
+        self.base_index = base_index
+        self.reason = reason

@@ -138,6 +138,11 @@ class QueueStore:
             self._note_tail(key, queue)
         return count
 
+    def add_empty(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue:
+        """A queue whose entries have all expired; its next one gets ``offset``. There must be no such queue yet."""
+        assert (topic, queue_id) not in self._queues, f"{topic}/{queue_id} exists"
+        return self._add(topic, queue_id, offset, offset, b"")
+
     def take_grown(self) -> list[tuple[str, int, bytearray]]:
         """Queues that got entries since the last call, as (topic, queue id, the new entries).
 

@@ -135,7 +135,7 @@ def test_delete_topic_takes_its_offsets_along() -> None:
         topics=("T",), deleted_topics=("T",), offsets=2
     )
     assert metadata.consumer_offsets == {("g", "U"): {0: 6}}
-    assert metadata.apply(DeleteTopic(name="T", timestamp_ms=10)) == Changes()
+    assert metadata.apply(DeleteTopic(name="T", timestamp_ms=10)) == Changes(deleted_topics=("T",))
     assert metadata.data_version == DataVersion(3, 9)
     metadata.apply(put("T"))
     assert metadata.consumer_offset("g", "T", 0) is None

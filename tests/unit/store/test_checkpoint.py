@@ -15,10 +15,10 @@ from mq.store.checkpoint import (
     Checkpointer,
     encode_checkpoint,
     load_checkpoint,
-    open_store,
     reset_store,
 )
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
+from mq.store.opening import open_store
 from mq.store.queue_store import QueueStore
 from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, contents, derived
 
@@ -233,7 +233,7 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_module, "_write_durably", fail)
+        patched.setattr(checkpoint_module, "write_durably", fail)
         with pytest.raises(OSError, match="no space"):
             first.commit()
     apply(store, log.send("D", 0, 5))

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.store.checkpoint import Checkpointer, open_store
+from mq.store.checkpoint import Checkpointer
+from mq.store.opening import open_store
 from tests.unit.store.queue_log import TINY, Log, apply, contents, derived
 
 

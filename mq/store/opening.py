@@ -1,0 +1,166 @@
+"""Where a replica's derived state begins after a start: at its checkpoint, at a snapshot, or at the log's first entry.
+
+While the log begins at its first entry ever, everything can be derived from it. Once its beginning was dropped, the
+metadata and the queues' ends before its base are known only from a checkpoint, or from the snapshot that came with a
+log taken over from another replica. Such a *snapshot* is the metadata right after one entry and the ends of all queues
+there. What queues hold between the base and that entry is filled in from the log, with the metadata's commands in
+between skipped.
+
+The files, all in the format of a checkpoint: `checkpoint`, the one before it as `checkpoint.previous`, and `snapshot`,
+which is there from when a replica begins from one until its first checkpoint after that is durable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from mq.store.checkpoint import (
+    CHECKPOINT_NAME,
+    PREVIOUS_NAME,
+    SNAPSHOT_NAME,
+    Checkpoint,
+    encode_checkpoint,
+    load_checkpoint,
+    open_queues,
+    reset_store,
+    write_durably,
+)
+from mq.store.errors import CheckpointDamaged, QueueFileDamaged, StoreLost
+from mq.store.queue_store import QueueStore, QueueStoreSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """The log that the state must fit: its base, its last entry, and the term of an entry in between."""
+
+    base_index: int = 0
+    base_pos: int = 0
+    last_index: int = 2**63 - 1
+    term_at: Callable[[int], int] | None = None
+
+    def why_unfit(self, checkpoint: Checkpoint, *, as_snapshot: bool) -> str | None:
+        """Why this log does not continue what a checkpoint says, in words. A snapshot may be ahead of the log."""
+        index, term = checkpoint.applied_index, checkpoint.applied_term
+        if index < self.base_index:
+            return f"the log begins behind entry {index}, at {self.base_index}"
+        if index > self.last_index:
+            return None if as_snapshot else f"the log has no entry {index} of term {term}"
+        if index > self.base_index and self.term_at is not None and self.term_at(index) != term:
+            return f"the log has no entry {index} of term {term}"
+        return None
+
+
+class Filling:
+    """The time until the log's entries have reached the snapshot from which a replica began."""
+
+    __slots__ = ("_ends", "until_index")
+
+    def __init__(self, snapshot: Checkpoint) -> None:
+        self.until_index = snapshot.applied_index
+        """Up to this entry, commands of the metadata are in the snapshot already."""
+        self._ends = snapshot.queues
+
+    def settle(self, queues: QueueStore) -> None:
+        """Entry ``until_index`` was dispatched: give queues whose entries are all gone their place in the table."""
+        for topic, rows in self._ends.items():
+            for queue_id, _, end, _ in rows:
+                queue = queues.get(topic, queue_id) or queues.add_empty(topic, queue_id, end)
+                assert queue.max_offset == end, (
+                    f"{topic}/{queue_id} ends at {queue.max_offset} after entry {self.until_index}, at {end} elsewhere"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """What `open_store` found."""
+
+    checkpoint: Checkpoint
+    """Apply the log from the entry after ``checkpoint.applied_index`` on, beginning with the metadata in ``state``."""
+    queues: QueueStore
+    filling: Filling | None = None
+    """Not None while the metadata is ahead of the queues."""
+    rebuild_reason: str | None = None
+    """Why everything has to be derived again although there was something, None in the normal case."""
+
+
+def open_store(
+    directory: str,
+    settings: QueueStoreSettings | None = None,
+    *,
+    log: LogBounds | None = None,
+    incoming: str | None = None,
+) -> OpenedStore:
+    """Open what is derived from the log in a data directory, making the directory if needed.
+
+    Damage to checkpoint or queue files is answered by deriving again all that the log still has.
+
+    Args:
+        log: which log it must fit; default: any that begins with its first entry.
+        incoming: path of a snapshot that came with a log from elsewhere, if there is one; it is taken over.
+
+    Raises:
+        StoreLost: the log's beginning is gone, and so is every record of what was in it.
+        OSError: no access, full disk.
+    """
+    settings, log = settings or QueueStoreSettings(), log or LogBounds()
+    os.makedirs(directory, exist_ok=True)
+    faults: list[str] = []
+    checkpoint = _usable(directory, CHECKPOINT_NAME, log, faults, as_snapshot=False)
+    received = None if incoming is None else _usable("", incoming, log, faults, as_snapshot=True)
+    if checkpoint is not None and (received is None or received.applied_index <= checkpoint.applied_index):
+        try:
+            queues = open_queues(directory, settings, checkpoint)
+        except QueueFileDamaged as error:
+            faults.append(str(error))
+        else:
+            _remove(incoming)
+            return OpenedStore(checkpoint, queues)
+    reason = "; ".join(faults) or None
+    if log.base_index == 0 and received is None:
+        _remove(incoming, os.path.join(directory, SNAPSHOT_NAME))
+        return OpenedStore(Checkpoint(), reset_store(directory, settings), rebuild_reason=reason)
+    kept = (CHECKPOINT_NAME, SNAPSHOT_NAME, PREVIOUS_NAME)
+    candidates = [received, *(_usable(directory, name, log, [], as_snapshot=True) for name in kept)]
+    newest = max((c for c in candidates if c is not None), key=lambda c: c.applied_index, default=None)
+    if newest is None:
+        raise StoreLost(directory, log.base_index, "; ".join(faults) or "there is no checkpoint")
+    snapshot = msgspec.structs.replace(newest, queues=ends_of(newest.queues))
+    # Durable before the checkpoint goes: a crash in between finds one of the two.
+    write_durably(directory, SNAPSHOT_NAME, encode_checkpoint(snapshot))
+    queues = reset_store(directory, settings)
+    _remove(incoming)
+    begin = Checkpoint(applied_index=log.base_index, applied_pos=log.base_pos, state=snapshot.state)
+    filling = Filling(snapshot)
+    if snapshot.applied_index > log.base_index:
+        return OpenedStore(begin, queues, filling, reason)
+    filling.settle(queues)
+    return OpenedStore(begin, queues, rebuild_reason=reason)
+
+
+def ends_of(queues: dict[str, list[tuple[int, int, int, bytes]]]) -> dict[str, list[tuple[int, int, int, bytes]]]:
+    """The queues of a snapshot: where each ends, and nothing of what it holds."""
+    return {topic: [(queue_id, end, end, b"") for queue_id, _, end, _ in rows] for topic, rows in queues.items()}
+
+
+def _usable(directory: str, name: str, log: LogBounds, faults: list[str], *, as_snapshot: bool) -> Checkpoint | None:
+    try:
+        found = load_checkpoint(directory, name)
+    except CheckpointDamaged as error:
+        faults.append(str(error))
+        return None
+    if found is not None and (why := log.why_unfit(found, as_snapshot=as_snapshot)) is not None:
+        faults.append(f"{os.path.join(directory, name)}: {why}")
+        return None
+    return found
+
+
+def _remove(*paths: str | None) -> None:
+    for path in paths:
+        if path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(path)

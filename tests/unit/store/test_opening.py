@@ -1,0 +1,170 @@
+"""Beginning from a snapshot and a log whose beginning is gone: the same queues as from the whole log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mq.store.checkpoint import Checkpoint, Checkpointer, encode_checkpoint, load_checkpoint
+from mq.store.dispatch import QUEUE_ENTRY, QueueRun
+from mq.store.errors import StoreLost
+from mq.store.opening import Filling, LogBounds, OpenedStore, ends_of, open_store
+from mq.store.queue_store import QueueStore
+from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply
+
+
+def random_log(seed: int, events: int) -> Log:
+    rng, log = random.Random(seed), Log()
+    for _ in range(events):
+        if rng.random() < 0.08:
+            log.drop(rng.choice("ABC"))
+        else:
+            log.send(rng.choice("ABC"), rng.randrange(3), rng.randrange(1, 6))
+    return log
+
+
+def positions(log: Log) -> list[int]:
+    """Where each event's entry begins; entry n + 1 is event n."""
+    found, at = [], 0
+    for event in log.events:
+        found.append(at)
+        if isinstance(event, QueueRun):
+            at += len(event.entries) // QUEUE_ENTRY.size * ENTRY_BYTES
+    return [*found, at]
+
+
+def snapshot_at(log: Log, index: int, directory: Path) -> Checkpoint:
+    store = open_store(str(directory), TINY).queues
+    for event in log.events[:index]:
+        apply(store, event)
+    return Checkpoint(
+        applied_index=index,
+        applied_term=1,
+        applied_pos=positions(log)[index],
+        queues=ends_of(store.table()),
+        state=b"s",
+    )
+
+
+def replay(opened: OpenedStore, log: Log, until: int | None = None) -> None:
+    filling: Filling | None = opened.filling
+    for index, event in enumerate(log.events, 1):
+        if opened.checkpoint.applied_index < index <= (until or len(log.events)):
+            apply(opened.queues, event)
+            if filling is not None and index == filling.until_index:
+                filling.settle(opened.queues)
+
+
+def state(store: QueueStore, base_pos: int) -> dict[tuple[str, int], tuple[int, int, bytes]]:
+    while store.expire_some(base_pos):
+        pass
+    return {(q.topic, q.queue_id): (q.min_offset, q.max_offset, q.read(q.min_offset, 999)) for q in store.queues()}
+
+
+def whole(directory: Path, log: Log, base_pos: int) -> dict[tuple[str, int], tuple[int, int, bytes]]:
+    store = open_store(str(directory), TINY).queues
+    for event in log.events:
+        apply(store, event)
+    return state(store, base_pos)
+
+
+def bounds(log: Log, base: int) -> LogBounds:
+    return LogBounds(base, positions(log)[base], len(log.events), lambda index: 1)
+
+
+def cases() -> Iterator[tuple[int, int, int]]:
+    rng = random.Random(7)
+    for seed in range(60):
+        base = rng.randrange(1, 30)
+        yield seed, base, rng.randrange(base, 41)
+
+
+@pytest.mark.parametrize(("seed", "base", "at"), list(cases()))
+def test_app_snapshot_and_log_cut_queues_equal_a_full_replay(tmp_path: Path, seed: int, base: int, at: int) -> None:
+    log = random_log(seed, 40)
+    incoming = tmp_path / "incoming"
+    incoming.write_bytes(encode_checkpoint(snapshot_at(log, at, tmp_path / "leader")))
+    opened = open_store(str(tmp_path / "new"), TINY, log=bounds(log, base), incoming=str(incoming))
+    assert not incoming.exists()
+    assert opened.checkpoint.state == b"s"
+    assert (opened.checkpoint.applied_index, opened.filling is None) == (base, at == base)
+    replay(opened, log)
+    base_pos = positions(log)[base]
+    assert state(opened.queues, base_pos) == whole(tmp_path / "full", log, base_pos)
+
+
+def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path: Path) -> None:
+    log, new = random_log(3, 40), tmp_path / "new"
+    incoming = tmp_path / "incoming"
+    incoming.write_bytes(encode_checkpoint(snapshot_at(log, 30, tmp_path / "leader")))
+    opened = open_store(str(new), TINY, log=bounds(log, 10), incoming=str(incoming))
+    replay(opened, log, until=20)
+    opened.queues.flush_all()
+    opened.queues.close()
+    again = open_store(str(new), TINY, log=bounds(log, 10), incoming=str(incoming))
+    assert (again.checkpoint.applied_index, again.filling is not None) == (10, True)
+    replay(again, log)
+    pos = positions(log)
+    pending = Checkpointer(str(new), again.queues).prepare(
+        applied_index=40, applied_term=1, applied_pos=pos[40], state=lambda: b"later"
+    )
+    assert pending.commit()
+    assert not (new / "snapshot").exists()
+    settled = open_store(str(new), TINY, log=bounds(log, 10), incoming=str(incoming))
+    assert (settled.checkpoint.applied_index, settled.filling) == (40, None)
+    assert state(settled.queues, pos[10]) == whole(tmp_path / "full", log, pos[10])
+
+
+def _checkpointed(tmp_path: Path, log: Log, *indexes: int) -> Path:
+    store, done = open_store(str(tmp_path / "own"), TINY).queues, 0
+    checkpointer = Checkpointer(str(tmp_path / "own"), store)
+    for index in indexes:
+        for event in log.events[done:index]:
+            apply(store, event)
+        done = index
+        store.flush_all()
+        pending = checkpointer.prepare(
+            applied_index=index, applied_term=1, applied_pos=positions(log)[index], state=lambda: b"own"
+        )
+        assert pending.commit()
+    store.close()
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("lost", ["checkpoint", "queues"])
+def test_without_the_log_s_beginning_the_checkpoint_before_is_good_enough(tmp_path: Path, lost: str) -> None:
+    log = random_log(5, 40)
+    own = _checkpointed(tmp_path, log, 20, 30)
+    if lost == "checkpoint":
+        (own / "checkpoint").write_bytes(b"rubbish")
+    else:
+        for path in (own / "consumequeue").rglob("000*"):
+            path.write_bytes(b"")
+    opened = open_store(str(own), TINY, log=bounds(log, 15))
+    assert opened.rebuild_reason is not None
+    assert opened.filling is not None
+    assert opened.filling.until_index == (20 if lost == "checkpoint" else 30)
+    replay(opened, log)
+    base_pos = positions(log)[15]
+    assert state(opened.queues, base_pos) == whole(tmp_path / "full", log, base_pos)
+
+
+def test_without_any_record_of_the_log_s_beginning_nothing_is_made_up(tmp_path: Path) -> None:
+    log = random_log(5, 40)
+    own = _checkpointed(tmp_path, log, 10, 12)
+    with pytest.raises(StoreLost, match=r"begins at entry 16.*behind entry 12"):
+        open_store(str(own), TINY, log=bounds(log, 15))
+    assert load_checkpoint(str(own)) is not None
+
+
+def test_a_snapshot_older_than_the_checkpoint_is_put_away(tmp_path: Path) -> None:
+    log = random_log(6, 40)
+    incoming = tmp_path / "incoming"
+    incoming.write_bytes(encode_checkpoint(snapshot_at(log, 15, tmp_path / "leader")))
+    own = _checkpointed(tmp_path, log, 20)
+    opened = open_store(str(own), TINY, log=bounds(log, 10), incoming=str(incoming))
+    assert (opened.checkpoint.applied_index, opened.checkpoint.state) == (20, b"own")
+    assert not incoming.exists()
