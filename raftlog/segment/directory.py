@@ -16,14 +16,24 @@ from raftlog.segment.errors import (
     DirectoryLocked,
     DirectoryMismatch,
     DirectoryUnusable,
+    LogDamaged,
     MetaCorrupt,
-    StorageCorrupt,
     StorageFailed,
 )
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.recovery import Corrupt, Evidence, Stop, TruncateAt, decide, end_of_data, gather, scan_file
+from raftlog.segment.recovery import (
+    Corrupt,
+    Decision,
+    Keep,
+    TruncateAt,
+    damaged_ranges,
+    decide,
+    end_of_data,
+    examine,
+    scan_files,
+)
 
 LOCK_NAME: Final = "LOCK"
 SEGMENT_BYTES_MIN: Final = 256
@@ -149,30 +159,20 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
 def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRef:
     segment_bytes = files.segment_bytes
     starts = files.starts
+    read = files.pread_padded
     last = EntryRef(0, 0, 0, 0, 0, initial_chain(stored.cluster_id))
-    stop = Stop(0, "segment is missing")
-    present = set(starts)
-    start = 0
-    while start in present:
-        last, found = scan_file(files.pread_padded, start, segment_bytes, last, index)
-        if found is not None:
-            stop = found
-            break
-        start += segment_bytes
-        stop = Stop(start, "segment is missing")
+    last, stop = scan_files(read, 0, starts, segment_bytes, last, index)
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
+    decision: Decision = Keep()
     if not (stored.clean and stored.durable_pos == end_pos):
-        only_zeros, intact_behind = gather(files.pread_padded, stop, last, starts, segment_bytes)
-        decision = decide(
-            Evidence(stop, end_pos, last.index, stored.durable_pos, stored.commit_hint, only_zeros, intact_behind)
-        )
+        evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
+        decision = decide(evidence)
         if isinstance(decision, Corrupt):
-            raise StorageCorrupt(files.path(files.start_of(decision.pos)), decision.pos, decision.reason)
-    else:
-        decision = None
+            ranges = damaged_ranges(read, evidence, last, starts, segment_bytes)
+            raise LogDamaged(files.directory, ranges, decision.reason)
     files.drop_behind(tail_start)
-    if tail_start in present:
+    if tail_start in starts:
         files.restore_length(tail_start)
         if isinstance(decision, TruncateAt):
             file_end = tail_start + segment_bytes

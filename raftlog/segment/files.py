@@ -59,7 +59,8 @@ class SegmentFiles:
         for name in names:
             if name.endswith(".tmp"):
                 disk.unlink(os.path.join(directory, name))
-        self._starts = {int(name) for name in names if _NAME.fullmatch(name)}
+        # A name that no segment can have is somebody else's file; it is left alone.
+        self._starts = {int(name) for name in names if _NAME.fullmatch(name) and int(name) % segment_bytes == 0}
 
     @property
     def starts(self) -> list[int]:

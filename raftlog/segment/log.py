@@ -110,7 +110,7 @@ class SegmentLog:
 
         Raises:
             DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
-            MetaCorrupt, StorageCorrupt: acknowledged state is damaged; the files are left as they are.
+            MetaCorrupt, LogDamaged: acknowledged state is damaged; the files are left as they are.
             StorageFailed: the disk refused.
         """
         opened = open_directory(

@@ -9,18 +9,20 @@ four questions decide between an end that a crash left and damage to what was ac
 - has a later file an intact entry? A file is not touched before the one before it is synced to its end.
 
 A torn end may be cut, because nobody was told of it. Damage must not: the entry may exist nowhere else, and its
-absence must not count in a vote.
+absence must not count in a vote. It is told as ranges of bytes, so that other replicas, whose files are equal byte by
+byte, can give back what is missing; an intact entry behind a range then proves by its chain that the right bytes came.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from raftlog.segment.codec import (
+    BLANK_BYTES_MIN,
     CONFIG,
     FLAGS,
     HEADER,
@@ -91,6 +93,24 @@ class Corrupt:
 Decision = Keep | TruncateAt | Corrupt
 
 
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Bytes that are no entries, though they once were: from ``pos`` to ``end``.
+
+    ``before`` is the last good entry. ``behind`` is the next intact one, which begins at ``end``; its header says which
+    chain leads to it. It is None when the damage reaches to the end of the log, and nothing vouches for what was there.
+    """
+
+    before: EntryRef
+    behind: EntryRef | None
+    end: int
+
+    @property
+    def pos(self) -> int:
+        """Where the last good entry ends."""
+        return self.before.pos + self.before.size
+
+
 def decide(evidence: Evidence) -> Decision:
     """What to do about the end of a log; the first row that fits holds.
 
@@ -114,20 +134,21 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def scan_file(
-    read: Read, start: int, segment_bytes: int, last: EntryRef, index: LogIndex
+    read: Read, start: int, segment_bytes: int, last: EntryRef, index: LogIndex, pos: int | None = None
 ) -> tuple[EntryRef, Stop | None]:
     """Verify the entries of one file.
 
     Args:
         start: where the file begins.
-        last: the entry before the file's first one.
+        last: the entry before the first one.
         index: takes each good entry.
+        pos: where the first entry begins; None for the file's beginning.
 
     Returns:
         The last good entry, and where the scan stopped, or None when the file ends in a blank and the next one follows.
     """
     end = start + segment_bytes
-    pos = start
+    pos = start if pos is None else pos
     while True:
         window = memoryview(read(pos, min(WINDOW_BYTES, end - pos)))
         window_pos = pos
@@ -193,7 +214,9 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
     )
 
 
-def gather(read: Read, stop: Stop, last: EntryRef, starts: list[int], segment_bytes: int) -> tuple[bool, int | None]:
+def gather(
+    read: Read, stop: Stop, last: EntryRef, starts: Sequence[int], segment_bytes: int
+) -> tuple[bool, int | None]:
     """Look at everything behind the last good entry: whether it is all zero, and `Evidence.intact_behind`."""
     end_pos = last.pos + last.size
     stop_start = stop.pos - stop.pos % segment_bytes
@@ -213,6 +236,105 @@ def gather(read: Read, stop: Stop, last: EntryRef, starts: list[int], segment_by
         if intact is not None:
             return only_zeros, intact
     return only_zeros, None
+
+
+def scan_files(
+    read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef, index: LogIndex
+) -> tuple[EntryRef, Stop]:
+    """Verify the entries from ``pos`` on, file after file; ``last`` is the one before. See `scan_file`."""
+    present = set(starts)
+    while (start := pos - pos % segment_bytes) in present:
+        last, stop = scan_file(read, start, segment_bytes, last, index, pos)
+        if stop is not None:
+            return last, stop
+        pos = start + segment_bytes
+    return last, Stop(pos, "segment is missing")
+
+
+def examine(
+    read: Read,
+    stop: Stop,
+    last: EntryRef,
+    starts: Sequence[int],
+    segment_bytes: int,
+    durable_pos: int,
+    commit_hint: int,
+) -> Evidence:
+    """Everything that `decide` asks for; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
+    only_zeros, intact_behind = gather(read, stop, last, starts, segment_bytes)
+    end_pos = last.pos + last.size
+    return Evidence(stop, end_pos, last.index, durable_pos, commit_hint, only_zeros, intact_behind)
+
+
+def damaged_ranges(
+    read: Read, evidence: Evidence, last: EntryRef, starts: Sequence[int], segment_bytes: int
+) -> list[DamagedRange]:
+    """Where a damaged log is damaged, ascending.
+
+    The scan goes on behind each range with the chain that the next intact entry claims. A torn end behind the last
+    range is none of them.
+
+    Args:
+        evidence: of a `Corrupt` decision.
+        last: the last good entry before the damage.
+    """
+    ranges: list[DamagedRange] = []
+    while isinstance(decide(evidence), Corrupt):
+        behind = next_entry(read, evidence.stop.pos + 1, starts, segment_bytes, last)
+        if behind is None:
+            end = max(evidence.durable_pos, evidence.end_pos)
+            for start in starts:
+                if (file_end := start + segment_bytes) > end:
+                    end = end_of_data(read, max(start, end), file_end)
+            ranges.append(DamagedRange(last, None, end))
+            break
+        ranges.append(DamagedRange(last, behind, behind.pos))
+        pos = behind.pos + behind.size
+        last, stop = scan_files(read, pos, starts, segment_bytes, behind, LogIndex(segment_bytes))
+        evidence = examine(read, stop, last, starts, segment_bytes, evidence.durable_pos, evidence.commit_hint)
+    return ranges
+
+
+def next_entry(read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef) -> EntryRef | None:
+    """The first intact entry from ``pos`` on that can come after ``last``, with the chain that its header claims.
+
+    One that the next entry confirms is preferred to one that damage follows: index, term and chain of a header are
+    proven by its neighbours only.
+    """
+    doubtful: EntryRef | None = None
+    for start in starts:
+        end = start + segment_bytes
+        at = max(start, pos)
+        while at < end and (found := find_intact(read, at, end)) is not None:
+            kind, size, index, term, _, _, chain, _, _ = HEADER.unpack(read(found, HEADER_BYTES))
+            if index > last.index and term >= last.term:
+                entry = EntryRef(index, term, kind, found, size, chain)
+                if _is_confirmed(read, entry, starts, segment_bytes):
+                    return entry
+                doubtful = doubtful or entry
+            at = found + 1
+    return doubtful
+
+
+def _is_confirmed(read: Read, entry: EntryRef, starts: Sequence[int], segment_bytes: int) -> bool:
+    """Whether the bytes behind an entry continue it, or there are none."""
+    pos = entry.pos + entry.size
+    end = entry.pos - entry.pos % segment_bytes + segment_bytes
+    if is_blank(read(pos, min(BLANK_BYTES_MIN, end - pos)), end - pos):
+        pos, end = end, end + segment_bytes
+        if pos not in starts:
+            return True
+    header = read(pos, min(HEADER_BYTES, end - pos))
+    if not any(header):
+        return True
+    if len(header) < HEADER_BYTES:
+        return False
+    size = min(max(HEADER_BYTES, HEADER.unpack(header)[1]), end - pos)
+    try:
+        verify_entry(memoryview(read(pos, size)), 0, entry.index + 1, entry.term, pos, entry.chain)
+    except FrameCorrupt:
+        return False
+    return True
 
 
 def _blocks(read: Read, pos: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from chaos.disk import PowerCut
-from raftlog.segment import NORMAL, SegmentLog, StorageCorrupt
+from raftlog.segment import NORMAL, LogDamaged, SegmentLog, StorageCorrupt
 from raftlog.segment.codec import SYNC_BYTES_MAX, frame, initial_chain
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
 
@@ -201,7 +201,7 @@ def damage_at(home: LogHome, pos: int) -> None:
 
 def assert_refused_untouched(home: LogHome, reason: str) -> None:
     before = {name: home.disk.content(f"/data/log/{name}") for name in home.disk.listdir("/data/log")}
-    with pytest.raises(StorageCorrupt, match=reason):
+    with pytest.raises(LogDamaged, match=reason):
         home.open()
     after = {name: home.disk.content(f"/data/log/{name}") for name in home.disk.listdir("/data/log")}
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
@@ -219,7 +219,7 @@ def test_flipped_bit_below_the_durable_position_is_refused(home: LogHome) -> Non
     home.put(log, b"one", b"two", b"three")
     log.close(clean=True)
     damage_at(home, 60)
-    assert_refused_untouched(home, "physical offset 51: .*durable up to 155")
+    assert_refused_untouched(home, "physical offsets 51..102: .*durable up to 155")
 
 
 def test_bit_flip_committed(home: LogHome) -> None:
@@ -228,7 +228,7 @@ def test_bit_flip_committed(home: LogHome) -> None:
     home.submit(log, commit_hint=2)
     log.close(clean=True)
     damage_at(home, 10)
-    assert_refused_untouched(home, "physical offset 0: .*durable up to")
+    assert_refused_untouched(home, "physical offsets 0..51: .*durable up to")
 
 
 @pytest.mark.parametrize("before_end", [4000, 1, -3])
@@ -273,7 +273,7 @@ def test_missing_segment_is_refused(home: LogHome) -> None:
     home.put(log, b"a" * 4000, b"b" * 4000, b"c" * 4000)
     log.close(clean=True)
     home.disk.unlink(home.segment(4096))
-    assert_refused_untouched(home, f"{home.segment(4096)}: .*segment is missing; durable up to")
+    assert_refused_untouched(home, "offsets 4048..8192: segment is missing; durable up to")
 
 
 def test_shortened_segment_is_refused(home: LogHome) -> None:
@@ -281,7 +281,7 @@ def test_shortened_segment_is_refused(home: LogHome) -> None:
     home.put(log, b"a" * 1000, b"b" * 1000)
     log.close(clean=True)
     home.disk.truncate(home.disk.open(home.segment()), 1500)
-    assert_refused_untouched(home, "physical offset 1048")
+    assert_refused_untouched(home, "physical offsets 1048..2096")
 
 
 def test_damage_that_appears_while_open_is_never_returned(home: LogHome) -> None:
