@@ -16,6 +16,7 @@ from raftlog.segment.errors import (
     DirectoryLocked,
     DirectoryMismatch,
     DirectoryUnusable,
+    EntryGone,
     FrameCorrupt,
     LogDamaged,
     LogDiverged,
@@ -26,7 +27,7 @@ from raftlog.segment.errors import (
 )
 from raftlog.segment.files import Preallocation
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta import MetaState
+from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
@@ -34,10 +35,12 @@ __all__ = [
     "HEADER_BYTES",
     "NOOP",
     "NORMAL",
+    "Base",
     "DirectoryLocked",
     "DirectoryMismatch",
     "DirectoryUnusable",
     "Disk",
+    "EntryGone",
     "EntryRef",
     "FrameCorrupt",
     "InlineWriter",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from raftlog.segment.codec import EntryRef, initial_chain
+from raftlog.segment.codec import EntryRef
 from raftlog.segment.disk import Disk, write_fully
 from raftlog.segment.errors import (
     DirectoryLocked,
@@ -55,7 +56,7 @@ _UNUSABLE: Final = frozenset(
 
 @dataclass(slots=True)
 class Opened:
-    """A directory that is locked and in order; ``last`` is the log's last entry, or a stand-in of index 0."""
+    """A directory that is locked and in order; ``last`` is the log's last entry, or a stand-in for the base."""
 
     disk: Disk
     lock_fd: int
@@ -81,6 +82,7 @@ def open_directory(
     node_id: str,
     segment_bytes: int,
     preallocation: Preallocation,
+    store_id: str | None,
 ) -> Opened:
     """Lock a directory, check that it is ours, and recover its log; see `SegmentLog.open`."""
     if segment_bytes < SEGMENT_BYTES_MIN:
@@ -95,10 +97,14 @@ def open_directory(
             undo.callback(files.close)
             given = MetaState(cluster_id, node_id, segment_bytes)
             stored = _stored_state(meta, files, given)
+            # What a crash left of files that were dropped from the front.
+            files.drop_below(stored.starts_at.pos)
             index = LogIndex(segment_bytes)
             last = _recover(files, stored, index)
             boot_id = disk.boot_id()
             state = _starting_state(stored, meta, last, boot_id)
+            if not state.store_id:
+                state = msgspec.structs.replace(state, store_id=store_id or secrets.token_hex(8))
             meta.write(state)
             # Names of meta and lock become durable here; a segment is only ever made behind a valid meta file.
             disk.sync_directory(directory)
@@ -160,8 +166,8 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
     segment_bytes = files.segment_bytes
     starts = files.starts
     read = files.pread_padded
-    last = EntryRef(0, 0, 0, 0, 0, initial_chain(stored.cluster_id))
-    last, stop = scan_files(read, 0, starts, segment_bytes, last, index)
+    base = stored.starts_at.ref
+    last, stop = scan_files(read, base.pos, starts, segment_bytes, base, index)
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()

@@ -52,6 +52,20 @@ class LogDamaged(SegmentError):
         self.reason = reason
 
 
+class EntryGone(SegmentError):
+    """What is asked for lies below the log's base: it was there once and has been dropped on purpose.
+
+    ``unit`` says what the numbers count: ``index`` or ``position``. ``first`` is the lowest that is still there.
+    """
+
+    def __init__(self, path: str, unit: str, wanted: int, first: int) -> None:
+        super().__init__(f"{path}: {unit} {wanted} is gone, the log begins at {unit} {first}")
+        self.path = path
+        self.unit = unit
+        self.wanted = wanted
+        self.first = first
+
+
 class StorageFailed(SegmentError):
     """The disk refused an operation. What was not acknowledged before is of unknown fate; nothing is retried."""
 

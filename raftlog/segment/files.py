@@ -157,15 +157,17 @@ class SegmentFiles:
         """Remove all files behind the one at ``start``, newest first and durably. Raises `StorageFailed`."""
         self._finish_preparation()
         for newer in sorted((s for s in self._starts if s > start), reverse=True):
-            try:
-                self._disk.unlink(self.path(newer))
-                # Each removal is durable before the next, so that no crash leaves a gap between names.
-                self._disk.sync_directory(self.directory)
-            except OSError as error:
-                raise StorageFailed(self.path(newer), error.errno or 0, "unlink") from error
-            self._starts.discard(newer)
-            if (fd := self._fds.pop(newer, None)) is not None:
-                self._disk.close(fd)
+            self._remove(newer)
+            # Each removal is durable before the next, so that no crash leaves a gap between names.
+            self._sync_names()
+
+    def drop_below(self, pos: int) -> None:
+        """Remove all files that end at or below ``pos``, oldest first and durably. Raises `StorageFailed`."""
+        older = [start for start in self.starts if start + self.segment_bytes <= pos]
+        for start in older:
+            self._remove(start)
+        if older:
+            self._sync_names()
 
     def ensure(self, start: int) -> None:
         """Have the file at ``start``, with its full length. Raises `StorageFailed`."""
@@ -206,6 +208,21 @@ class SegmentFiles:
         self._finish_preparation()
         while self._fds:
             self._disk.close(self._fds.popitem()[1])
+
+    def _remove(self, start: int) -> None:
+        try:
+            self._disk.unlink(self.path(start))
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "unlink") from error
+        self._starts.discard(start)
+        if (fd := self._fds.pop(start, None)) is not None:
+            self._disk.close(fd)
+
+    def _sync_names(self) -> None:
+        try:
+            self._disk.sync_directory(self.directory)
+        except OSError as error:
+            raise StorageFailed(self.directory, error.errno or 0, "directory sync") from error
 
     def _prepare(self, start: int) -> None:
         try:

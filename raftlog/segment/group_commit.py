@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +35,10 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteOp(msgspec.Struct, frozen=True, gc=False):
-    """One ticket's work: first the cut, then the entries. ``hard_state`` is term and vote, when they changed."""
+    """One ticket's work: first the cut, then the entries. ``hard_state`` is term and vote, when they changed.
+
+    ``notes`` are all notes, when one of them changed.
+    """
 
     ticket: int
     entries: Sequence[TailEntry]
@@ -43,6 +46,7 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
     cut: Cut | None = None
     hard_state: tuple[int, str | None] | None = None
     commit_hint: int | None = None
+    notes: Mapping[str, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +96,15 @@ class GroupCommit:
         Raises:
             StorageFailed: what was not durable before is of unknown fate, and nothing may be applied any more.
         """
-        hard_state: tuple[int, str | None] | None = None
+        state = self._state
         for op in ops:
             if op.hard_state is not None:
-                hard_state = op.hard_state
-        if hard_state is not None and hard_state != (self._state.term, self._state.voted_for):
+                state = msgspec.structs.replace(state, term=op.hard_state[0], voted_for=op.hard_state[1])
+            if op.notes is not None:
+                state = msgspec.structs.replace(state, notes=dict(op.notes))
+        if state is not self._state and state != self._state:
             # The term goes first: no entry may be on disk whose term the vote file has never seen.
-            self._write_meta(term=hard_state[0], voted_for=hard_state[1])
+            self._write_meta(state)
             self._markers_stale = True
         for op in ops:
             if op.cut is not None:
@@ -119,12 +125,12 @@ class GroupCommit:
 
     def write_markers(self) -> None:
         """Bring ``durable_pos`` and ``commit_hint`` on disk up to date. Raises `StorageFailed`."""
-        self._write_meta()
+        self._write_meta(self._state)
         self._markers_stale = False
 
     def close(self, *, clean: bool) -> None:
         """Write the last markers; ``clean`` tells the next start that nothing can be torn. Raises `StorageFailed`."""
-        self._write_meta(clean=clean)
+        self._write_meta(self._state, clean=clean)
 
     def _add(self, entry: TailEntry) -> None:
         if entry.pos != self._end_pos:
@@ -168,7 +174,7 @@ class GroupCommit:
         self._end_pos = self._durable_pos = cut.pos
         self._last_index = self._durable_index = cut.last_index
         if cut.pos < self._state.durable_pos:
-            self._write_meta()
+            self._write_meta(self._state)
         start = self._files.start_of(cut.pos)
         self._files.drop_behind(start)
         end = min(cut.old_end, start + self._segment_bytes)
@@ -184,16 +190,14 @@ class GroupCommit:
                 limit = step
         self._prepared = -1
 
-    def _write_meta(self, *, term: int | None = None, voted_for: str | None = None, clean: bool = False) -> None:
+    def _write_meta(self, state: MetaState, *, clean: bool = False) -> None:
         state = msgspec.structs.replace(
-            self._state,
+            state,
             durable_pos=self._durable_pos,
             # An entry may be committed by others before it is durable here; only what is both counts after a crash.
             commit_hint=min(self._commit_hint, self._durable_index),
             clean=clean,
         )
-        if term is not None:
-            state = msgspec.structs.replace(state, term=term, voted_for=voted_for)
         try:
             self._meta.write(state)
         except OSError as error:

@@ -1,6 +1,6 @@
-"""What is known about a log without reading it: terms as runs, and an entry's position to within 64 KiB.
+"""What is known about a log without reading it: terms, configurations, and where an entry lies to within 64 KiB.
 
-Both are rebuilt from the entries at every start, so neither is ever synced.
+All of it can be rebuilt from the entries, so none of it is ever synced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ANCHOR_BYTES: Final = 64 * 1024
 
 
 class LogIndex:
-    """Sparse index and term runs of the entries ``1..last``.
+    """Sparse index, term runs and configurations of the entries present.
 
     An *anchor* is the index and position of one entry. The first entry of each file is one, and so is the first entry
     that begins at least `ANCHOR_BYTES` behind the anchor before it.
@@ -26,6 +26,7 @@ class LogIndex:
         self._positions = array("Q")
         self._next_anchor_pos = 0
         self.term_runs: list[tuple[int, int]] = []
+        self.configs: list[tuple[int, bytes]] = []
 
     def note(self, index: int, term: int, pos: int) -> None:
         """Take the next entry."""
@@ -35,6 +36,10 @@ class LogIndex:
             self._set_next_anchor(pos)
         if not self.term_runs or self.term_runs[-1][1] != term:
             self.term_runs.append((index, term))
+
+    def note_config(self, index: int, body: bytes) -> None:
+        """Remember that the entry at ``index``, just taken, is a configuration."""
+        self.configs.append((index, body))
 
     def truncate(self, from_index: int) -> None:
         """Forget the entries from ``from_index`` on."""
@@ -46,6 +51,8 @@ class LogIndex:
             self._set_next_anchor(self._positions[-1])
         while self.term_runs and self.term_runs[-1][0] >= from_index:
             self.term_runs.pop()
+        while self.configs and self.configs[-1][0] >= from_index:
+            self.configs.pop()
 
     def anchor(self, index: int) -> tuple[int, int]:
         """Index and position of the last anchor at or before ``index``."""
@@ -58,7 +65,7 @@ class LogIndex:
         return list(self._positions[bisect_right(self._positions, pos) : bisect_left(self._positions, end)])
 
     def term_at(self, index: int) -> int:
-        """Term of a present entry; 0 for index 0."""
+        """Term of a present entry; 0 for an index before the first one."""
         at = bisect_right(self.term_runs, index, key=lambda run: run[0]) - 1
         return self.term_runs[at][1] if at >= 0 else 0
 

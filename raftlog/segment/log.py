@@ -12,32 +12,30 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from raftlog.segment.codec import (
-    BLANK_BYTES_MIN,
-    HEADER,
+    CONFIG,
     HEADER_BYTES,
     EntryRef,
     TailEntry,
     blank,
     chain_after,
     frame,
-    initial_chain,
-    is_blank,
     place,
-    verify_entry,
 )
 from raftlog.segment.directory import Opened, open_directory
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import FrameCorrupt, LogDiverged, StorageCorrupt
+from raftlog.segment.errors import EntryGone, LogDiverged
 from raftlog.segment.files import Preallocation
 from raftlog.segment.group_commit import Cut, Store, WriteOp
-from raftlog.segment.index import ANCHOR_BYTES
-from raftlog.segment.meta import MetaState
+from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
+from raftlog.segment.reader import find_entry, read_run
 from raftlog.segment.writer import InlineWriter, LogWriter
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -48,28 +46,30 @@ class SegmentLog:
 
     Attributes:
         base: index and term of the entry before the first one; (0, 0) for a log that has its beginning.
+        base_pos: where the first entry begins, or will begin: the start of a file.
+        base_chain: the chain before the first entry.
         first_index, last_index, last_term: of the entries present; ``last_index`` is ``first_index - 1`` when empty.
         end_pos: end of the last entry. Where the next one begins depends on its size, see `position_for`.
         chain: the chain after the last entry.
         meta: what the vote file said when the log was opened, with term and vote as submitted since.
+        store_id: random name of the directory, drawn when it was made.
         restarted_unclean: the machine restarted since the log was last open, and the log had not been closed in
             order: entries that were accepted but not synced may be gone.
     """
 
     def __init__(self, opened: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
-        self.base = (0, 0)
-        self.first_index = 1
+        self._set_base(opened.meta_state.starts_at)
         self.last_index = opened.last.index
         self.last_term = opened.last.term
         self.end_pos = opened.last.pos + opened.last.size
         self.chain = opened.last.chain
         self.meta: MetaState = opened.meta_state
+        self.store_id = opened.meta_state.store_id
         self.restarted_unclean = opened.restarted_unclean
         self._opened = opened
         self._files = opened.files
         self._index = opened.index
         self._segment_bytes = opened.files.segment_bytes
-        self._initial_chain = initial_chain(opened.meta_state.cluster_id)
         self._writer = writer
         self._tail: list[TailEntry] = []
         self._tail_first = self.last_index + 1
@@ -84,6 +84,8 @@ class SegmentLog:
         self._submitted_index = self._durable_index = self.last_index
         self._last_ticket = 0
         self._commit_hint = opened.meta_state.commit_hint
+        self._notes = dict(opened.meta_state.notes)
+        self._notes_changed = False
         self._closed = False
         writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index))
 
@@ -99,6 +101,7 @@ class SegmentLog:
         tail_bytes_max: int = TAIL_BYTES_MAX,
         writer: LogWriter | None = None,
         preallocation: Preallocation | None = None,
+        store_id: str | None = None,
     ) -> SegmentLog:
         """Open the log in ``directory``, which is made if it is missing, and recover from whatever happened to it.
 
@@ -107,6 +110,7 @@ class SegmentLog:
             tail_bytes_max: how much of the newest entries stays in memory; unsynced ones always do.
             writer: not started yet; None carries out every submit at once.
             preallocation: how new files get their length; None chooses by `Preallocation.for_segment`.
+            store_id: name of a directory that has none yet; None draws one.
 
         Raises:
             DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
@@ -120,6 +124,7 @@ class SegmentLog:
             node_id=node_id,
             segment_bytes=segment_bytes,
             preallocation=preallocation or Preallocation.for_segment(segment_bytes),
+            store_id=store_id,
         )
         return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
 
@@ -127,6 +132,28 @@ class SegmentLog:
     def term_runs(self) -> list[tuple[int, int]]:
         """Runs of entries of one term, (first index, term), both ascending; a copy."""
         return list(self._index.term_runs)
+
+    @property
+    def configs(self) -> list[tuple[int, bytes]]:
+        """Index and body of the configuration entries present, ascending; a copy."""
+        return list(self._index.configs)
+
+    @property
+    def notes(self) -> Mapping[str, bytes]:
+        """Small values that are kept with term and vote, as they were set last. They mean nothing to the log."""
+        return MappingProxyType(self._notes)
+
+    def set_note(self, key: str, value: bytes | None) -> None:
+        """Set a note, or remove it with None. It is durable when the ticket of the next `submit` is."""
+        if self._notes.get(key) == value:
+            return
+        if value is None:
+            del self._notes[key]
+        else:
+            self._notes[key] = value
+        nbytes = sum(len(key) + len(value) for key, value in self._notes.items())
+        assert nbytes <= NOTES_BYTES_MAX, f"notes of {nbytes} bytes, there is room for {NOTES_BYTES_MAX}"
+        self._notes_changed = True
 
     @property
     def durable_pos(self) -> int:
@@ -195,7 +222,7 @@ class SegmentLog:
 
     def truncate(self, from_index: int) -> None:
         """Drop the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything new."""
-        assert self.first_index <= from_index, f"cut at {from_index}, the log begins at {self.first_index}"
+        assert self.base[0] < from_index, f"cut at {from_index}, the log begins at {self.first_index}"
         assert from_index > self._commit_hint, f"cut at {from_index}, committed is {self._commit_hint}"
         if from_index > self.last_index:
             return
@@ -257,7 +284,10 @@ class SegmentLog:
             self._submitted_end, self._submitted_index = self.end_pos, self.last_index
         self._cut = None
         self._submitted.append((ticket, self._submitted_end, self._submitted_index))
-        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint))
+        notes = None
+        if self._notes_changed:
+            notes, self._notes_changed = dict(self._notes), False
+        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes))
         if self._tail_bytes > self._tail_bytes_max:
             self._evict()
 
@@ -270,32 +300,25 @@ class SegmentLog:
         """Where any present entry lies. Reads the disk unless the entry is in memory.
 
         Raises:
+            EntryGone: it lies below the base.
             StorageCorrupt, StorageFailed: its header cannot be read.
         """
-        assert self.first_index <= index <= self.last_index, f"no entry {index}, there are {self._range()}"
+        self._check_index(index)
         if (entry := self.entry(index)) is not None:
             return EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
-        at_index, pos = self._index.anchor(index)
-        file_end = self._files.start_of(pos) + self._segment_bytes
-        window = self._files.pread(pos, min(ANCHOR_BYTES + HEADER_BYTES, file_end - pos))
-        at = 0
-        while True:
-            if at + HEADER_BYTES > len(window):
-                raise StorageCorrupt(self._path(pos), pos + at, f"no entry {at_index} within reach of {pos}")
-            kind, size, its_index, term, its_pos, _, chain, _, body_len = HEADER.unpack_from(window, at)
-            if its_index != at_index or its_pos != pos + at or size != HEADER_BYTES + body_len:
-                raise StorageCorrupt(self._path(pos), pos + at, f"expected entry {at_index}, found {its_index}")
-            if its_index == index:
-                return EntryRef(index, term, kind, its_pos, size, chain)
-            at += size
-            at_index += 1
+        return find_entry(self._files, *self._index.anchor(index), index)
 
     def chain_at(self, index: int) -> int:
-        """The chain after entry ``index``; index 0 has one, too."""
+        """The chain after entry ``index``; the base has one, too.
+
+        Raises:
+            EntryGone: the entry lies below the base.
+            StorageCorrupt, StorageFailed: as `locate`.
+        """
         if index == self.last_index:
             return self.chain
         if index == self.first_index - 1:
-            return self._initial_chain
+            return self.base_chain
         if (entry := self.entry(index)) is not None:
             return entry.chain
         return self.locate(index).chain
@@ -306,10 +329,11 @@ class SegmentLog:
         As many whole ones as fit into ``bytes_max``, but at least one. Those read from disk are verified.
 
         Raises:
+            EntryGone: the first one lies below the base.
             StorageCorrupt: one of them is damaged.
             StorageFailed: the disk refused.
         """
-        assert self.first_index <= first_index <= self.last_index, f"no entry {first_index}, there are {self._range()}"
+        self._check_index(first_index)
         refs: list[EntryRef] = []
         parts: list[bytes] = []
         index, room = first_index, bytes_max
@@ -325,7 +349,7 @@ class SegmentLog:
                 continue
             if previous is None:
                 previous = self.locate(index - 1) if index > self.first_index else self._base_ref()
-            run, data = self._read_run(previous, room, at_least_one=not refs)
+            run, data = read_run(self._files, previous, self._tail_first, room, at_least_one=not refs)
             if not run:
                 break
             refs += run
@@ -339,10 +363,13 @@ class SegmentLog:
         """Read bytes by physical offset, wherever they are by now: in memory, on disk, or both.
 
         Raises:
+            EntryGone: they lie below the base, or some of them do.
             StorageCorrupt, StorageFailed: the disk does not give them.
         """
+        if pos < self._base.pos:
+            raise EntryGone(self._files.directory, "position", pos, self._base.pos)
         end = pos + length
-        assert 0 <= pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
+        assert pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
         tail = self._tail
         if not tail or end <= tail[0].pos:
             return self._files.pread(pos, length)
@@ -388,11 +415,20 @@ class SegmentLog:
         )
         runs = self.term_runs
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(runs)), f"runs {runs}"
-        assert self._index.term_at(self.last_index) == self.last_term, f"last term {self.last_term}, runs {runs}"
+        last_term = self._index.term_at(self.last_index) or self.base[1]
+        assert last_term == self.last_term, f"last term {self.last_term}, runs {runs}"
+
+    def _set_base(self, base: Base) -> None:
+        self._base = base
+        self.base = (base.index, base.term)
+        self.base_pos, self.base_chain = base.pos, base.chain
+        self.first_index = base.index + 1
 
     def _push(self, entry: TailEntry) -> None:
         assert entry.term >= self.last_term, f"entry of term {entry.term} behind {self.last_term}"
         self._index.note(entry.index, entry.term, entry.pos)
+        if entry.kind == CONFIG:
+            self._index.note_config(entry.index, entry.body)
         self._tail.append(entry)
         self._pending.append(entry)
         self._tail_bytes += entry.size
@@ -423,17 +459,19 @@ class SegmentLog:
         self._tail_first += count
 
     def _base_ref(self) -> EntryRef:
-        return EntryRef(0, 0, 0, 0, 0, self._initial_chain)
+        return self._base.ref
 
     def _range(self) -> str:
         return f"{self.first_index}..{self.last_index}"
 
-    def _path(self, pos: int) -> str:
-        return self._files.path(self._files.start_of(pos))
+    def _check_index(self, index: int) -> None:
+        if index < self.first_index:
+            raise EntryGone(self._files.directory, "index", index, self.first_index)
+        assert index <= self.last_index, f"no entry {index}, there are {self._range()}"
 
     def _end_before_tail(self) -> int:
         if self._tail_first == self.first_index:
-            return 0
+            return self._base.pos
         last = self.locate(self._tail_first - 1)
         return last.pos + last.size
 
@@ -456,40 +494,6 @@ class SegmentLog:
             expected = entry.pos + entry.size
             at += 1
         return b"".join(parts)[pos - first_pos : end - first_pos]
-
-    def _read_run(self, previous: EntryRef, room: int, *, at_least_one: bool) -> tuple[list[EntryRef], bytes]:
-        """Verified entries of one file behind ``previous``, none of them in memory.
-
-        Empty when the first of them is larger than ``room``, unless there must be one.
-        """
-        files = self._files
-        pos = previous.pos + previous.size
-        file_end = files.start_of(pos) + self._segment_bytes
-        start = files.pread(pos, min(HEADER_BYTES, file_end - pos))
-        if is_blank(start, file_end - pos):
-            pos, file_end = file_end, file_end + self._segment_bytes
-            start = files.pread(pos, HEADER_BYTES)
-        size = HEADER.unpack(start)[1] if len(start) == HEADER_BYTES else 0
-        limit = file_end - BLANK_BYTES_MIN
-        if not HEADER_BYTES <= size <= limit - pos:
-            raise StorageCorrupt(self._path(pos), pos, f"entry {previous.index + 1} of {size} bytes")
-        if size > room and not at_least_one:
-            return [], b""
-        data = files.pread(pos, max(size, min(room, limit - pos)))
-        view = memoryview(data)
-        refs: list[EntryRef] = []
-        at, last = 0, previous
-        while last.index + 1 < self._tail_first and len(data) - at >= HEADER_BYTES:
-            size = HEADER.unpack_from(view, at)[1]
-            if at + size > len(data) or (refs and is_blank(view[at : at + 8], file_end - pos - at)):
-                break
-            try:
-                last = verify_entry(view, at, last.index + 1, last.term, pos + at, last.chain)
-            except FrameCorrupt as error:
-                raise StorageCorrupt(self._path(pos), pos + at, str(error)) from error
-            refs.append(last)
-            at += last.size
-        return refs, data if at == len(data) else data[:at]
 
 
 def _position(entry: TailEntry) -> int:

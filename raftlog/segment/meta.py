@@ -18,6 +18,7 @@ from typing import Final
 import cbor2
 import msgspec
 
+from raftlog.segment.codec import EntryRef, initial_chain
 from raftlog.segment.disk import Disk, write_fully
 
 SLOT_BYTES: Final = 4096
@@ -27,6 +28,24 @@ _VERSION: Final = 1
 _PREFIX = struct.Struct(">8sIQI")
 _CRC = struct.Struct(">I")
 _PAYLOAD_AT = _PREFIX.size + _CRC.size
+NOTES_BYTES_MAX: Final = 3072
+
+
+class Base(msgspec.Struct, frozen=True):
+    """Where a log begins: ``index`` and ``term`` of the entry before its first one, and the chain after that entry.
+
+    ``pos`` is the physical offset at which the first file begins.
+    """
+
+    index: int
+    term: int
+    pos: int
+    chain: int
+
+    @property
+    def ref(self) -> EntryRef:
+        """A stand-in for the entry before the first one, as if it ended where the first file begins."""
+        return EntryRef(self.index, self.term, 0, self.pos, 0, self.chain)
 
 
 class MetaState(msgspec.Struct, frozen=True):
@@ -34,7 +53,9 @@ class MetaState(msgspec.Struct, frozen=True):
 
     ``durable_pos`` and ``commit_hint`` lag behind the truth, never ahead of it: what lies below ``durable_pos`` was
     synced, and the entry ``commit_hint`` was committed and synced here. ``clean`` says that the log was closed in
-    order, ``boot_id`` which start of the machine wrote this.
+    order, ``boot_id`` which start of the machine wrote this. ``base`` is None for a log that has its beginning.
+    ``store_id`` was drawn when the directory was made (empty before the directory is opened for the first time since
+    there are such names). ``notes`` are small values of whoever uses the log, which mean nothing here.
     """
 
     cluster_id: str
@@ -46,11 +67,19 @@ class MetaState(msgspec.Struct, frozen=True):
     durable_pos: int = 0
     clean: bool = False
     boot_id: str = ""
+    base: Base | None = None
+    store_id: str = ""
+    notes: dict[str, bytes] = {}
+
+    @property
+    def starts_at(self) -> Base:
+        """Where the log begins."""
+        return self.base or Base(0, 0, 0, initial_chain(self.cluster_id))
 
 
 def encode_slot(state: MetaState, seq: int) -> bytes:
     """One slot, `SLOT_BYTES` long."""
-    payload = cbor2.dumps(msgspec.to_builtins(state))
+    payload = cbor2.dumps(msgspec.to_builtins(state, builtin_types=(bytes,)))
     assert len(payload) <= SLOT_BYTES - _PAYLOAD_AT, f"meta payload of {len(payload)} bytes does not fit a slot"
     prefix = _PREFIX.pack(_MAGIC, _VERSION, seq, len(payload))
     crc = zlib.crc32(payload, zlib.crc32(prefix))

@@ -1,0 +1,71 @@
+"""Reading entries back from the segment files, each checked before anybody sees it."""
+
+from __future__ import annotations
+
+from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
+from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
+from raftlog.segment.files import SegmentFiles
+from raftlog.segment.index import ANCHOR_BYTES
+
+
+def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: int) -> EntryRef:
+    """Walk from an anchor to the entry ``index`` by the headers between them.
+
+    Raises:
+        StorageCorrupt, StorageFailed: one of the headers cannot be read.
+    """
+    pos = anchor_pos
+    path = files.path(files.start_of(pos))
+    file_end = files.start_of(pos) + files.segment_bytes
+    window = files.pread(pos, min(ANCHOR_BYTES + HEADER_BYTES, file_end - pos))
+    at, at_index = 0, anchor_index
+    while True:
+        if at + HEADER_BYTES > len(window):
+            raise StorageCorrupt(path, pos + at, f"no entry {at_index} within reach of {pos}")
+        kind, size, its_index, term, its_pos, _, chain, _, body_len = HEADER.unpack_from(window, at)
+        if its_index != at_index or its_pos != pos + at or size != HEADER_BYTES + body_len:
+            raise StorageCorrupt(path, pos + at, f"expected entry {at_index}, found {its_index}")
+        if its_index == index:
+            return EntryRef(index, term, kind, its_pos, size, chain)
+        at += size
+        at_index += 1
+
+
+def read_run(
+    files: SegmentFiles, previous: EntryRef, end_index: int, room: int, *, at_least_one: bool
+) -> tuple[list[EntryRef], bytes]:
+    """Verified entries of one file behind ``previous`` and before ``end_index``, back to back.
+
+    Empty when the first of them is larger than ``room``, unless there must be one.
+
+    Raises:
+        StorageCorrupt, StorageFailed: one of them is damaged or cannot be read.
+    """
+    pos = previous.pos + previous.size
+    file_end = files.start_of(pos) + files.segment_bytes
+    start = files.pread(pos, min(HEADER_BYTES, file_end - pos))
+    if is_blank(start, file_end - pos):
+        pos, file_end = file_end, file_end + files.segment_bytes
+        start = files.pread(pos, HEADER_BYTES)
+    path = files.path(files.start_of(pos))
+    size = HEADER.unpack(start)[1] if len(start) == HEADER_BYTES else 0
+    limit = file_end - BLANK_BYTES_MIN
+    if not HEADER_BYTES <= size <= limit - pos:
+        raise StorageCorrupt(path, pos, f"entry {previous.index + 1} of {size} bytes")
+    if size > room and not at_least_one:
+        return [], b""
+    data = files.pread(pos, max(size, min(room, limit - pos)))
+    view = memoryview(data)
+    refs: list[EntryRef] = []
+    at, last = 0, previous
+    while last.index + 1 < end_index and len(data) - at >= HEADER_BYTES:
+        size = HEADER.unpack_from(view, at)[1]
+        if at + size > len(data) or (refs and is_blank(view[at : at + 8], file_end - pos - at)):
+            break
+        try:
+            last = verify_entry(view, at, last.index + 1, last.term, pos + at, last.chain)
+        except FrameCorrupt as error:
+            raise StorageCorrupt(path, pos + at, str(error)) from error
+        refs.append(last)
+        at += last.size
+    return refs, data if at == len(data) else data[:at]
