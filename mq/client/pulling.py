@@ -86,6 +86,7 @@ class Puller:
         self._progress = anyio.Event()
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._refused_offset: int | None = None
+        self._damaged: set[str] = set()
 
     def stop(self) -> None:
         """End `run`; the queue is dropped and hands out nothing more."""
@@ -132,6 +133,13 @@ class Puller:
     async def _pull_once(self) -> None:
         route = await self._remoting.route(self._queue.topic)
         address = route.read_address(self._queue.broker_name, self._broker_id)
+        if address in self._damaged:
+            # A disk may have given out wrong bytes; another replica has its own.
+            others = route.brokers.get(self._queue.broker_name, {}).values()
+            address = next((other for other in others if other not in self._damaged), None)
+            if address is None:
+                self._damaged.clear()
+                address = route.read_address(self._queue.broker_name, LEADER_ID)
         if address is None:
             raise NoRoute(self._queue.topic, f"no replica of {self._queue.broker_name} is known")
         connection = await self._remoting.connection(address)
@@ -142,7 +150,11 @@ class Puller:
                 connection, from_leader=address == route.leader_address(self._queue.broker_name)
             )
             self._asked_address = None
-            await self._react(response, body, seconds=anyio.current_time() - begun)
+            try:
+                await self._react(response, body, seconds=anyio.current_time() - begun)
+            except RecordError:
+                self._damaged.add(address)
+                raise
         self._asked_address = None
 
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
@@ -178,6 +190,7 @@ class Puller:
             case ResponseCode.SUCCESS:
                 next_offset = int_field(response, "nextBeginOffset")
                 process_queue.put(self._receive(body, next_offset), next_offset)
+                self._damaged.clear()
                 self._on_messages(process_queue)
             case ResponseCode.PULL_NOT_FOUND | ResponseCode.PULL_RETRY_IMMEDIATELY:
                 process_queue.put((), max(int_field(response, "nextBeginOffset"), process_queue.next_offset))

@@ -254,6 +254,8 @@ class FakeBroker(FakeServer):
         """Request code -> response code with which all such requests are answered."""
         self.mute = False
         """Whether to do nothing about any request, as a process that is stopped."""
+        self.damages = False
+        """Whether the disk gives out wrong bytes: every message in an answer has another body than its checksum."""
 
     @property
     def leads(self) -> bool:
@@ -361,7 +363,10 @@ class FakeBroker(FakeServer):
             "minOffset": str(first),
             "maxOffset": str(len(queue)),
         }
-        await self._answer(connection, request, code, ext=fields, body=b"".join(batch))
+        body = b"".join(batch)
+        if self.damages and batch:
+            body = body.replace(queue[offset].body, bytes(len(queue[offset].body)), 1)
+        await self._answer(connection, request, code, ext=fields, body=body)
 
     def _record(self, topic: str, queue_id: int, offset: int, message: StoredMessage) -> bytes:
         return encode_record(

@@ -67,6 +67,16 @@ async def test_messages_of_a_queue_come_in_order_through_many_pulls() -> None:
         assert [message.body for message in await take(consumer, 200)] == bodies
 
 
+@pytest.mark.parametrize("damaged", [1, 2])
+async def test_a_damaged_answer_is_asked_for_at_another_replica(damaged: int) -> None:
+    async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
+        for replica in cluster.group.replicas[:damaged]:
+            replica.damages = True
+        bodies = fill(cluster, 40)
+        consumer.subscribe("T")
+        assert [message.body for message in await take(consumer, 40)] == bodies
+
+
 async def test_a_held_pull_that_ends_without_messages_is_repeated() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
