@@ -39,6 +39,12 @@ _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 
 _ONEWAY = 2
 
+_DISK_FULL = (
+    "DISK_FULL: service not available now. It may be caused by one of the following reasons: the broker's disk is full "
+    "[CL: {0:5.2f} CQ: {0:5.2f} INDEX: -1.00], messages are put to the slave, message store has been shut down, etc."
+)
+"""Worded as by stock brokers, whose users look for it; the figure is the used part of the disk."""
+
 OnCommitted = Callable[[bool], None]
 SendRequest = SendMessage | SendMessageV2
 
@@ -102,6 +108,9 @@ class Log(Protocol):
 class Appender:
     """See the module's theory of operation.
 
+    Args:
+        disk_used: which part of the disk is in use, 0 to 1; asked when a message is refused for it.
+
     Attributes:
         is_open: whether this broker leads its group and may take messages; set by `open` and `close`.
         pending: what waits for its round. The send handler appends to it, and adds to ``pending_bytes``, itself.
@@ -118,8 +127,10 @@ class Appender:
         entry_bytes_max: int,
         rounds_in_flight: int,
         wall_clock_ms: Callable[[], int],
+        disk_used: Callable[[], float],
     ) -> None:
         self._log = log
+        self._disk_used = disk_used
         self._store_host = store_host
         self._reply_template = reply_template
         self._entry_bytes_max = entry_bytes_max
@@ -140,6 +151,9 @@ class Appender:
         """Take nothing more; what was not framed yet is refused, certainly unstored."""
         self.is_open = False
         pending, self.pending = self.pending, []
+        self._refuse(pending, reason)
+
+    def _refuse(self, pending: list[PendingMessage | PendingCommand], reason: str) -> None:
         for item in pending:
             self.pending_bytes -= item[0]
             if isinstance(item, PendingCommand):
@@ -176,6 +190,9 @@ class Appender:
             committing = _Committing(0, nbytes)
             batch = pending[start:end]
             index = self._log.append(nbytes, lambda pos, b=batch, c=committing: self._build(b, c, pos))  # type: ignore[misc]
+            if index is Refusal.DISK_FULL:
+                self._refuse(pending[start:], _DISK_FULL.format(self._disk_used()))
+                break
             if isinstance(index, Refusal):
                 self.pending = pending[start:] + self.pending
                 break

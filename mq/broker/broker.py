@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -44,6 +46,12 @@ Log = structlog.stdlib.BoundLogger
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch, for stored timestamps only."""
     return time.time_ns() // 1_000_000
+
+
+def disk_used(directory: Path) -> float:
+    """Which part of a directory's disk is in use, 0 to 1. Raises OSError."""
+    usage = shutil.disk_usage(directory)
+    return 1 - usage.free / usage.total
 
 
 class Broker:
@@ -109,6 +117,7 @@ class Broker:
             entry_bytes_max=min(settings.entry_bytes_max, settings.segment_bytes - ENTRY_OVERHEAD_BYTES),
             rounds_in_flight=settings.rounds_in_flight,
             wall_clock_ms=wall_clock_ms,
+            disk_used=lambda: disk_used(settings.data_dir),
         )
         self._sends = Sends(
             settings=settings,
