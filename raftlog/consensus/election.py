@@ -93,7 +93,7 @@ class Election(Leading):
 
         A leader that asks for votes itself leads no more.
         """
-        if self._role is Role.LEADER:
+        if self._role is Role.LEADER or self._now < self._deaf_until:
             return True
         silence = self._now - self._leader_heard_at
         return self._leader_id not in (None, candidate) and silence < self.config.election_timeout_seconds_min

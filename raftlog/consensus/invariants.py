@@ -30,6 +30,8 @@ def check_core(core: CoreState) -> None:
     if core._role is Role.LEADER:
         _check_leader(core)
     else:
+        assert not core._rounds.waiting, f"{core.node_id} is {core._role.value}, reads wait for it to lead"
+        assert not core._rounds.under_way, f"{core.node_id} is {core._role.value}, rounds of reads are under way"
         assert commit <= core._verified, f"{commit} is committed, only {core._verified} was verified"
 
 
@@ -41,6 +43,7 @@ def _check_leader(core: CoreState) -> None:
     )
     nbytes = sum(span.nbytes for span in core._uncommitted)
     assert nbytes == core._uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {core._uncommitted_bytes}"
+    core._rounds.check_invariants()
     for progress in core._peers.values():
         progress.check_invariants()
         assert progress.next <= log.last_index + 1, (

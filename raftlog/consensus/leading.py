@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 
 from raftlog.consensus.effects import Fetch
-from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, HeartbeatResp, TimeoutNow
+from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp, TimeoutNow
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
-from raftlog.consensus.state import CoreState
+from raftlog.consensus.reading import Reading
 from raftlog.consensus.types import NOOP_BYTES, EntryKind, PeerState, Role, Span
 
 
-class Leading(CoreState):
+class Leading(Reading):
     """What a core does while it leads, and how it begins and ends to."""
 
     # -- beginning and ending ----------------------------------------------------------------------------------
@@ -33,6 +33,7 @@ class Leading(CoreState):
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
         self._heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
         self._announce_at = float("inf")
+        self._lease_given_up = False
 
     def _append_own(self, span: Span) -> None:
         self._append(span)
@@ -165,6 +166,9 @@ class Leading(CoreState):
         progress.heard(message.seq)
         progress.disk_ok = message.disk_ok
         progress.applied = message.applied
+        if message.read_round > progress.read_round:
+            progress.read_round = message.read_round
+            self._confirm_reads()
         self._raise_match(progress, message.durable)
         if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
             return
@@ -198,7 +202,7 @@ class Leading(CoreState):
 
     def _beat(self) -> None:
         """Tell everybody that the leader lives, unless it has not heard from a majority itself (check-quorum)."""
-        heard_since = agreed([self._now, *[progress.contact_at for progress in self._peers.values()]])
+        heard_since = self._agreed(self._now, lambda progress: progress.contact_at)
         if self._now - heard_since > self.config.election_timeout_seconds_min:
             self._become_follower(self._term, None)
             return
@@ -209,5 +213,4 @@ class Leading(CoreState):
             elif progress.awaiting and progress.append_seq + 2 <= progress.seq:
                 # Two heartbeats went by without an answer to the probe: ask again, without entries.
                 self._send_append(progress, ())
-            seq = progress.stamp(self._now)
-            self._post(Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit))
+            self._send_heartbeat(progress)

@@ -19,7 +19,8 @@ class Progress:
     """State of replication to ``peer``.
 
     ``match`` is the last index known to count for commit there; ``next`` the first one that was not sent yet.
-    ``contact_at`` is when the newest message left that the peer has certainly received.
+    ``contact_at`` is when the newest message left that the peer has certainly received; ``read_round`` is the newest
+    round of reads that it has answered.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Progress:
         "match",
         "next",
         "peer",
+        "read_round",
         "seq",
         "state",
     )
@@ -57,6 +59,7 @@ class Progress:
         self.applied = 0
         self.behind_base = False
         self.contact_at = now
+        self.read_round = 0
         self._stamp_seq = 0
         self._stamp_at = now
         self.append_seq = 0

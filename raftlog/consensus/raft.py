@@ -24,6 +24,8 @@ from raftlog.consensus.messages import (
     Message,
     PreVoteReq,
     PreVoteResp,
+    ReadIndexReq,
+    ReadIndexResp,
     TimeoutNow,
     VoteReq,
     VoteResp,
@@ -164,6 +166,10 @@ class RaftCore(Election, Following):
                 self._on_vote_resp(message)
             case TimeoutNow():
                 self._on_timeout_now(message)
+            case ReadIndexReq():
+                self._on_read_index_req(message)
+            case ReadIndexResp():
+                self._on_read_index_resp(message)
 
     def propose(self, count: int, nbytes: int, now: float) -> int | Refusal:
         """Append ``count`` entries of ``nbytes`` bytes in sum; returns the index of the first, or why not.
@@ -181,6 +187,15 @@ class RaftCore(Election, Following):
         self._append_own(Span(first, first + count - 1, self._term, nbytes))
         self._shell_last = self._log.last_index
         return first
+
+    def read(self, ctx: int, now: float) -> None:
+        """Ask which index must be applied to answer a read that comes in now; `Effects.reads` tells.
+
+        ``ctx`` is the caller's number for it. It is answered once, or not at all when a message is lost: the caller
+        limits how long it waits.
+        """
+        self._now = now
+        self._read(ctx)
 
     def storage_done(self, ticket: int, now: float) -> None:
         """Everything up to ``ticket`` is durable; a ticket that is known to be done changes nothing."""
@@ -263,8 +278,12 @@ class RaftCore(Election, Following):
         effects = Effects()
         if self._role is Role.LEADER:
             self._replicate()
+            if self._rounds.waiting:
+                self._begin_round()
         elif self._answer_due:
             self._answer_appends()
+        if self._asked:
+            self._ask_leader()
         effects.storage = self._issue_storage()
         if self._outbox or self._released:
             effects.send = self._leaving()
@@ -277,6 +296,9 @@ class RaftCore(Election, Following):
         if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
             effects.role = self._told_role = RoleChange(self._role, self._term, self._leader_id)
         effects.failed_from, self._failed_from = self._failed_from, None
+        if self._answered_reads:
+            effects.reads = self._answered_reads
+            self._answered_reads = []
         self._dirty = False
         return effects
 
@@ -303,9 +325,11 @@ class RaftCore(Election, Following):
         return True
 
     def _answer_old_term(self, message: Message) -> bool:
-        """Tell a leader or candidate of an older term that it is outdated; everything else is dropped."""
+        """Tell a leader, candidate or reader of an older term that it is outdated; everything else is dropped."""
         if isinstance(message, AppendReq):
             self._post(AppendResp(self.node_id, message.src, self._term, message.seq, False, 0, 0, NONE))
         elif isinstance(message, Heartbeat):
             self._post(HeartbeatResp(self.node_id, message.src, self._term, message.seq, message.read_round, 0))
+        elif isinstance(message, ReadIndexReq):
+            self._answer_read(message.src, message.ctx, None)
         return isinstance(message, PreVoteReq)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.logview import LogView
-from raftlog.consensus.messages import AppendReq, AppendResp, Message
+from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
 from raftlog.consensus.progress import Progress
+from raftlog.consensus.quorum import Number, agreed
+from raftlog.consensus.reads import Asked, Rounds
 from raftlog.consensus.tail import Tail
 from raftlog.consensus.tickets import Tickets
 from raftlog.consensus.types import (
@@ -68,6 +70,9 @@ class CoreState:
         self._answer_due = False
         self._leader_heard_at = float("-inf")
 
+        # With leases a voter that restarts must act as if it had heard a leader until a moment ago.
+        self._deaf_until = now + config.election_timeout_seconds_min if config.lease_reads else now
+
         # Elections: silence since ``_quiet_since`` for ``_patience`` seconds starts one.
         self._quiet_since = now
         self._patience = 0.0
@@ -81,6 +86,14 @@ class CoreState:
         self._uncommitted_bytes = 0
         self._heartbeat_at = now
         self._announce_at = float("inf")
+
+        # Reads: a leader's; a follower's, with the term and the leader it asked; and their answers. Who was told to
+        # take over may be elected at any later time: then the lease is worth nothing for the rest of the term.
+        self._rounds = Rounds()
+        self._asked = Asked(rng.getrandbits(62))
+        self._asked_of: tuple[int, NodeId | None] = (0, None)
+        self._answered_reads: list[tuple[int, int | None]] = []
+        self._lease_given_up = False
 
         # Output. ``_shell_last`` is where the log ends outside, with the entries that a leader proposed itself.
         self._dirty = self._hard_state_changed
@@ -149,12 +162,21 @@ class CoreState:
         """How much of this term's leader's log is on this replica's disk."""
         return min(self._tickets.durable, self._verified)
 
+    def _agreed(self, own: Number, value: Callable[[Progress], Number]) -> Number:
+        """The largest value that a majority of the voters has reached, in both sets while they change."""
+        conf = self._conf
+        values = {peer: value(progress) for peer, progress in self._peers.items()}
+        values[self.node_id] = own
+        reached = agreed([values[voter] for voter in conf.voters])
+        return min(reached, agreed([values[voter] for voter in conf.outgoing])) if conf.outgoing else reached
+
     # -- roles and terms ---------------------------------------------------------------------------------------
 
     def _become_follower(self, term: int, leader_id: NodeId | None) -> None:
         """Follow ``leader_id``, or wait for a leader of ``term`` to show up."""
         if self._role is Role.LEADER:
             self._give_up_proposals()
+            self._give_up_reads()
         if term > self._term:
             self._enter_term(term, None)
         assert term == self._term, f"term {term} after term {self._term}"
@@ -162,6 +184,10 @@ class CoreState:
         self._leader_id = leader_id
         self._dirty = True
         self._wait_for_leader()
+
+    def _give_up_reads(self) -> None:
+        for read in self._rounds.abandon():
+            self._answer_read(read.asker, read.ctx, None)
 
     def _give_up_proposals(self) -> None:
         first = max(self._commit + 1, self._term_start)
@@ -207,6 +233,14 @@ class CoreState:
     def _post(self, message: Message) -> None:
         self._outbox.append(message)
         self._dirty = True
+
+    def _answer_read(self, asker: NodeId | None, ctx: int, index: int | None) -> None:
+        """``index`` is to be applied before a read is answered; None if that cannot be told."""
+        if asker is None:
+            self._answered_reads.append((ctx, index))
+            self._dirty = True
+        else:
+            self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index))
 
     def _answer_appends(self) -> None:
         """Tell the leader once how far its log got here, however many requests and writes that covers."""

@@ -61,6 +61,8 @@ class Group:
         self.writes: dict[NodeId, list[StorageOp]] = {node: [] for node in self.nodes}
         self.fetches: list[Fetch] = []
         self.failed_from: dict[NodeId, int] = {}
+        self.answers: dict[int, int | None] = {}
+        self._reads: dict[int, int] = {}
         self.disks: dict[NodeId, Disk] = {}
         self.cores: dict[NodeId, RaftCore] = {}
         for node in self.nodes:
@@ -163,6 +165,10 @@ class Group:
         core.check_invariants()
         if effects.failed_from is not None:
             self.failed_from[node] = effects.failed_from
+        for ctx, index in effects.reads:
+            floor = self._reads.pop(ctx)
+            assert index is None or index >= floor, f"read {ctx} may be answered at {index}, {floor} was committed"
+            self.answers[ctx] = index
         if effects.storage is not None:
             self.writes[node].append(effects.storage)
             if node not in self.slow_disks:
@@ -189,6 +195,17 @@ class Group:
         assert not isinstance(index, Refusal), f"{node} refused: {index}"
         self.pump()
         return index
+
+    def read(self, node: NodeId) -> int:
+        """Ask ``node`` which index a read needs; ``answers`` has it by the number returned, once it is there.
+
+        No answer may be below what anybody knew to be committed when the read came in, and none comes twice.
+        """
+        ctx = len(self._reads) + len(self.answers) + 1
+        self._reads[ctx] = max(core.commit for core in self.cores.values())
+        self[node].read(ctx, self.now)
+        self.pump()
+        return ctx
 
     def terms(self, node: NodeId) -> list[int]:
         """Terms of the durable entries of ``node``."""

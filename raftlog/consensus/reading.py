@@ -1,0 +1,93 @@
+"""Linearizable reads without a log entry: on a leader, and through it on everybody else (Raft thesis 6.4)."""
+
+from __future__ import annotations
+
+from raftlog.consensus.messages import Heartbeat, ReadIndexReq, ReadIndexResp
+from raftlog.consensus.progress import Progress
+from raftlog.consensus.state import CoreState
+from raftlog.consensus.types import NodeId, Role
+
+_LEASE_SHARE = 0.8
+"""Part of the shortest election timeout for which a lease is trusted; the rest is for clocks that run unevenly."""
+
+
+class Reading(CoreState):
+    """How a core finds the index that must be applied to answer a read."""
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def _read(self, ctx: int) -> None:
+        """Take a read of this replica's own."""
+        if self._role is Role.LEADER:
+            self._take_read(None, ctx)
+        elif self._leader_id is None:
+            self._answer_read(None, ctx, None)
+        else:
+            if self._asked_of != (self._term, self._leader_id):
+                self._abandon_questions()
+                self._asked_of = (self._term, self._leader_id)
+            self._asked.waiting.append(ctx)
+            self._dirty = True
+
+    def _ask_leader(self) -> None:
+        """Ask about everything that waits, in one message; give up what the leader has not answered for long."""
+        if self._asked_of != (self._term, self._leader_id):
+            self._abandon_questions()
+            return
+        for ctx in self._asked.overdue(self._now - self.config.election_timeout_seconds_max):
+            self._answer_read(None, ctx, None)
+        if self._asked.waiting and self._leader_id is not None:
+            self._post(ReadIndexReq(self.node_id, self._leader_id, self._term, self._asked.ask(self._now)))
+
+    def _abandon_questions(self) -> None:
+        for ctx in self._asked.abandon():
+            self._answer_read(None, ctx, None)
+
+    def _on_read_index_resp(self, message: ReadIndexResp) -> None:
+        for ctx in self._asked.answered(message.ctx):
+            self._answer_read(None, ctx, message.index)
+
+    # -- leading -----------------------------------------------------------------------------------------------
+
+    def _on_read_index_req(self, message: ReadIndexReq) -> None:
+        if self._role is Role.LEADER:
+            self._take_read(message.src, message.ctx)
+        else:
+            self._answer_read(message.src, message.ctx, None)
+
+    def _take_read(self, asker: NodeId | None, ctx: int) -> None:
+        if self._holds_lease:
+            self._answer_read(asker, ctx, self._commit)
+        else:
+            self._rounds.wait(asker, ctx, self._commit)
+            self._dirty = True
+
+    @property
+    def _holds_lease(self) -> bool:
+        """Whether nobody else can have been elected yet, if clocks run about equally fast (thesis 6.4.1)."""
+        if not self.config.lease_reads or self._commit < self._term_start or self._lease_given_up:
+            return False
+        heard_since = self._agreed(self._now, lambda progress: progress.contact_at)
+        return self._now - heard_since < _LEASE_SHARE * self.config.election_timeout_seconds_min
+
+    def _begin_round(self) -> None:
+        """Have a majority confirm that this replica leads. Before its first entry is committed it cannot know what
+        older leaders have committed, and the reads wait.
+        """
+        if self._commit < self._term_start:
+            return
+        rounds = self._rounds
+        rounds.begin(self._commit)
+        for progress in self._peers.values():
+            if self._conf.is_voter(progress.peer):
+                self._send_heartbeat(progress)
+        self._confirm_reads()
+
+    def _send_heartbeat(self, progress: Progress) -> None:
+        seq = progress.stamp(self._now)
+        self._post(Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, self._rounds.newest))
+
+    def _confirm_reads(self) -> None:
+        rounds = self._rounds
+        for read, index in rounds.confirmed(self._agreed(rounds.newest, lambda progress: progress.read_round)):
+            self._answer_read(read.asker, read.ctx, index)

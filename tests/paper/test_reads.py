@@ -1,0 +1,298 @@
+"""Reads: an answer is never older than what was committed when the read came in (Raft thesis 6.4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.consensus.messages import AppendReq, Heartbeat, HeartbeatResp, Message, ReadIndexReq, ReadIndexResp
+from raftlog.consensus.types import CoreConfig, Role
+from tests.paper.group import A, B, C, Group
+
+LEASES = CoreConfig(lease_reads=True)
+
+
+def is_beat(message: Message) -> bool:
+    return isinstance(message, Heartbeat | HeartbeatResp)
+
+
+def test_read_is_answered_after_one_round_trip() -> None:
+    """A read does not wait for the next heartbeat, and all that come in together share one round."""
+    group = Group(3)
+    core = group.elect(A)
+    group.propose(A)
+    group.deliver()
+    for ctx in (1, 2, 3):
+        core.read(ctx, group.now)
+    effects = core.take_effects()
+    assert [type(message) for message in effects.send] == [Heartbeat, Heartbeat]
+    assert not effects.reads
+    group[B].receive(effects.send[0], group.now)
+    core.receive(group[B].take_effects().send[0], group.now)
+    assert core.take_effects().reads == [(1, 2), (2, 2), (3, 2)]
+
+
+def test_single_voter_answers_at_once() -> None:
+    group = Group(1)
+    core = group.elect(A)
+    assert group.answers == {}
+    assert group.answers.get(group.read(A)) == core.commit == 1
+
+
+def test_stale_read_old_leader() -> None:
+    """A leader that was cut off cannot answer, and says so when it finds out that it leads no more."""
+    group = Group(3)
+    group.elect(A)
+    group.isolate(A)
+    first = group.read(A)
+    group.drop()
+    group.elect(B)
+    group.propose(B)
+    group.deliver()
+    second = group.read(A)
+    group.pass_time(1.0)
+    assert group[A].role is Role.LEADER or group.answers[first] is None
+    assert all(group.answers.get(ctx) is None for ctx in (first, second))
+    group.pass_time(2.0)
+    assert group[A].role is not Role.LEADER
+    assert (group.answers[first], group.answers[second]) == (None, None)
+
+
+def test_readindex_before_noop() -> None:
+    """A new leader does not know yet what its predecessors committed: it answers when its first entry is committed."""
+    group = Group(3, logs={A: [1, 1], B: [1, 1], C: [1]}, term=1)
+    group.time_out(A)
+    group.deliver(lambda message: not isinstance(message, AppendReq))
+    assert group[A].role is Role.LEADER
+    ctx = group.read(A)
+    group.pass_time(group.config.heartbeat_seconds / 2, alive=[A])
+    group.deliver(is_beat)
+    assert ctx not in group.answers
+    assert group[A].commit == 0
+    group.deliver()
+    assert group.answers[ctx] == 3
+
+
+def test_readindex_duplicate_round_ack() -> None:
+    """Answers to heartbeats that left before a read came in confirm nothing about it, however often they arrive."""
+    group = Group(3)
+    core = group.elect(A)
+    first = group.read(A)
+    group.deliver(lambda message: isinstance(message, Heartbeat))
+    old = group.drop()
+    assert old
+    assert all(isinstance(message, HeartbeatResp) for message in old)
+    second = group.read(A)
+    group.drop()
+    for message in old + old:
+        core.receive(message, group.now)
+        group.pump()
+    assert first in group.answers
+    assert second not in group.answers
+    group.pass_time(group.config.heartbeat_seconds)
+    assert group.answers[second] == core.commit
+
+
+def test_lost_round_is_repeated_by_the_next_heartbeat() -> None:
+    group = Group(3)
+    group.elect(A)
+    ctx = group.read(A)
+    assert group.drop(is_beat)
+    group.pass_time(group.config.heartbeat_seconds)
+    assert group.answers[ctx] == 1
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_minority_confirms_no_read(size: int) -> None:
+    group = Group(size)
+    group.elect(A)
+    ctx = group.read(A)
+    group.deliver(lambda message: B in (message.src, message.dst))
+    assert ctx not in group.answers
+    group.deliver()
+    assert group.answers[ctx] == 1
+
+
+def test_follower_read_applied_wait() -> None:
+    """A follower is told the leader's commit index, which it may not have reached itself: it waits until it has."""
+    group = Group(3)
+    group.elect(A)
+    group.cut.add((A, B))
+    index = group.propose(A)
+    group.deliver()
+    group.cut.clear()
+    assert group[B].commit < index
+    ctx = group.read(B)
+    group.deliver(lambda message: not isinstance(message, AppendReq))
+    assert group.answers[ctx] == index > group[B].commit
+    group.pass_time(1.0)
+    assert group[B].commit == index
+
+
+def test_follower_asks_once_for_all_reads_of_a_turn() -> None:
+    group = Group(3)
+    group.elect(A)
+    for ctx in (1, 2):
+        group[B].read(ctx, group.now)
+    sent = group[B].take_effects().send
+    assert [type(message) for message in sent] == [ReadIndexReq]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_follower_read_fails_when_the_leader_changes(known: bool) -> None:
+    """Nobody is left to answer: the reader may ask the next leader."""
+    group = Group(3)
+    group.elect(A)
+    group.isolate(A)
+    ctx = group.read(B)
+    if known:
+        group.elect(C)
+        assert group[B].leader_id == C
+    else:
+        group[B].peer_lost(A, group.now)
+        group.pump()
+    assert group.answers == {ctx: None}
+
+
+def test_read_without_a_leader_fails_at_once() -> None:
+    group = Group(3)
+    assert group.answers.get(group.read(B), 0) is None
+
+
+def test_deposed_leader_tells_who_asked_it() -> None:
+    group = Group(3)
+    group.elect(A)
+    group.isolate(A)
+    group.cut -= {(A, B), (B, A)}
+    ctx = group.read(B)
+    group.deliver(lambda message: isinstance(message, ReadIndexReq))
+    group.cut.add((B, A))
+    group.pass_time(2.0, alive=[A])
+    assert group[A].role is not Role.LEADER
+    assert [message.index for message in group.delivered if isinstance(message, ReadIndexResp)] == [None]
+    assert group.answers[ctx] is None
+
+
+def test_answer_of_an_earlier_run_is_not_taken() -> None:
+    """A replica that restarts counts its reads anew; what it asked before may have been answered with less."""
+    group = Group(3)
+    group.elect(A)
+    group[B].read(1, group.now)
+    old = group[B].take_effects().send[0]
+    assert isinstance(old, ReadIndexReq)
+    group.propose(A)
+    group.deliver()
+    group.now += 0.1
+    group.start(B)
+    group.pass_time(0.5)
+    group[B].read(1, group.now)
+    assert group[B].take_effects().send
+    group[B].receive(ReadIndexResp(A, B, 1, old.ctx, 1), group.now)
+    assert not group[B].take_effects().reads
+
+
+def test_lost_questions_are_forgotten() -> None:
+    """The reads of a question whose answer was lost fail when another is asked much later."""
+    group = Group(3)
+    group.elect(A)
+    lost = group.read(B)
+    group.drop(lambda message: isinstance(message, ReadIndexReq))
+    group.pass_time(1.0)
+    group.read(B)
+    assert lost not in group.answers
+    group.pass_time(3.0)
+    group.read(B)
+    assert group.answers[lost] is None
+
+
+def test_lease_answers_without_a_message() -> None:
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.pass_time(1.0)
+    group.drop()
+    ctx = group.read(A)
+    assert group.answers[ctx] == group[A].commit
+    assert group.mail == []
+
+
+def test_lost_leader_lease() -> None:
+    """A lease runs out on the leader's clock before anybody else may be elected; then reads need a round."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.isolate(A)
+    group.now += 0.79 * LEASES.election_timeout_seconds_min
+    assert group.answers.get(group.read(A)) == 1
+    group.now += 0.02 * LEASES.election_timeout_seconds_min
+    assert group.read(A) not in group.answers
+
+
+def test_no_lease_before_the_first_entry_is_committed() -> None:
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.time_out(A)
+    group.deliver(lambda message: not isinstance(message, AppendReq))
+    assert group[A].role is Role.LEADER
+    ctx = group.read(A)
+    assert ctx not in group.answers
+    group.deliver()
+    assert group.answers[ctx] == 1
+
+
+def test_lease_outlives_restarts_of_those_who_gave_it() -> None:
+    """A voter that forgot which leader it heard waits as long as it would have had to, before it elects another."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.pass_time(1.0)
+    group.isolate(A)
+    for node in (B, C):
+        group.start(node)
+    while group.read(A) in group.answers:
+        assert Role.LEADER not in (group[B].role, group[C].role)
+        group.pass_time(0.1, alive=[B, C])
+    group.pass_time(6.0, alive=[B, C])
+    assert Role.LEADER in (group[B].role, group[C].role)
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_paused_process(leases: bool) -> None:
+    """A leader that is stopped for a while answers no read out of its old belief when it goes on."""
+    group = Group(3, config=CoreConfig(lease_reads=leases))
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.isolate(A)
+    group.pass_time(6.0, alive=[B, C])
+    leader = next(node for node in (B, C) if group[node].role is Role.LEADER)
+    group.propose(leader)
+    group.deliver()
+    group.drop()
+    assert group[A].role is Role.LEADER
+    ctx = group.read(A)
+    assert ctx not in group.answers
+    group.heal()
+    group.pass_time(1.0)
+    assert group.answers[ctx] is None
+    assert group[leader].term == 2
+    assert group[leader].role is Role.LEADER
+
+
+@pytest.mark.parametrize("node", [A, B])
+def test_clock_jump_forward(node: str) -> None:
+    """One clock that jumps by an hour makes for no more than one election, and for no stale read."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.pass_time(1.0)
+    core = group[A if node == A else B]
+    core.tick(group.now + 3600.0)
+    core.read(77, group.now + 3600.0)
+    effects = core.take_effects()
+    assert all(index is None for _, index in effects.reads)
+    group.mail += effects.send
+    group.now += 3600.0
+    group.deliver()
+    group.pass_time(5.0)
+    leaders = [peer for peer in group.nodes if group[peer].role is Role.LEADER]
+    assert len(leaders) == 1
+    assert group[leaders[0]].term <= 2
