@@ -5,6 +5,7 @@ to the peers; an `Application` gets the committed entries.
 """
 
 from raftlog._runtime import Deadline, Listener, Mailbox, Reactor, StreamSocket
+from raftlog.admission import Admission, Identity, format_address, parse_address
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import (
     ConfState,
@@ -23,9 +24,10 @@ from raftlog.segment.errors import SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.writer import Writer
 from raftlog.transport import Transport
-from raftlog.wire import Hello, Kind
+from raftlog.wire import Kind
 
 __all__ = [
+    "Admission",
     "Application",
     "CommittedEntry",
     "ConfState",
@@ -33,7 +35,7 @@ __all__ = [
     "Deadline",
     "EntryKind",
     "HardState",
-    "Hello",
+    "Identity",
     "Kind",
     "Listener",
     "LogId",
@@ -51,4 +53,6 @@ __all__ = [
     "StreamSocket",
     "Transport",
     "Writer",
+    "format_address",
+    "parse_address",
 ]

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raftlog import wire
+from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.effects import Effects, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import EntryKind, NodeId, Refusal, Role, RoleChange
+from raftlog.consensus.types import ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.log import SegmentLog
 from raftlog.transport import Lane
@@ -34,6 +35,7 @@ DISK_STALL_SECONDS = 1.0
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """Entries that a follower keeps in memory for a disk that hangs; beyond, it takes no more."""
 
+ConfHandler = Callable[[int, ConfState, frozenset[NodeId]], None]
 Build = Callable[[int], tuple[bytes, bytes]]
 
 
@@ -97,6 +99,8 @@ class Replica:
         applied_index: the last entry that the application has already taken, from its own checkpoint.
         clock: monotonic seconds.
         wake: asks for another turn soon.
+        confs: as given to the core: the entries that set a configuration, and what they set.
+        on_conf: told which entry's configuration is in force from now on, and of nodes that entries removed.
     """
 
     def __init__(
@@ -109,6 +113,8 @@ class Replica:
         applied_index: int,
         clock: Callable[[], float],
         wake: Callable[[], None],
+        confs: Sequence[tuple[int, ConfState]] = (),
+        on_conf: ConfHandler = lambda index, conf, removed: None,
     ) -> None:
         assert applied_index <= log.last_index, (
             f"the application took entry {applied_index}, the log ends at {log.last_index}"
@@ -121,6 +127,9 @@ class Replica:
         self._wake = wake
         self._applied_index = applied_index
         self._commit_index = core.commit
+        self._confs = list(confs) or [(0, core.conf)]
+        self._on_conf = on_conf
+        self._removed: frozenset[NodeId] = frozenset()
         # Entries that came in since the last pump; the core decides which of them enter the log.
         self._staged: dict[tuple[int, int], tuple[EntryRef, bytes, bytes, bytes]] = {}
 
@@ -231,8 +240,11 @@ class Replica:
         for message in effects.send:
             self._send(message)
         for fetch in effects.fetch:
-            refs, _ = self.log.read_entries(fetch.first, fetch.bytes_max)
-            self.core.fetched(fetch.peer, wire.spans_of(refs), self._clock())
+            refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
+            self.core.fetched(fetch.peer, wire.spans_of(refs, _bodies(refs, data)), self._clock())
+        if effects.conf is not None:
+            self._on_conf(*self._confs[-1], self._removed)
+            self._removed = frozenset()
         if effects.commit is not None:
             self._commit_index = effects.commit
         if effects.role is not None:
@@ -245,13 +257,18 @@ class Replica:
                 f"entries from {op.truncate_from} were to be cut, {self._commit_index} is committed"
             )
             log.truncate(op.truncate_from)
+            while self._confs[-1][0] >= op.truncate_from:
+                self._confs.pop()
         for span in op.spans:
             for index in range(max(span.first, log.last_index + 1), span.last + 1):
                 if (staged := self._staged.get((index, span.term))) is not None:
                     log.append_framed(*staged)
                 else:
-                    assert span.kind is EntryKind.NOOP, f"entry {index} of term {span.term} has no bytes"
-                    log.append(span.kind, index, span.term, b"")
+                    assert span.kind is not EntryKind.NORMAL, f"entry {index} of term {span.term} has no bytes"
+                    body = b"" if span.conf is None else encode_conf(span.conf)
+                    log.append(span.kind, index, span.term, body)
+            if span.conf is not None:
+                self._configure(span.first, span.conf)
         hard_state = op.hard_state
         log.submit(
             op.ticket,
@@ -259,6 +276,10 @@ class Replica:
             voted_for=None if hard_state is None else hard_state.voted_for,
             commit_hint=self._commit_index if commit is None else commit,
         )
+
+    def _configure(self, index: int, conf: ConfState) -> None:
+        self._removed |= self._confs[-1][1].members - conf.members
+        self._confs.append((index, conf))
 
     def _send(self, message: Message) -> None:
         if type(message) is AppendReq:
@@ -322,3 +343,13 @@ class Replica:
         self._application.apply(batch)
         if self._applied_index < self._commit_index:
             self._wake()
+
+
+def _bodies(refs: list[EntryRef], data: bytes) -> Callable[[int], memoryview]:
+    """The body of the entry of a given number among ``refs``, which lie back to back in ``data``."""
+
+    def body_of(number: int) -> memoryview:
+        at = sum(ref.size for ref in refs[:number])
+        return memoryview(data)[at + HEADER_BYTES : at + refs[number].size]
+
+    return body_of

@@ -5,6 +5,9 @@ Every replica calls every other one twice: the *control* lane carries votes, hea
 direction only, from the caller. Nothing here blocks or retries a message: what cannot leave is dropped, and Raft
 sends it again.
 
+Peers come and go with the configuration, see `Transport.set_members`. A caller that is let in without being a member
+(`raftlog.admission`) is called back where it says that it listens.
+
 A lost connection is dialled again at once. When the peer refuses, or answers as a new process, the old process is
 gone for certain, and ``on_peer_gone`` says so: a dead leader is noticed in milliseconds, without waiting for silence.
 """
@@ -21,17 +24,18 @@ import trio
 
 from raftlog import wire
 from raftlog._runtime import Listener, Reactor, StreamSocket, configure_replication_socket
+from raftlog.admission import Address, Admission, parse_address
 from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import FrameCorrupt
-from raftlog.wire import Hello, Kind, Welcome, WireError
+from raftlog.wire import Hello, Kind, OtherVersion, Welcome, WireError
 
 CONNECT_SECONDS_MAX = 1.0
 HANDSHAKE_SECONDS_MAX = 2.0
 PING_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
+NOT_RECORDED = "its directory is being recorded, it may call again"
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
-Address = tuple[str, int]
 Log = structlog.stdlib.BoundLogger
 FrameHandler = Callable[[NodeId, Kind, memoryview], None]
 
@@ -55,9 +59,8 @@ class Transport:
     """All connections of one replica.
 
     Args:
-        identity: what both sides of a connection must agree on; ``target`` and ``lane`` are filled in per connection.
+        admission: what this replica knows of its group, and whom it therefore lets in.
         incarnation: a number that differs for every start of this process.
-        peers: the other voters and where they listen.
         on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
         on_peer_gone: the process behind this peer has ended.
     """
@@ -66,18 +69,19 @@ class Transport:
         self,
         *,
         reactor: Reactor,
-        identity: Hello,
+        admission: Admission,
         incarnation: str,
         listen: Address,
-        peers: Mapping[NodeId, Address],
         on_frame: FrameHandler,
         on_peer_gone: Callable[[NodeId], None],
         log: Log,
     ) -> None:
         self._reactor = reactor
-        self._identity = identity
+        self._admission = admission
         self._incarnation = incarnation
-        self._peers = dict(peers)
+        self._guests: dict[NodeId, tuple[int, str]] = {}
+        self._callers: dict[NodeId, tuple[str, trio.CancelScope]] = {}
+        self._nursery: trio.Nursery | None = None
         self._on_frame = on_frame
         self._on_peer_gone = on_peer_gone
         self._log = log
@@ -105,17 +109,59 @@ class Transport:
         stream.send_all(buffers, nbytes)
         return True
 
+    def set_members(self, conf_index: int, addresses: Mapping[NodeId, str]) -> None:
+        """Keep connections to these nodes (``HOST:PORT`` each, itself included) and to nobody else from now on.
+
+        ``conf_index`` is the entry that says so. Raises ValueError for what is no address; nothing has changed then.
+        """
+        for text in addresses.values():
+            parse_address(text)
+        self._admission.configure(conf_index, {str(node): text for node, text in addresses.items()})
+        self._guests = {
+            node: guest for node, guest in self._guests.items() if guest[0] > conf_index and node not in addresses
+        }
+        for inbound in list(self._inbound):
+            if inbound.source is not None and not self._is_wanted(inbound.source):
+                inbound.stream.close("no member any more")
+        self._call_members()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep both lanes to every peer open until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                for peer, address in self._peers.items():
-                    for lane in Lane:
-                        nursery.start_soon(self._keep_open, peer, address, lane)
+                self._nursery = nursery
+                self._call_members()
                 nursery.start_soon(self._expire_silent_callers)
                 task_status.started()
         finally:
+            self._nursery = None
             self.close()
+
+    def _is_wanted(self, node: NodeId) -> bool:
+        return node in self._admission.addresses or node in self._guests
+
+    def _call_members(self) -> None:
+        """Start and stop calling, so that exactly members and guests are called."""
+        if (nursery := self._nursery) is None:
+            return
+        wanted = {NodeId(node): text for node, text in self._admission.addresses.items()}
+        wanted |= {node: text for node, (_, text) in self._guests.items()}
+        wanted.pop(self._admission.identity.node_id, None)
+        for node, (text, scope) in list(self._callers.items()):
+            if wanted.get(node) != text:
+                del self._callers[node]
+                scope.cancel()
+        for node, text in wanted.items():
+            if node not in self._callers:
+                scope = trio.CancelScope()
+                self._callers[node] = (text, scope)
+                nursery.start_soon(self._call, node, parse_address(text), scope)
+
+    async def _call(self, peer: NodeId, address: Address, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for lane in Lane:
+                    nursery.start_soon(self._keep_open, peer, address, lane)
 
     def close(self) -> None:
         """Close the listener and every connection."""
@@ -137,7 +183,7 @@ class Transport:
                 failures += 1
                 if isinstance(error, ConnectionRefusedError):
                     self._gone(peer)
-                if (text := str(error) or type(error).__name__) != reported:
+                if (text := str(error) or type(error).__name__) not in (reported, NOT_RECORDED):
                     reported = text
                     self._log.warning("peer_unreachable", peer=peer, lane=lane.label, error=text)
                 continue
@@ -164,18 +210,19 @@ class Transport:
                 raise
         try:
             with trio.fail_after(HANDSHAKE_SECONDS_MAX):
-                welcome = await _shake_hands(sock, self._hello(peer, lane))
+                welcome = await _shake_hands(sock, self._admission.hello(peer, lane.label, self._incarnation))
         except BaseException:
             sock.close()
             raise
-        if welcome.refusal is not None:
+        refusal = welcome.refusal or self._admission.why_not_store(
+            peer, welcome.store_id, welcome.stores, welcome.conf_index
+        )
+        if refusal is None and self._admission.must_wait(peer):
+            refusal = NOT_RECORDED
+        if refusal is not None:
             sock.close()
-            raise PeerRefused(welcome.refusal)
+            raise PeerRefused(refusal)
         return socket.socket(fileno=sock.detach()), welcome.incarnation
-
-    def _hello(self, peer: NodeId, lane: Lane) -> Hello:
-        mine = self._identity
-        return Hello(mine.cluster_id, mine.group, mine.source, peer, mine.segment_bytes, lane.label, mine.members)
 
     async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket) -> None:
         """Serve one open lane until it closes."""
@@ -208,21 +255,28 @@ class Transport:
                 if inbound.source is None and now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:
                     inbound.stream.close("no handshake")
 
-    def _check_hello(self, hello: Hello) -> str | None:
-        """Why this caller is refused, or None."""
-        mine = self._identity
-        if hello.cluster_id != mine.cluster_id or hello.group != mine.group:
-            return (
-                f"this is group {mine.group!r} of cluster {mine.cluster_id}, not {hello.group!r} of {hello.cluster_id}"
-            )
-        if hello.target != mine.source:
-            return f"this is node {mine.source!r}, not {hello.target!r}"
-        if hello.source not in self._peers:
-            return f"{hello.source!r} is not a peer of node {mine.source!r}"
-        if hello.segment_bytes != mine.segment_bytes:
-            return f"segments have {mine.segment_bytes} bytes here, {hello.segment_bytes} at {hello.source!r}"
-        if set(hello.members) != set(mine.members):
-            return f"members are {sorted(mine.members)} here, {sorted(hello.members)} at {hello.source!r}"
+    def _why_not(self, hello: Hello) -> str | None:
+        """Why this caller is refused, or None; then it is called back if nobody else would."""
+        admission = self._admission
+        if (refusal := admission.why_not(hello)) is not None:
+            return refusal
+        source = NodeId(hello.source)
+        if admission.must_wait(source):
+            return NOT_RECORDED
+        now = trio.current_time()
+        for inbound in list(self._inbound):
+            if inbound.source == source and inbound.incarnation != hello.incarnation:
+                if now < inbound.heard_at + SILENCE_SECONDS_MAX:
+                    return f"another process with the id {source!r} is connected from {inbound.stream.peer[0]}"
+                inbound.stream.close("replaced by a new process")
+        if source not in admission.addresses:
+            text = hello.addresses[source]
+            try:
+                parse_address(text)
+            except ValueError as error:
+                return str(error)
+            self._guests[source] = (hello.conf_index, text)
+            self._call_members()
         return None
 
 
@@ -232,12 +286,14 @@ class _Inbound:
     def __init__(self, transport: Transport, sock: socket.socket) -> None:
         self._transport = transport
         self.source: NodeId | None = None
-        self.accepted_at = trio.current_time()
+        self.incarnation = ""
+        self.accepted_at = self.heard_at = trio.current_time()
         self.stream = StreamSocket(transport._reactor, sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
 
     def _on_data(self, data: memoryview) -> int:
         transport = self._transport
+        self.heard_at = trio.current_time()
         try:
             frames, consumed = wire.split_frames(data)
             for kind, payload in frames:
@@ -250,6 +306,10 @@ class _Inbound:
                 if self.stream.closed:
                     return 0
         except (WireError, FrameCorrupt) as error:
+            if isinstance(error, OtherVersion) and self.source is None:
+                # It cannot read the words, but our version in front of them, and says so at its side.
+                self.stream.send(wire.encode_cold(transport._admission.welcome(transport._incarnation, str(error))))
+                self.stream.flush()
             transport._log.warning("peer_sent_garbage", peer=self.source or self.stream.peer, error=str(error))
             self.stream.close("garbage")
             return 0
@@ -259,14 +319,15 @@ class _Inbound:
         if not isinstance(hello, Hello):
             raise WireError(f"a {type(hello).__name__} came before the handshake")
         transport = self._transport
-        refusal = transport._check_hello(hello)
-        self.stream.send(wire.encode_cold(Welcome(transport._incarnation, refusal)))
+        refusal = transport._why_not(hello)
+        self.stream.send(wire.encode_cold(transport._admission.welcome(transport._incarnation, refusal)))
         if refusal is None:
             self.source = NodeId(hello.source)
+            self.incarnation = hello.incarnation
             return
         self.stream.flush()
         self.stream.close("refused")
-        if refusal not in transport.refusals and len(transport.refusals) < 100:
+        if refusal is not NOT_RECORDED and refusal not in transport.refusals and len(transport.refusals) < 100:
             # Once per reason: a caller that was set up wrongly comes back twice a second.
             transport.refusals.add(refusal)
             transport._log.warning("peer_refused", peer=hello.source, reason=refusal)

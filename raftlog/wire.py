@@ -21,12 +21,13 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import cbor2
 import msgspec
 
+from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.messages import (
     AppendReq,
     AppendResp,
@@ -35,14 +36,16 @@ from raftlog.consensus.messages import (
     Message,
     PreVoteReq,
     PreVoteResp,
+    ReadIndexReq,
+    ReadIndexResp,
     TimeoutNow,
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import EntryKind, LogId, NodeId, Span
-from raftlog.segment.codec import EntryRef, scan_entries
+from raftlog.consensus.types import ConfState, EntryKind, LogId, NodeId, Span
+from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
 
-VERSION: Final = 1
+VERSION: Final = 2
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
 """Largest frame: an append message holds one entry at least, whatever its size."""
 
@@ -54,6 +57,14 @@ _LENGTH = struct.Struct(">I")
 
 class WireError(Exception):
     """A frame from a peer that cannot be right; the connection is closed."""
+
+
+class OtherVersion(WireError):
+    """The other side speaks another format version; ``theirs`` is that version."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(f"frame format version {theirs} came, this replica speaks version {VERSION}")
+        self.theirs = theirs
 
 
 class Kind(enum.IntEnum):
@@ -71,10 +82,20 @@ class Kind(enum.IntEnum):
     VOTE_RESPONSE = 10
     TIMEOUT_NOW = 11
     PING = 12
+    READ_INDEX = 13
+    READ_INDEX_RESPONSE = 14
+    RESET_OFFER = 15
+    RANGE = 16
+    RANGE_RESPONSE = 17
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first frame of a connection: who calls whom, about which log."""
+    """The first frame of a connection: who calls whom, about which log.
+
+    ``incarnation`` differs for every start of a process, ``store_id`` for every directory that was ever made.
+    ``stores`` says which directory each member uses, as far as the caller knows. ``addresses`` are the members of the
+    configuration that entry ``conf_index`` set, and where they listen; 0 is the one that the group began with.
+    """
 
     cluster_id: str
     group: str
@@ -82,13 +103,53 @@ class Hello(msgspec.Struct, frozen=True):
     target: str
     segment_bytes: int
     lane: str
-    members: tuple[str, ...]
+    incarnation: str = ""
+    store_id: str = ""
+    stores: dict[str, str] = {}
+    conf_index: int = 0
+    addresses: dict[str, str] = {}
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The answer to `Hello`: which start of the process answers, and why the caller must go away, if it must."""
+    """The answer to `Hello`: who answers, and why the caller must go away, if it must. Fields as there."""
 
     incarnation: str
+    refusal: str | None = None
+    store_id: str = ""
+    stores: dict[str, str] = {}
+    conf_index: int = 0
+
+
+class ResetOffer(msgspec.Struct, frozen=True):
+    """A leader tells a peer that it needs more than the log still has; ``manifest`` says what to fetch instead."""
+
+    term: int
+    manifest: bytes
+
+
+class RangeSource(enum.Enum):
+    """What a range is a part of."""
+
+    LOG = "log"
+    SNAPSHOT = "snapshot"
+
+
+class RangeReq(msgspec.Struct, frozen=True):
+    """Send me ``nbytes`` bytes from ``pos`` on of the log, by physical offset, or of the snapshot with this ``crc``."""
+
+    source: RangeSource
+    pos: int
+    nbytes: int
+    crc: int = 0
+
+
+class RangeResp(msgspec.Struct, frozen=True):
+    """The answer; without ``data`` it is refused, and ``refusal`` says why."""
+
+    source: RangeSource
+    pos: int
+    nbytes: int
+    data: bytes = b""
     refusal: str | None = None
 
 
@@ -114,6 +175,11 @@ _COLD: dict[Kind, type[Any]] = {
     Kind.VOTE: VoteReq,
     Kind.VOTE_RESPONSE: VoteResp,
     Kind.TIMEOUT_NOW: TimeoutNow,
+    Kind.READ_INDEX: ReadIndexReq,
+    Kind.READ_INDEX_RESPONSE: ReadIndexResp,
+    Kind.RESET_OFFER: ResetOffer,
+    Kind.RANGE: RangeReq,
+    Kind.RANGE_RESPONSE: RangeResp,
 }
 _KIND_OF: dict[type[Any], Kind] = {cls: kind for kind, cls in _COLD.items()}
 
@@ -129,7 +195,7 @@ PING: Final = _frame(Kind.PING, b"", 0, 0)
 
 def encode_cold(value: object) -> bytes:
     """Frame a handshake or a message that is not on the data path."""
-    payload = cbor2.dumps(msgspec.to_builtins(value))
+    payload = cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
     kind = _KIND_OF[type(value)]
     return _frame(kind, payload, 0, zlib.crc32(payload, kind))
 
@@ -177,6 +243,7 @@ def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
     """Cut every complete frame: (kind, crc and what is behind it), and the bytes they take.
 
     Raises:
+        OtherVersion: the other side speaks another version.
         WireError: a length or kind that no replica sends.
     """
     frames: list[tuple[Kind, memoryview]] = []
@@ -185,8 +252,10 @@ def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
         length, kind, version, zero, _ = _PREFIX.unpack_from(data, start)
         if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
             raise WireError(f"frame of {length} bytes, allowed are {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
-        if version != VERSION or zero:
-            raise WireError(f"frame format {version}.{zero}, this replica speaks {VERSION}.0")
+        if zero:
+            raise WireError(f"frame with {zero} where zero belongs")
+        if version != VERSION:
+            raise OtherVersion(version)
         end = start + 4 + length
         if end > size:
             break
@@ -269,23 +338,39 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
         dst=target,
         term=term,
         prev=LogId(prev_index, prev_term),
-        spans=spans_of(refs),
+        spans=spans_of(refs, lambda number: entries[number][HEADER_BYTES:]),
         commit=commit,
         seq=seq,
     )
     return Append(request, refs, entries, annotations)
 
 
-def spans_of(refs: Sequence[EntryRef]) -> tuple[Span, ...]:
-    """Runs of consecutive entries of one term and kind."""
+def spans_of(refs: Sequence[EntryRef], body_of: Callable[[int], bytes | memoryview]) -> tuple[Span, ...]:
+    """Runs of consecutive entries of one term and kind; a configuration is one of its own.
+
+    ``body_of(number)`` gives the body of ``refs[number]``; it is asked for configurations only.
+
+    Raises:
+        WireError: a configuration cannot be read.
+    """
     spans: list[Span] = []
-    for ref in refs:
-        if spans and spans[-1].term == ref.term and spans[-1].kind == ref.kind:
+    for number, ref in enumerate(refs):
+        if ref.kind == EntryKind.CONFIG:
+            conf = _conf_of(ref, body_of(number))
+            spans.append(Span(ref.index, ref.index, ref.term, ref.size, EntryKind.CONFIG, conf))
+        elif spans and spans[-1].term == ref.term and spans[-1].kind == ref.kind:
             run = spans[-1]
             spans[-1] = Span(run.first, ref.index, run.term, run.nbytes + ref.size, run.kind)
         else:
             spans.append(Span(ref.index, ref.index, ref.term, ref.size, EntryKind(ref.kind)))
     return tuple(spans)
+
+
+def _conf_of(ref: EntryRef, body: bytes | memoryview) -> ConfState:
+    try:
+        return decode_conf(body)
+    except ValueError as error:
+        raise WireError(f"entry {ref.index}: {error}") from error
 
 
 def encode(message: Message) -> bytes:

@@ -25,11 +25,12 @@ from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, open_store
 from raftlog import (
+    Admission,
     ConfState,
     CoreConfig,
     Deadline,
     HardState,
-    Hello,
+    Identity,
     Kind,
     Listener,
     LogId,
@@ -43,6 +44,7 @@ from raftlog import (
     SegmentLog,
     Transport,
     Writer,
+    format_address,
 )
 
 Log = structlog.stdlib.BoundLogger
@@ -122,16 +124,16 @@ async def _serve(settings: BrokerSettings, undo: contextlib.ExitStack, task_stat
         members[settings.node_id],
         lambda address: Transport(
             reactor=reactor,
-            identity=_identity(settings),
+            admission=Admission(_identity(settings), {}, lambda stores: None),
             incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
             listen=address,
-            peers={NodeId(name): at for name, at in members.items() if name != settings.node_id},
             on_frame=receive,
             on_peer_gone=peer_gone,
             log=log,
         ),
     )
     undo.callback(transport.close)
+    transport.set_members(0, {NodeId(name): format_address(at) for name, at in members.items()})
     replica = Replica(
         core=_core(settings, segment_log, rng),
         log=segment_log,
@@ -280,16 +282,8 @@ def _core(settings: BrokerSettings, segment_log: SegmentLog, rng: random.Random)
     )
 
 
-def _identity(settings: BrokerSettings) -> Hello:
-    return Hello(
-        cluster_id=settings.identity,
-        group=settings.group,
-        source=settings.node_id,
-        target="",
-        segment_bytes=settings.segment_bytes,
-        lane="",
-        members=tuple(settings.members),
-    )
+def _identity(settings: BrokerSettings) -> Identity:
+    return Identity(settings.identity, settings.group, NodeId(settings.node_id), settings.segment_bytes)
 
 
 def _bound(purpose: str, address: Address, open_listener: Callable[[Address], T]) -> T:

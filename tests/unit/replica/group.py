@@ -12,13 +12,14 @@ import structlog
 import trio
 
 from raftlog import (
+    Admission,
     CommittedEntry,
     ConfState,
     CoreConfig,
     Deadline,
     EntryKind,
     HardState,
-    Hello,
+    Identity,
     Kind,
     LogId,
     Mailbox,
@@ -101,14 +102,14 @@ class Node:
         )
         self.transport = Transport(
             reactor=self.reactor,
-            identity=Hello(cluster, "g", name, "", SEGMENT_BYTES, "", tuple(ports)),
+            admission=Admission(Identity(cluster, "g", NodeId(name), SEGMENT_BYTES), {}, lambda stores: None),
             incarnation=f"{name}-{random.Random().random()}",
             listen=("127.0.0.1", ports[name]),
-            peers={NodeId(node): ("127.0.0.1", port) for node, port in ports.items() if node != name},
             on_frame=self._receive,
             on_peer_gone=lambda peer: self.replica.peer_gone(peer),
             log=structlog.get_logger("test"),
         )
+        self.transport.set_members(0, {NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()})
         self.replica = Replica(
             core=core,
             log=self.log,

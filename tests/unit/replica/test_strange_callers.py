@@ -11,17 +11,19 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from raftlog import Hello, Kind, NodeId, wire
+from raftlog import Kind, NodeId, wire
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
-from raftlog.wire import Welcome
+from raftlog.wire import Hello, Welcome
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, free_ports
 
 pytestmark = pytest.mark.trio
 NAMES = ("n0", "n1", "n2")
 N0, N1 = NodeId("n0"), NodeId("n1")
 
-HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", NAMES)
+ADDRESSES = dict.fromkeys(NAMES, "127.0.0.1:1")
+PAIR = {"n0": "x:1", "n1": "x:2"}
+HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES)
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +88,6 @@ STRANGERS = {
     "ones": b"\xff" * 64,
     "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.HELLO, wire.VERSION, 0, 0),
     "a length a byte too large": struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, Kind.APPEND, wire.VERSION, 0, 0),
-    "another version": struct.pack(">IBBHI", 8, Kind.HELLO, wire.VERSION + 1, 0, 0),
     "an unknown kind": struct.pack(">IBBHI", 8, 77, wire.VERSION, 0, 0),
     "a damaged hello": damaged(wire.encode_cold(HELLO), 40),
     "a vote before the hello": VOTE,
@@ -135,13 +136,16 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
-        (Hello("ff" * 16, "g", "n1", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'g'", CLUSTER, "ff" * 16)),
-        (Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'g'", "'h'")),
-        (Hello(CLUSTER, "g", "n1", "n2", SEGMENT_BYTES, "bulk", NAMES), ("'n0'", "'n2'")),
-        (Hello(CLUSTER, "g", "n0", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'n0' is not a peer",)),
-        (Hello(CLUSTER, "g", "n9", "n0", SEGMENT_BYTES, "bulk", NAMES), ("'n9' is not a peer",)),
-        (Hello(CLUSTER, "g", "n1", "n0", 99, "bulk", NAMES), (str(SEGMENT_BYTES), "99 at 'n1'")),
-        (Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "bulk", ("n0", "n1")), ("['n0', 'n1'] at 'n1'",)),
+        (Hello("ff" * 16, "g", "n1", "n0", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'g'", CLUSTER, "ff" * 16)),
+        (Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'g'", "'h'")),
+        (Hello(CLUSTER, "g", "n1", "n2", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'n0'", "'n2'")),
+        (Hello(CLUSTER, "g", "n0", "n0", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'n0' is this node itself",)),
+        (Hello(CLUSTER, "g", "n9", "n0", SEGMENT_BYTES, "bulk"), ("'n9' is no member",)),
+        (Hello(CLUSTER, "g", "n1", "n0", 99, "bulk", addresses=ADDRESSES), (str(SEGMENT_BYTES), "99 at 'n1'")),
+        (
+            Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "bulk", addresses={"n0": "x:1", "n1": "x:2"}),
+            ("['n0', 'n1'] at 'n1'",),
+        ),
     ],
     ids=["cluster", "group", "target", "itself", "stranger", "segments", "members"],
 )
@@ -167,8 +171,22 @@ async def test_callers_of_another_group_are_told_why_and_sent_away(
 async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
-        wrong = wire.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", NAMES))
+        wrong = wire.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))
         vote = wire.encode_cold(VoteReq(N1, N0, term + 50, last=LogId(10**6, term + 50), force=True))
         await received(await call(port, wrong, wire.encode_cold(HELLO), vote))
         await check_unharmed(node, port, node.log.last_index)
         assert node.replica.core.term < term + 50
+
+
+async def test_mixed_version_cluster(tmp_path: Path) -> None:
+    """A caller that speaks another version reads our version in the prefix of what it gets, and both are logged."""
+    theirs = wire.VERSION + 1
+    async with lonely(tmp_path) as (node, port):
+        with capture_logs() as log:
+            data = await received(await call(port, struct.pack(">IBBHI", 8, Kind.HELLO, theirs, 0, 0)))
+        answer = wire.decode_cold(*wire.split_frames(memoryview(data))[0][0])
+        words = f"version {theirs} came, this replica speaks version {wire.VERSION}"
+        assert words in answer.refusal
+        assert [words in line["error"] for line in log if line["event"] == "peer_sent_garbage"] == [True]
+        assert data[5] == wire.VERSION
+        await check_unharmed(node, port, node.log.last_index)

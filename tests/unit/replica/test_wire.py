@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog import Hello, Kind, NodeId, wire
+from raftlog import ConfState, Kind, NodeId, wire
+from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.messages import (
     AppendReq,
     AppendResp,
@@ -22,14 +23,16 @@ from raftlog.consensus.messages import (
     Message,
     PreVoteReq,
     PreVoteResp,
+    ReadIndexReq,
+    ReadIndexResp,
     TimeoutNow,
     VoteReq,
     VoteResp,
 )
 from raftlog.consensus.types import LogId, Span
-from raftlog.segment.codec import HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
+from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
 from raftlog.segment.errors import FrameCorrupt
-from raftlog.wire import Welcome, WireError
+from raftlog.wire import Hello, RangeReq, RangeResp, RangeSource, ResetOffer, Welcome, WireError
 
 LEADER, FOLLOWER = NodeId("n0"), NodeId("n1")
 CHAIN = initial_chain("c")
@@ -38,11 +41,17 @@ numbers = st.integers(0, 2**64 - 1)
 ids = st.builds(LogId, numbers, numbers)
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 ends: dict[str, Any] = {"src": names.map(NodeId), "dst": names.map(NodeId), "term": numbers}
+tables = st.dictionaries(names, names, max_size=3)
 denials = st.none() | st.sampled_from(Denial)
 
 COLD = st.one_of(
-    st.builds(Hello, names, names, names, names, numbers, names, st.lists(names).map(tuple)),
-    st.builds(Welcome, names, st.none() | names),
+    st.builds(Hello, names, names, names, names, numbers, names, names, names, tables, numbers, tables),
+    st.builds(Welcome, names, st.none() | names, names, tables, numbers),
+    st.builds(ReadIndexReq, **ends, ctx=numbers),
+    st.builds(ReadIndexResp, **ends, ctx=numbers, index=st.none() | numbers),
+    st.builds(ResetOffer, numbers, st.binary(max_size=50)),
+    st.builds(RangeReq, st.sampled_from(RangeSource), numbers, numbers, numbers),
+    st.builds(RangeResp, st.sampled_from(RangeSource), numbers, numbers, st.binary(max_size=50), st.none() | names),
     st.builds(PreVoteReq, **ends, next_term=numbers, last=ids),
     st.builds(PreVoteResp, **ends, granted=st.booleans(), last=ids, denial=denials),
     st.builds(VoteReq, **ends, last=ids, force=st.booleans()),
@@ -108,7 +117,7 @@ def append_frame(
         entries.append(header + body)
         pos += len(header) + len(body)
     refs = scan_entries(memoryview(b"".join(entries)), CHAIN) if entries else []
-    spans = list(wire.spans_of(refs))
+    spans = list(wire.spans_of(refs, bodies.__getitem__))
     request = AppendReq(LEADER, FOLLOWER, term, LogId(first - 1, 2), tuple(spans), commit=4, seq=9)
     buffers = wire.encode_append(request, CHAIN, list(entries), sum(map(len, entries)), annotations)
     return request, b"".join(buffers), entries
@@ -128,6 +137,24 @@ def test_entries_come_out_as_they_went_in(items: list[tuple[bytes, bytes, int]])
     assert decoded.annotations == annotations
     assert [bytes(entry[HEADER_BYTES:]) for entry in decoded.entries] == bodies
     assert sum(span.last - span.first + 1 for span in decoded.request.spans) == len(items)
+
+
+def test_a_configuration_travels_as_a_span_of_its_own() -> None:
+    conf = ConfState((LEADER, FOLLOWER), (), (NodeId("n2"),), ((NodeId("n2"), "h:1"),))
+    kinds = [NORMAL, CONFIG, CONFIG, NORMAL]
+    _, data, _ = append_frame([b"a", encode_conf(conf), encode_conf(ConfState()), b"b"], [b""] * 4, kinds=kinds)
+    spans = wire.decode_append(only_frame(data)[1], LEADER, FOLLOWER).request.spans
+    assert [span.kind for span in spans] == kinds
+    assert [span.conf for span in spans] == [None, conf, ConfState(), None]
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", cbor2.dumps([]), encode_conf(ConfState())[:-1], b"\xf6" * 100_000])
+def test_a_configuration_that_is_none_is_refused(body: bytes) -> None:
+    header, _ = frame(CONFIG, 5, 3, 1000, body, CHAIN)
+    request = AppendReq(LEADER, FOLLOWER, 3, LogId(4, 2), (), commit=4, seq=9)
+    data = b"".join(wire.encode_append(request, CHAIN, [header + body], len(header) + len(body), [b""]))
+    with pytest.raises(WireError, match="entry 5"):
+        wire.decode_append(only_frame(data)[1], LEADER, FOLLOWER)
 
 
 def decode(kind: Kind, payload: memoryview) -> object:
@@ -226,14 +253,14 @@ def test_frames_are_cut_at_every_place() -> None:
 @pytest.mark.parametrize(
     ("prefix", "words"),
     [
-        (struct.pack(">IBBHI", 7, 5, 1, 0, 0), "frame of 7 bytes"),
-        (struct.pack(">IBBHI", 0, 5, 1, 0, 0), "frame of 0 bytes"),
-        (struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, 5, 1, 0, 0), "frame of 33554433 bytes"),
-        (struct.pack(">IBBHI", 2**32 - 1, 5, 1, 0, 0), "frame of 4294967295 bytes"),
-        (struct.pack(">IBBHI", 8, 0, 1, 0, 0), "unknown frame kind 0"),
-        (struct.pack(">IBBHI", 8, 255, 1, 0, 0), "unknown frame kind 255"),
-        (struct.pack(">IBBHI", 8, 5, 2, 0, 0), "frame format 2.0"),
-        (struct.pack(">IBBHI", 8, 5, 1, 9, 0), "frame format 1.9"),
+        (struct.pack(">IBBHI", 7, 5, wire.VERSION, 0, 0), "frame of 7 bytes"),
+        (struct.pack(">IBBHI", 0, 5, wire.VERSION, 0, 0), "frame of 0 bytes"),
+        (struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, 5, wire.VERSION, 0, 0), "frame of 33554433 bytes"),
+        (struct.pack(">IBBHI", 2**32 - 1, 5, wire.VERSION, 0, 0), "frame of 4294967295 bytes"),
+        (struct.pack(">IBBHI", 8, 0, wire.VERSION, 0, 0), "unknown frame kind 0"),
+        (struct.pack(">IBBHI", 8, 255, wire.VERSION, 0, 0), "unknown frame kind 255"),
+        (struct.pack(">IBBHI", 8, 5, 1, 0, 0), "version 1 came, this replica speaks version 2"),
+        (struct.pack(">IBBHI", 8, 5, wire.VERSION, 9, 0), "frame with 9 where zero belongs"),
     ],
 )
 def test_frames_that_nobody_sends(prefix: bytes, words: str) -> None:
