@@ -12,10 +12,12 @@ Clock, log, transport and application are arguments, so the same code runs in a 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raftlog import wire
+from raftlog.barriers import Barriers, OnRead
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.effects import Effects, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
@@ -101,6 +103,7 @@ class Replica:
         wake: asks for another turn soon.
         confs: as given to the core: the entries that set a configuration, and what they set.
         on_conf: told which entry's configuration is in force from now on, and of nodes that entries removed.
+        on_reset: told of a peer that needs more than the log still has, again and again while it does.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Replica:
         wake: Callable[[], None],
         confs: Sequence[tuple[int, ConfState]] = (),
         on_conf: ConfHandler = lambda index, conf, removed: None,
+        on_reset: Callable[[NodeId], None] = lambda peer: None,
     ) -> None:
         assert applied_index <= log.last_index, (
             f"the application took entry {applied_index}, the log ends at {log.last_index}"
@@ -130,6 +134,10 @@ class Replica:
         self._confs = list(confs) or [(0, core.conf)]
         self._on_conf = on_conf
         self._removed: frozenset[NodeId] = frozenset()
+        self._on_reset = on_reset
+        self._barriers = Barriers()
+        self._to_record: list[Callable[[], None]] = []
+        self._recording: deque[tuple[int, list[Callable[[], None]]]] = deque()
         # Entries that came in since the last pump; the core decides which of them enter the log.
         self._staged: dict[tuple[int, int], tuple[EntryRef, bytes, bytes, bytes]] = {}
 
@@ -179,6 +187,22 @@ class Replica:
         assert entry.index == index, f"entry {entry.index} was framed for index {index}"
         return index
 
+    def read(self, on_read: OnRead) -> None:
+        """Call ``on_read(True)`` once everything is applied that was committed anywhere in the group before this call.
+
+        What the application then has is linearizable, on a follower as well. ``on_read(False)`` when nobody can tell,
+        at the latest after `raftlog.barriers.READ_SECONDS_MAX`. Never called from within this method.
+        """
+        self._barriers.add(on_read)
+        self._wake()
+
+    def remember(self, key: str, value: bytes | None, then: Callable[[], None] = lambda: None) -> None:
+        """Set or remove a note of the log, and call ``then`` once that is durable."""
+        self.log.set_note(key, value)
+        self._to_record.append(then)
+        self.core.persist(self._clock())
+        self._wake()
+
     def receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
         """Take one frame of a peer.
 
@@ -210,6 +234,9 @@ class Replica:
     def storage_done(self, ticket: int) -> None:
         """Everything up to ``ticket`` is on disk."""
         self.core.storage_done(ticket, self._clock())
+        while self._recording and self._recording[0][0] <= ticket:
+            for then in self._recording.popleft()[1]:
+                then()
 
     def tick(self) -> None:
         """Let time-outs that are due happen."""
@@ -218,19 +245,25 @@ class Replica:
         if age > DISK_STALL_SECONDS:
             self.core.disk_slow(age, now)
         self.core.tick(now)
+        self._barriers.expire(now)
 
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
-        return self.core.next_deadline()
+        return min(self.core.next_deadline(), self._barriers.deadline)
 
     def pump(self) -> None:
         """Carry out everything the core has decided; see the module's list."""
         core = self.core
+        if self._barriers.has_asked:
+            now = self._clock()
+            core.read(self._barriers.ask(now), now)
         while core.has_effects:
             self._carry_out(core.take_effects())
         self._staged.clear()
         if self._applied_index < self._commit_index:
             self._apply()
+        if self._barriers:
+            self._barriers.applied(self._applied_index)
 
     def _carry_out(self, effects: Effects) -> None:
         if effects.failed_from is not None:
@@ -242,6 +275,10 @@ class Replica:
         for fetch in effects.fetch:
             refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
             self.core.fetched(fetch.peer, wire.spans_of(refs, _bodies(refs, data)), self._clock())
+        for ctx, index in effects.reads:
+            self._barriers.answered(ctx, index)
+        for peer in effects.reset:
+            self._on_reset(peer)
         if effects.conf is not None:
             self._on_conf(*self._confs[-1], self._removed)
             self._removed = frozenset()
@@ -276,6 +313,9 @@ class Replica:
             voted_for=None if hard_state is None else hard_state.voted_for,
             commit_hint=self._commit_index if commit is None else commit,
         )
+        if self._to_record:
+            self._recording.append((op.ticket, self._to_record))
+            self._to_record = []
 
     def _configure(self, index: int, conf: ConfState) -> None:
         self._removed |= self._confs[-1][1].members - conf.members

@@ -243,6 +243,11 @@ class RaftCore(Election, Following):
             if self._electable:
                 self._ask_around()
 
+    def persist(self, now: float) -> None:
+        """Have `Effects.storage` come, be it empty: the caller has something of its own to write with it."""
+        self._now = now
+        self._persist_due = self._dirty = True
+
     def disk_slow(self, age_seconds: float, now: float) -> None:
         """The oldest write is ``age_seconds`` old: do not lead, nor try to, until `storage_done` is called."""
         assert age_seconds > 0, f"a write {age_seconds} s old is not slow"

@@ -59,6 +59,7 @@ class CoreState:
         self._term = max(hard_state.term, self._log.last.term)
         self._voted_for = hard_state.voted_for if self._term == hard_state.term else None
         self._hard_state_changed = self._term != hard_state.term
+        self._persist_due = False
         self._role = Role.FOLLOWER
         self._leader_id: NodeId | None = None
 
@@ -264,8 +265,9 @@ class CoreState:
 
     def _issue_storage(self) -> StorageOp | None:
         """What must be written since the last ticket."""
-        if not (self._new_spans or self._hard_state_changed or self._truncate_from is not None):
+        if not (self._new_spans or self._hard_state_changed or self._truncate_from is not None or self._persist_due):
             return None
+        self._persist_due = False
         hard_state = HardState(self._term, self._voted_for) if self._hard_state_changed else None
         ticket = self._tickets.issue(self._log.last_index, with_hard_state=hard_state is not None)
         op = StorageOp(ticket, self._truncate_from, tuple(self._new_spans), hard_state)

@@ -1,0 +1,87 @@
+"""Reads that wait until this replica has applied everything that was committed when they came in.
+
+All reads of one turn of the event loop share one question to the consensus core, and so one round trip.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+OnRead = Callable[[bool], None]
+
+READ_SECONDS_MAX: Final = 3.0
+"""After this long a read is told that nobody can tell."""
+
+
+class _Batch:
+    """Reads that came in during one turn; ``index`` is what must be applied, once it is known."""
+
+    __slots__ = ("callbacks", "ctx", "deadline", "index")
+
+    def __init__(self, ctx: int, deadline: float, callbacks: list[OnRead]) -> None:
+        self.ctx = ctx
+        self.deadline = deadline
+        self.callbacks = callbacks
+        self.index: int | None = None
+
+
+class Barriers:
+    """The open reads of a replica, oldest first. Callbacks run from within the methods; each is called once."""
+
+    def __init__(self) -> None:
+        self._asked: list[OnRead] = []
+        self._open: deque[_Batch] = deque()
+        self._last_ctx = 0
+
+    def add(self, on_read: OnRead) -> None:
+        """Take a read; it becomes part of the next `ask`."""
+        self._asked.append(on_read)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether `ask` has something to begin."""
+        return bool(self._asked)
+
+    def ask(self, now: float) -> int:
+        """Begin a batch with everything that came in; returns its number for the core."""
+        self._last_ctx += 1
+        self._open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self._asked))
+        self._asked = []
+        return self._last_ctx
+
+    def answered(self, ctx: int, index: int | None) -> None:
+        """The core's answer: what must be applied, or None when nobody can tell."""
+        for batch in self._open:
+            if batch.ctx == ctx:
+                batch.index = index
+                if index is None:
+                    self._open.remove(batch)
+                    _answer(batch, False)
+                return
+
+    def applied(self, index: int) -> None:
+        """Everything up to ``index`` is applied."""
+        ready = [batch for batch in self._open if batch.index is not None and batch.index <= index]
+        for batch in ready:
+            self._open.remove(batch)
+            _answer(batch, True)
+
+    def expire(self, now: float) -> None:
+        """Give up what has waited too long."""
+        while self._open and self._open[0].deadline <= now:
+            _answer(self._open.popleft(), False)
+
+    @property
+    def deadline(self) -> float:
+        """When `expire` has something to do; infinite without open reads."""
+        return self._open[0].deadline if self._open else float("inf")
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+
+def _answer(batch: _Batch, certain: bool) -> None:
+    for callback in batch.callbacks:
+        callback(certain)
