@@ -163,10 +163,7 @@ class Replica:
         for a while still believes that it leads; this asks the clock before it believes it.
         """
         self.tick()
-        if self.core.role is not Role.LEADER:
-            return False
-        status = self.core.status()
-        return 2 * (1 + sum(peer.active for peer in status.peers)) > 1 + len(status.peers)
+        return self.core.leads_for_certain
 
     def append(self, nbytes: int, build: Build) -> int | Refusal:
         """Append one entry with a body of ``nbytes`` bytes.

@@ -69,6 +69,18 @@ def settled(conf: ConfState) -> ConfState:
     return _reachable(conf.voters, (), conf.learners, conf.addresses)
 
 
+def may_follow(new: ConfState, old: ConfState) -> bool:
+    """Whether ``new`` is one step away from ``old``: then any majority of the one overlaps any of the other.
+
+    Anything may follow on the empty configuration of a node that had not joined.
+    """
+    if not old.voters or new == old:
+        return True
+    if old.is_joint:
+        return not new.is_joint and set(new.voters) == set(old.voters)
+    return set(old.voters) == set(new.outgoing if new.is_joint else new.voters)
+
+
 def _reachable(
     voters: tuple[NodeId, ...],
     outgoing: tuple[NodeId, ...],

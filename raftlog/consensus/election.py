@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from raftlog.consensus.leading import Leading
+from raftlog.consensus.membership import Membership
 from raftlog.consensus.messages import Denial, PreVoteReq, PreVoteResp, TimeoutNow, VoteReq, VoteResp
-from raftlog.consensus.quorum import VoteResult, vote_result
+from raftlog.consensus.quorum import VoteResult, joint_vote_result
 from raftlog.consensus.types import LogId, NodeId, Role
 
 _BACKOFF_MAX = 4
 
 
-class Election(Leading):
+class Election(Membership):
     """How a core comes to lead."""
 
     # -- campaigning -------------------------------------------------------------------------------------------
 
     @property
     def _electable(self) -> bool:
-        return self.node_id in self._conf.voters and not self._disk_slow
+        return self._conf.is_voter(self.node_id) and not self._disk_slow
 
     @property
     def _backoff(self) -> int:
@@ -40,10 +40,11 @@ class Election(Leading):
         self._votes = {self.node_id: True}
         self._dirty = True
         self._wait_to_retry()
+        self._campaigns += 1
         if self._count_votes() is VoteResult.WON:
             self._campaign(force=False)
             return
-        for peer in self._peers:
+        for peer in self._electors:
             self._post(PreVoteReq(self.node_id, peer, self._term, self._term + 1, self._log.last))
 
     def _campaign(self, *, force: bool) -> None:
@@ -61,11 +62,15 @@ class Election(Leading):
         if self._count_votes() is VoteResult.WON:
             self._become_leader()
             return
-        for peer in self._peers:
+        for peer in self._electors:
             self._post(VoteReq(self.node_id, peer, self._term, self._log.last, force))
 
+    @property
+    def _electors(self) -> list[NodeId]:
+        return [peer for peer in self._peers if self._conf.is_voter(peer)]
+
     def _count_votes(self) -> VoteResult:
-        return vote_result(self._conf.voters, self._votes)
+        return joint_vote_result(self._conf.voters, self._conf.outgoing, self._votes)
 
     def _on_pre_vote_resp(self, message: PreVoteResp) -> None:
         if self._role is not Role.PRE_CANDIDATE or message.term != self._term + message.granted:
@@ -99,6 +104,8 @@ class Election(Leading):
         return self._leader_id not in (None, candidate) and silence < self.config.election_timeout_seconds_min
 
     def _on_pre_vote_req(self, message: PreVoteReq) -> None:
+        if not self._conf.voters:
+            return
         own = self._log.last
         denial: Denial | None = None
         if message.next_term <= self._term:
@@ -124,6 +131,10 @@ class Election(Leading):
         return self._role is Role.PRE_CANDIDATE and (last != self._log.last or candidate < self.node_id)
 
     def _on_vote_req(self, message: VoteReq) -> None:
+        """Vote by the log alone, whoever is a voter here: the candidate may know a newer configuration."""
+        if not self._conf.voters:
+            # Whoever is a voter, knowingly or not, was a learner before, and got the log from then on.
+            return
         denial: Denial | None = None
         if self._voted_for not in (None, message.src) or self._leader_id is not None:
             denial = Denial.VOTED

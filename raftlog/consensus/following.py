@@ -18,7 +18,7 @@ class Following(CoreState):
                 f"{leader_id} and {self._leader_id} both lead in term {self._term}"
             )
             self._become_follower(self._term, leader_id)
-        self._failed_rounds = 0
+        self._failed_rounds = self._campaigns = 0
         self._leader_heard_at = self._quiet_since = self._now
 
     def _on_append_req(self, message: AppendReq) -> None:
@@ -108,6 +108,7 @@ class Following(CoreState):
     def _on_heartbeat(self, message: Heartbeat) -> None:
         self._follow(message.src)
         # Only what was compared with this leader's log can be known to be committed by it.
+        self._preferred = message.preferred
         index = min(message.commit, self._verified)
         if index > self._commit:
             self._commit_to(index)
@@ -121,5 +122,6 @@ class Following(CoreState):
                 self._verified_durable,
                 not self._disk_slow,
                 self._commit,
+                self.config.priority,
             )
         )

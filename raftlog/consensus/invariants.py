@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import combinations
+from itertools import combinations, pairwise
 
+from raftlog.consensus.confchange import may_follow
 from raftlog.consensus.logview import LogView
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import Role
@@ -26,13 +27,40 @@ def check_core(core: CoreState) -> None:
         assert core._voted_for == core.node_id, (
             f"{core.node_id} is {core._role.value} of term {core._term}, its vote is for {core._voted_for}"
         )
-        assert core.node_id in core._conf.voters, f"{core.node_id} is {core._role.value} and no voter"
+        may = core._conf.is_voter(core.node_id) or (core._role is Role.LEADER and _is_open(core))
+        assert may, f"{core.node_id} is {core._role.value} and no voter of {core._conf.voters}"
     if core._role is Role.LEADER:
         _check_leader(core)
     else:
         assert not core._rounds.waiting, f"{core.node_id} is {core._role.value}, reads wait for it to lead"
         assert not core._rounds.under_way, f"{core.node_id} is {core._role.value}, rounds of reads are under way"
         assert commit <= core._verified, f"{commit} is committed, only {core._verified} was verified"
+        assert core._transfer_to is None, f"{core.node_id} hands over to {core._transfer_to} and does not lead"
+    _check_confs(core)
+
+
+def _is_open(core: CoreState) -> bool:
+    """Whether the configuration in force is not committed, or its commit was not acted upon."""
+    return core._confs[-1][0] > core._commit or core._settle_due
+
+
+def _check_confs(core: CoreState) -> None:
+    confs, log = core._confs, core._log
+    assert confs[-1][1] is core._conf, f"{core._conf} is in force, the newest is {confs[-1][1]}"
+    # An uncommitted one is known: its commit must be noticed.
+    uncommitted = [index for index, _ in confs if index > core._commit]
+    assert not uncommitted or core._conf_open in (confs[-1][0], core._term_start), (
+        f"configurations at {uncommitted} are not committed, watched is {core._conf_open}"
+    )
+    for (index, old), (next_index, new) in pairwise(confs):
+        assert log.base.index < next_index <= log.last_index, (
+            f"a configuration at {next_index} of a log from {log.base.index} to {log.last_index}"
+        )
+        assert index < next_index, f"a configuration at {next_index} follows one at {index}"
+        assert may_follow(new, old), f"{old} at {index} and {new} at {next_index} may decide without each other"
+    counted = {progress.peer for _, others in core._quorums for progress in others}
+    voters = {*core._conf.voters, *core._conf.outgoing}
+    assert counted == voters - {core.node_id}, f"{sorted(counted)} are counted, voters are {sorted(voters)}"
 
 
 def _check_leader(core: CoreState) -> None:
@@ -44,6 +72,10 @@ def _check_leader(core: CoreState) -> None:
     nbytes = sum(span.nbytes for span in core._uncommitted)
     assert nbytes == core._uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {core._uncommitted_bytes}"
     core._rounds.check_invariants()
+    own = [index for index, _ in core._confs if index > max(core._commit, core._term_start)]
+    assert len(own) <= 1, f"{core.node_id} began changes at {own}, none of them is committed"
+    target = core._transfer_to
+    assert target is None or target in core._conf.voters, f"{target} is to take over and is no voter"
     for progress in core._peers.values():
         progress.check_invariants()
         assert progress.next <= log.last_index + 1, (

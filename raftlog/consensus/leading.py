@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 from raftlog.consensus.effects import Fetch
-from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp, TimeoutNow
+from raftlog.consensus.handover import Handover
+from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
 from raftlog.consensus.reading import Reading
 from raftlog.consensus.types import NOOP_BYTES, EntryKind, PeerState, Role, Span
 
 
-class Leading(Reading):
+class Leading(Handover, Reading):
     """What a core does while it leads, and how it begins and ends to."""
 
     # -- beginning and ending ----------------------------------------------------------------------------------
@@ -30,6 +31,12 @@ class Leading(Reading):
         self._uncommitted = deque(self._tail.after(self._commit))
         self._uncommitted_bytes = sum(span.nbytes for span in self._uncommitted)
         self._term_start = first
+        self._yield_after = self._now + self.config.election_timeout_seconds_max
+        self._outranked_beats = 0
+        self._preferred = None
+        if self._conf.is_joint:
+            # Committed or not, what begins this term is to be committed before the change is ended.
+            self._conf_open = first
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
         self._heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
         self._announce_at = float("inf")
@@ -41,14 +48,6 @@ class Leading(Reading):
         self._uncommitted_bytes += span.nbytes
         if not self.config.durable_commit:
             self._advance_commit()
-
-    def _hand_over(self) -> None:
-        """Stop leading, after asking the best peer there is to take over (thesis 3.10)."""
-        healthy = [p for p in self._peers.values() if p.disk_ok and self._is_active(p)]
-        if healthy:
-            best = max(healthy, key=lambda progress: progress.match)
-            self._post(TimeoutNow(self.node_id, best.peer, self._term))
-        self._become_follower(self._term, None)
 
     # -- replication -------------------------------------------------------------------------------------------
 
@@ -169,6 +168,7 @@ class Leading(Reading):
         if message.read_round > progress.read_round:
             progress.read_round = message.read_round
             self._confirm_reads()
+        progress.priority = message.priority
         self._raise_match(progress, message.durable)
         if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
             return
@@ -183,12 +183,18 @@ class Leading(Reading):
         progress.match = index
         if progress.next <= index:
             progress.next = index + 1
+        if self._transfer_to is not None:
+            self._dirty = True
         self._advance_commit()
 
     def _advance_commit(self) -> None:
         """Commit what a majority holds, own log included, if that reaches into the own term (thesis 3.6.2)."""
         own = self._tickets.durable if self.config.durable_commit else self._log.last_index
-        index = agreed([own, *[progress.match for progress in self._peers.values()]])
+        votes, others = self._quorums[0]
+        index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])
+        if len(self._quorums) > 1:
+            votes, others = self._quorums[1]
+            index = min(index, agreed([*[own] * votes, *[p.match for p in others]]))
         if index > self._commit and index >= self._term_start:
             assert self._log.term_at(index) == self._term, (
                 f"entry {index} has term {self._log.term_at(index)}, the leader's term is {self._term}"
@@ -197,16 +203,17 @@ class Leading(Reading):
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _is_active(self, progress: Progress) -> bool:
-        return self._now - progress.contact_at <= self.config.election_timeout_seconds_min
-
     def _beat(self) -> None:
         """Tell everybody that the leader lives, unless it has not heard from a majority itself (check-quorum)."""
-        heard_since = self._agreed(self._now, lambda progress: progress.contact_at)
-        if self._now - heard_since > self.config.election_timeout_seconds_min:
+        if self._now - self._heard_since > self.config.election_timeout_seconds_min:
             self._become_follower(self._term, None)
             return
         self._heartbeat_at = self._now + self.config.heartbeat_seconds
+        if self._transfer_to is not None:
+            self._transfer_told = False
+            self._offer_leadership(patient=False)
+        self._yield_to_preferred()
+        self._preferred = self._preferred_next
         for progress in self._peers.values():
             if progress.state is PeerState.REPLICATE and not self._is_active(progress):
                 self._probe(progress, progress.match + 1, awaiting=True)

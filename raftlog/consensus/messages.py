@@ -82,11 +82,12 @@ class AppendResp(_Message, frozen=True, gc=False):
 
 
 class Heartbeat(_Message, frozen=True, gc=False):
-    """The leader is alive."""
+    """The leader is alive; ``preferred`` is the highest priority among the healthy voters behind it."""
 
     seq: int
     commit: int
     read_round: int = 0
+    preferred: int | None = None
 
 
 class HeartbeatResp(_Message, frozen=True, gc=False):

@@ -40,16 +40,17 @@ class Progress:
         "match",
         "next",
         "peer",
+        "priority",
         "read_round",
         "seq",
         "state",
     )
 
-    def __init__(self, peer: NodeId) -> None:
+    def __init__(self, peer: NodeId, next_index: int = 1, now: float = 0.0) -> None:
         self.peer = peer
         self.seq = 0
         self._inflight: deque[tuple[int, int]] = deque()
-        self.reset(1, 0.0)
+        self.reset(next_index, now)
 
     def reset(self, next_index: int, now: float) -> None:
         """Know nothing of the peer but that its log may end where ours does."""
@@ -57,6 +58,7 @@ class Progress:
         self.commit_sent = 0
         self.disk_ok = True
         self.applied = 0
+        self.priority: int | None = None
         self.behind_base = False
         self.contact_at = now
         self.read_round = 0

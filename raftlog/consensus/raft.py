@@ -30,6 +30,7 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
+from raftlog.consensus.state import PRIORITY_SECONDS
 from raftlog.consensus.types import (
     NONE,
     ConfState,
@@ -42,6 +43,9 @@ from raftlog.consensus.types import (
     RoleChange,
     Span,
 )
+
+_OF_STRANGERS = (AppendReq, Heartbeat, PreVoteReq, VoteReq, TimeoutNow)
+"""What may come from a node that is no member as far as this one knows: it may know a newer configuration."""
 
 
 class RaftCore(Election, Following):
@@ -106,6 +110,15 @@ class RaftCore(Election, Following):
         """The configuration in force: the newest one in the log, committed or not."""
         return self._conf
 
+    def conf_at(self, index: int) -> ConfState:
+        """The configuration that was in force when entry ``index``, which is not before the base, was the last."""
+        return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
+
+    @property
+    def leads_for_certain(self) -> bool:
+        """Whether a majority has heard this leader within an election timeout, as of the last input."""
+        return self._role is Role.LEADER and self._now - self._heard_since <= self.config.election_timeout_seconds_min
+
     @property
     def has_effects(self) -> bool:
         """Whether `take_effects` has something to hand out."""
@@ -116,7 +129,17 @@ class RaftCore(Election, Following):
         peers: tuple[PeerStatus, ...] = ()
         if self._role is Role.LEADER:
             peers = tuple(
-                PeerStatus(p.peer, p.match, p.next, p.state, self._is_active(p), p.behind_base, p.disk_ok, p.applied)
+                PeerStatus(
+                    p.peer,
+                    p.match,
+                    p.next,
+                    p.state,
+                    self._is_active(p),
+                    p.behind_base,
+                    p.disk_ok,
+                    p.applied,
+                    p.priority or 0,
+                )
                 for p in self._peers.values()
             )
         return CoreStatus(
@@ -142,7 +165,7 @@ class RaftCore(Election, Following):
     def receive(self, message: Message, now: float) -> None:
         """Take a message of a peer; late, repeated and reordered ones are harmless."""
         self._now = now
-        if message.src not in self._peers:
+        if message.src not in self._peers and not isinstance(message, _OF_STRANGERS):
             return
         if message.term != self._term and not self._settle_term(message):
             return
@@ -181,6 +204,8 @@ class RaftCore(Election, Following):
         self._now = now
         if self._role is not Role.LEADER:
             return Refusal.NOT_LEADER
+        if self._transfer_to is not None or self._leaves:
+            return Refusal.TRANSFERRING
         if self._uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
             return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
         first = self._log.last_index + 1
@@ -223,13 +248,15 @@ class RaftCore(Election, Following):
             return
         if now >= self._announce_at:
             self._announce_to_all()
+        if now >= self._transfer_until:
+            self._fail_transfer()
         if now >= self._heartbeat_at:
             self._beat()
 
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
         if self._role is Role.LEADER:
-            return min(self._heartbeat_at, self._announce_at)
+            return min(self._heartbeat_at, self._announce_at, self._transfer_until)
         return self._quiet_since + self._patience
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
@@ -238,9 +265,14 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER:
             if (progress := self._peers.get(peer)) is not None:
                 self._probe(progress, progress.match + 1, awaiting=True)
+                if peer == self._transfer_to:
+                    self._fail_transfer()
         elif peer == self._leader_id:
             self._become_follower(self._term, None)
-            if self._electable:
+            if self._outranked:
+                # Somebody who is preferred has probably noticed too.
+                self._patience = PRIORITY_SECONDS
+            elif self._electable:
                 self._ask_around()
 
     def persist(self, now: float) -> None:
@@ -252,7 +284,7 @@ class RaftCore(Election, Following):
         """The oldest write is ``age_seconds`` old: do not lead, nor try to, until `storage_done` is called."""
         assert age_seconds > 0, f"a write {age_seconds} s old is not slow"
         self._now = now
-        if not self._peers:
+        if self._alone:
             return
         self._disk_slow = True
         if self._role is Role.LEADER:
@@ -263,8 +295,8 @@ class RaftCore(Election, Following):
     def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
         """The spans that `Effects.fetch` asked for, from exactly that entry on; empty if they are gone."""
         self._now = now
-        if self._role is Role.LEADER:
-            self._take_fetched(self._peers[peer], tuple(spans))
+        if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
+            self._take_fetched(progress, tuple(spans))
 
     def compact(self, index: int, now: float) -> None:
         """The log's committed entries up to ``index`` were deleted."""
@@ -272,6 +304,8 @@ class RaftCore(Election, Following):
         assert index <= self._commit, f"entries up to {index} were deleted, {self._commit} is committed"
         self._log.compact(index)
         self._tail.compact(index)
+        while len(self._confs) > 1 and self._confs[1][0] <= index:
+            del self._confs[0]
         if self._role is Role.LEADER:
             for progress in self._peers.values():
                 if progress.next <= index:
@@ -281,6 +315,10 @@ class RaftCore(Election, Following):
     def take_effects(self) -> Effects:
         """Everything to be done since the last call; see `Effects` for the order in which it may be done."""
         effects = Effects()
+        if self._settle_due:
+            self._settle()
+        if self._transfer_to is not None:
+            self._offer_leadership(patient=True)
         if self._role is Role.LEADER:
             self._replicate()
             if self._rounds.waiting:
@@ -300,6 +338,8 @@ class RaftCore(Election, Following):
         told = self._told_role
         if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
             effects.role = self._told_role = RoleChange(self._role, self._term, self._leader_id)
+        if self._conf is not self._told_conf:
+            effects.conf = self._told_conf = self._conf
         effects.failed_from, self._failed_from = self._failed_from, None
         if self._answered_reads:
             effects.reads = self._answered_reads

@@ -67,8 +67,7 @@ class Reading(CoreState):
         """Whether nobody else can have been elected yet, if clocks run about equally fast (thesis 6.4.1)."""
         if not self.config.lease_reads or self._commit < self._term_start or self._lease_given_up:
             return False
-        heard_since = self._agreed(self._now, lambda progress: progress.contact_at)
-        return self._now - heard_since < _LEASE_SHARE * self.config.election_timeout_seconds_min
+        return self._now - self._heard_since < _LEASE_SHARE * self.config.election_timeout_seconds_min
 
     def _begin_round(self) -> None:
         """Have a majority confirm that this replica leads. Before its first entry is committed it cannot know what
@@ -85,7 +84,8 @@ class Reading(CoreState):
 
     def _send_heartbeat(self, progress: Progress) -> None:
         seq = progress.stamp(self._now)
-        self._post(Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, self._rounds.newest))
+        read_round, preferred = self._rounds.newest, self._preferred
+        self._post(Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, read_round, preferred))
 
     def _confirm_reads(self) -> None:
         rounds = self._rounds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.logview import LogView
@@ -17,6 +18,7 @@ from raftlog.consensus.tickets import Tickets
 from raftlog.consensus.types import (
     ConfState,
     CoreConfig,
+    EntryKind,
     HardState,
     LogId,
     NodeId,
@@ -24,6 +26,13 @@ from raftlog.consensus.types import (
     RoleChange,
     Span,
 )
+
+NEVER: Final = 2**63
+"""An index that no log reaches."""
+
+PRIORITY_SECONDS: Final = 0.1
+"""How much longer a replica waits before its first round if another one is preferred; half of it in the second, and so
+on."""
 
 
 class CoreState:
@@ -45,10 +54,8 @@ class CoreState:
     ) -> None:
         self.node_id = node_id
         self.config = config
-        self._conf = conf = confs[-1][1]
         self._rng = rng
         self._now = now
-        self._peers: dict[NodeId, Progress] = {voter: Progress(voter) for voter in conf.voters if voter != node_id}
         self._log = LogView(base, term_runs, last_index)
         self._tail = Tail(config.tail_bytes_max, config.tail_spans_max)
         self._tickets = Tickets(last_index)
@@ -82,7 +89,9 @@ class CoreState:
         self._disk_slow = False
 
         # A leader: where its term begins, what is not committed yet, and when it beats next.
+        # ``_settle_due`` says that a change of membership was committed and its next step is to be taken.
         self._term_start = 0
+        self._settle_due = False
         self._uncommitted: deque[Span] = deque()
         self._uncommitted_bytes = 0
         self._heartbeat_at = now
@@ -95,6 +104,17 @@ class CoreState:
         self._asked_of: tuple[int, NodeId | None] = (0, None)
         self._answered_reads: list[tuple[int, int | None]] = []
         self._lease_given_up = False
+        # A leader that hands over: to whom, until when it waits for that, and whether the target has been told.
+        self._transfer_to: NodeId | None = None
+        self._transfer_until = float("inf")
+        self._transfer_told = False
+
+        # Priorities: the highest among those that can take over, as the leader told; rounds of pre-votes since then. Of
+        # a leader: in how many heartbeats it saw somebody whom it should give way to, and when it may do so.
+        self._preferred: int | None = None
+        self._campaigns = 0
+        self._outranked_beats = 0
+        self._yield_after = 0.0
 
         # Output. ``_shell_last`` is where the log ends outside, with the entries that a leader proposed itself.
         self._dirty = self._hard_state_changed
@@ -109,11 +129,57 @@ class CoreState:
         self._told_role = RoleChange(self._role, self._term, None)
         self._failed_from: int | None = None
 
-        if self._peers:
+        # The configurations of the log, oldest first; the newest is in force. The first is the one at the base.
+        self._confs = list(confs)
+        self._peers: dict[NodeId, Progress] = {}
+        self._quorums: list[tuple[bool, list[Progress]]] = []
+        self._adopt_conf()
+        self._told_conf = self._conf
+        self._dirty = self._hard_state_changed
+
+        if self._alone:
+            self._wait_for_leader()
+        else:
             # A leader that there is would be heard of at once, and asking around disturbs nobody.
             self._wait_to_retry()
-        else:
-            self._wait_for_leader()
+
+    # -- membership --------------------------------------------------------------------------------------------
+
+    def _adopt_conf(self) -> None:
+        """Act by the newest configuration of the log, from the moment it is there (thesis 4.1)."""
+        index, conf = self._confs[-1]
+        uncommitted = index > self._commit
+        members = conf.members
+        if uncommitted and len(self._confs) > 1:
+            # Who leaves still gets the entry that says so.
+            members |= self._confs[-2][1].members
+        self._conf = conf
+        self._conf_open = index if uncommitted else NEVER
+        known = self._peers
+        self._peers = {
+            peer: known.get(peer) or Progress(peer, self._log.last_index + 1, self._now)
+            for peer in sorted(members - {self.node_id})
+        }
+        # Per set of voters: whether this node has a vote in it, and the others.
+        self._quorums = [
+            (self.node_id in voters, [self._peers[voter] for voter in voters if voter != self.node_id])
+            for voters in (conf.voters, conf.outgoing)
+            if voters
+        ]
+        # A leader without a vote leads only until everybody knows that it has none.
+        self._leaves = not conf.is_voter(self.node_id)
+        self._alone = conf.voters == (self.node_id,) and not conf.is_joint
+        if self._role is Role.LEADER and self._peers and self._heartbeat_at == float("inf"):
+            self._heartbeat_at = self._now
+        self._dirty = True
+
+    def _is_active(self, progress: Progress) -> bool:
+        return self._now - progress.contact_at <= self.config.election_timeout_seconds_min
+
+    @property
+    def _heard_since(self) -> float:
+        """Since when a leader has not been out of touch with a majority."""
+        return self._agreed(self._now, lambda progress: progress.contact_at)
 
     # -- the log -----------------------------------------------------------------------------------------------
 
@@ -128,6 +194,11 @@ class CoreState:
             self._tail.clear()
         self._new_spans.append(span)
         self._dirty = True
+        if span.kind is EntryKind.CONFIG:
+            assert span.conf is not None, f"entry {span.first} is a configuration, and nobody read it"
+            assert span.first == span.last, f"entries {span.first} to {span.last} are one configuration"
+            self._confs.append((span.first, span.conf))
+            self._adopt_conf()
 
     def _truncate(self, first: int) -> None:
         """Cut the log's end off, wherever it got to already."""
@@ -146,6 +217,10 @@ class CoreState:
             if self._truncate_from is None or first < self._truncate_from:
                 self._truncate_from = first
         self._dirty = True
+        if self._confs[-1][0] >= first:
+            while self._confs[-1][0] >= first:
+                self._confs.pop()
+            self._adopt_conf()
 
     def _commit_to(self, index: int) -> None:
         """Entries up to ``index`` are decided."""
@@ -157,6 +232,9 @@ class CoreState:
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0].last <= index:
             self._uncommitted_bytes -= uncommitted.popleft().nbytes
+        if index >= self._conf_open:
+            self._conf_open = NEVER
+            self._settle_due = True
 
     @property
     def _verified_durable(self) -> int:
@@ -165,11 +243,7 @@ class CoreState:
 
     def _agreed(self, own: Number, value: Callable[[Progress], Number]) -> Number:
         """The largest value that a majority of the voters has reached, in both sets while they change."""
-        conf = self._conf
-        values = {peer: value(progress) for peer, progress in self._peers.items()}
-        values[self.node_id] = own
-        reached = agreed([values[voter] for voter in conf.voters])
-        return min(reached, agreed([values[voter] for voter in conf.outgoing])) if conf.outgoing else reached
+        return min(agreed([*[own] * votes, *map(value, others)]) for votes, others in self._quorums)
 
     # -- roles and terms ---------------------------------------------------------------------------------------
 
@@ -196,6 +270,7 @@ class CoreState:
             self._failed_from = first
         self._uncommitted.clear()
         self._uncommitted_bytes = 0
+        self._end_transfer()
         self._verified = self._commit
         # They may name entries that the next leader cuts off before this step's messages are sent.
         self._outbox = [m for m in self._outbox if type(m) is not AppendReq]
@@ -214,20 +289,35 @@ class CoreState:
         self._answer_due = False
 
     def _wait_for_leader(self) -> None:
-        """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody."""
-        config = self.config
+        """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody.
+
+        Where somebody else is preferred, that one's time-out certainly ends first.
+        """
+        low, high = self.config.election_timeout_seconds_min, self.config.election_timeout_seconds_max
         self._quiet_since = self._now
-        self._patience = (
-            self._rng.uniform(config.election_timeout_seconds_min, config.election_timeout_seconds_max)
-            if self._peers
-            else 0.0
-        )
+        self._campaigns = 0
+        if self._alone:
+            self._patience = 0.0
+        else:
+            self._patience = self._rng.uniform(low, high) + (high - low) * self._outranked
+
+    @property
+    def _outranked(self) -> bool:
+        return self._preferred is not None and self.config.priority < self._preferred
+
+    def _end_transfer(self) -> None:
+        self._transfer_to = None
+        self._transfer_until = float("inf")
+        self._transfer_told = False
+        self._outranked_beats = 0
 
     def _wait_to_retry(self, factor: int = 1) -> None:
         """Wait a short while before the next round of an election."""
         config = self.config
         self._quiet_since = self._now
         self._patience = factor * self._rng.uniform(config.vote_retry_seconds_min, config.vote_retry_seconds_max)
+        if self._outranked:
+            self._patience += PRIORITY_SECONDS * 0.5**self._campaigns
 
     # -- output ------------------------------------------------------------------------------------------------
 

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.invariants import check_group
 from raftlog.consensus.messages import Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, Refusal, Role, Span
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, EntryKind, HardState, NodeId, Refusal, Role, Span
 
 A, B, C, D, E = (NodeId(name) for name in "abcde")
 ENTRY_BYTES = 100
 
 
 class Disk:
-    """What a core's storage operations amount to: the terms of its entries, by index from 1 on."""
+    """What a core's storage operations amount to: the terms of its entries, by index from 1 on, and configurations."""
 
     def __init__(self, terms: Sequence[int], hard_state: HardState) -> None:
         self.terms = list(terms)
+        self.confs: dict[int, ConfState] = {}
         self.hard_state = hard_state
 
     def apply(self, op: StorageOp) -> None:
         if op.truncate_from is not None:
             del self.terms[op.truncate_from - 1 :]
+            self.confs = {index: conf for index, conf in self.confs.items() if index < op.truncate_from}
         for span in op.spans:
             assert span.first == len(self.terms) + 1
             self.terms += [span.term] * (span.last - span.first + 1)
+            if span.conf is not None:
+                self.confs[span.first] = span.conf
         if op.hard_state is not None:
             self.hard_state = op.hard_state
 
@@ -35,6 +40,8 @@ class Disk:
 class Group:
     """``size`` cores with one clock.
 
+    The first ``voters`` of them are the group in the beginning, all if it is 0; the others have not joined. They may
+    have ``priorities``.
     ``logs`` gives the terms of the entries that a node starts with, ``term`` is at least its own. Messages wait in
     ``mail`` until `deliver`; those on a link in ``cut`` are dropped. Writes finish at once,
     except on nodes in ``slow_disks``, where they wait in ``writes`` until `finish_writes`.
@@ -49,9 +56,13 @@ class Group:
         commit: int = 0,
         config: CoreConfig | None = None,
         core_class: type[RaftCore] = RaftCore,
+        voters: int = 0,
+        priorities: Mapping[NodeId, int] | None = None,
     ) -> None:
         self.nodes = (A, B, C, D, E)[:size]
+        self.voters = self.nodes[: voters or size]
         self.config = config or CoreConfig()
+        self._priorities = priorities or {}
         self._core_class = core_class
         self.now = 100.0
         self.mail: list[Message] = []
@@ -80,8 +91,8 @@ class Group:
         runs = [(i, t) for i, t in enumerate(disk.terms, 1) if i == 1 or disk.terms[i - 2] != t]
         self.cores[node] = self._core_class(
             node_id=node,
-            confs=[(0, ConfState(self.nodes))],
-            config=self.config,
+            confs=[(0, ConfState(self.voters if node in self.voters else ())), *disk.confs.items()],
+            config=replace(self.config, priority=self._priorities.get(node, self.config.priority)),
             hard_state=disk.hard_state,
             term_runs=runs,
             base=NONE,
@@ -176,9 +187,14 @@ class Group:
         self.mail += effects.send
         for fetch in effects.fetch:
             self.fetches.append(fetch)
-            terms = self.disks[node].terms
+            disk = self.disks[node]
+            terms = disk.terms
             last = min(len(terms), fetch.first + max(fetch.bytes_max // ENTRY_BYTES, 1) - 1)
-            spans = [Span(i, i, terms[i - 1], ENTRY_BYTES) for i in range(fetch.first, last + 1)]
+            spans = []
+            for i in range(fetch.first, last + 1):
+                conf = disk.confs.get(i)
+                kind = EntryKind.NORMAL if conf is None else EntryKind.CONFIG
+                spans.append(Span(i, i, terms[i - 1], ENTRY_BYTES, kind, conf))
             core.fetched(fetch.peer, tuple(spans), self.now)
 
     def finish_writes(self, node: NodeId, count: int | None = None) -> None:

@@ -7,6 +7,7 @@ import pytest
 from raftlog.consensus.messages import (
     AppendReq,
     AppendResp,
+    Denial,
     Heartbeat,
     HeartbeatResp,
     PreVoteReq,
@@ -191,13 +192,14 @@ def test_disruptive_server() -> None:
 
 
 def test_removed_server_campaigns() -> None:
-    """A server with a newer term and log is ignored while a leader is heard; a stranger is ignored always."""
+    """A server with a newer term and log is ignored while a leader is heard; a stranger too."""
     group = Group(3)
     group.elect(A)
     group.hand_over(VoteReq(C, B, 9, LogId(99, 8)))
     group.hand_over(VoteReq(D, B, 9, LogId(99, 8)))
-    group.hand_over(PreVoteReq(D, B, 9, 10, LogId(99, 8)))
     assert group.mail == []
+    group.hand_over(PreVoteReq(D, B, 9, 10, LogId(99, 8)))
+    assert [m.denial for m in group.drop() if isinstance(m, PreVoteResp)] == [Denial.LEADER_ALIVE]
     assert (group[B].term, group[B].leader_id) == (1, A)
 
 

@@ -1,0 +1,123 @@
+"""Handing leadership over on purpose: on request, to a preferred node, or because the own disk fails (thesis 3.10)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftlog.consensus.messages import TimeoutNow
+from raftlog.consensus.progress import Progress
+from raftlog.consensus.state import CoreState
+from raftlog.consensus.types import NodeId, PeerState, Refusal, Role
+
+NEAR_ENTRIES: Final = 256
+NEAR_BYTES: Final = 1024 * 1024
+"""Somebody who lacks no more than one of these of the log gets the rest within a moment."""
+
+_OUTRANKED_BEATS = 5
+_QUIET_TIMEOUTS = 10
+
+
+class Handover(CoreState):
+    """What a leader does to be followed by a node of its choice.
+
+    A transfer stops proposals, waits until the target has the whole log, and then tells it to stand for election at
+    once. If the target does not lead within an election timeout, proposals go on.
+    """
+
+    # -- candidates --------------------------------------------------------------------------------------------
+
+    def _has_caught_up(self, progress: Progress) -> bool:
+        """Whether the peer follows the end of the log, as far as it was heard lately."""
+        if progress.state is not PeerState.REPLICATE or not self._is_active(progress):
+            return False
+        lacking = self._log.last_index - progress.match
+        if lacking <= NEAR_ENTRIES or progress.match >= self._commit:
+            return True
+        spans = self._tail.after(progress.match)
+        covered = bool(spans) and spans[0].first <= progress.match + 1
+        return covered and sum(span.nbytes for span in spans) <= NEAR_BYTES
+
+    def _successors(self) -> list[Progress]:
+        """The healthy voters that could lead from now on, the best first."""
+        _, voters = self._quorums[0]
+        able = [peer for peer in voters if peer.disk_ok and self._has_caught_up(peer)]
+        return sorted(able, key=lambda peer: (-(peer.priority or 0), -peer.match, peer.peer))
+
+    # -- a transfer --------------------------------------------------------------------------------------------
+
+    def transfer(self, to: NodeId | None, now: float) -> Refusal | None:
+        """Begin to hand leadership to the voter ``to``, or to the best one there is. None: it is under way or done.
+
+        Meanwhile proposals are refused (`transferring`). It is over when this replica leads no more, or after
+        ``election_timeout_seconds_min``, when it leads as before.
+        """
+        self._now = now
+        if self._role is not Role.LEADER:
+            return Refusal.NOT_LEADER
+        if to == self.node_id or (self._transfer_to is not None and to in (None, self._transfer_to)):
+            return None
+        if self._transfer_to is not None:
+            return Refusal.TRANSFERRING
+        if to is not None and to not in self._conf.voters:
+            return Refusal.UNKNOWN_NODE
+        able = [peer for peer in self._successors() if to in (None, peer.peer)]
+        if not able:
+            return Refusal.NOT_CAUGHT_UP
+        self._transfer_to = able[0].peer
+        self._transfer_until = now + self.config.election_timeout_seconds_min
+        self._dirty = True
+        return None
+
+    def _offer_leadership(self, *, patient: bool) -> None:
+        """Tell the target to take over once it has everything.
+
+        While ``patient``, all proposals are waited for to be committed, so that nobody is left in doubt about one.
+        """
+        assert self._transfer_to is not None, "nobody is to take over"
+        progress = self._peers[self._transfer_to]
+        last = self._log.last_index
+        if self._transfer_told or progress.match < last or (patient and self._commit < last):
+            return
+        self._transfer_told = True
+        self._tell_to_lead(progress)
+
+    def _tell_to_lead(self, progress: Progress) -> None:
+        assert progress.peer in self._conf.voters, f"{progress.peer} has no vote and was to take over"
+        # It may be elected at any later time, whoever hears this leader then.
+        self._lease_given_up = True
+        self._post(TimeoutNow(self.node_id, progress.peer, self._term))
+
+    def _fail_transfer(self) -> None:
+        """The target did not take over in time."""
+        self._end_transfer()
+        self._yield_after = self._now + _QUIET_TIMEOUTS * self.config.election_timeout_seconds_max
+        self._dirty = True
+
+    # -- other reasons -----------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> None:
+        """Stop leading, after asking the best peer there is to take over."""
+        _, voters = self._quorums[0]
+        if healthy := [peer for peer in voters if peer.disk_ok and self._is_active(peer)]:
+            self._tell_to_lead(max(healthy, key=lambda peer: (peer.match, peer.priority or 0)))
+        self._become_follower(self._term, None)
+
+    def _yield_to_preferred(self) -> None:
+        """Give way to a voter of higher priority that has been fit to lead for some heartbeats."""
+        if self._now < self._yield_after or self._transfer_to is not None or self._commit < self._term_start:
+            return
+        preferred = next(iter(self._successors()), None)
+        if preferred is None or preferred.priority is None or preferred.priority <= self.config.priority:
+            self._outranked_beats = 0
+            return
+        self._outranked_beats += 1
+        if self._outranked_beats >= _OUTRANKED_BEATS:
+            self.transfer(preferred.peer, self._now)
+
+    @property
+    def _preferred_next(self) -> int | None:
+        """The highest priority among those that may have to take over."""
+        _, voters = self._quorums[0]
+        return max(
+            (p.priority for p in voters if p.priority is not None and p.disk_ok and self._is_active(p)), default=None
+        )

@@ -1,0 +1,83 @@
+"""Changing who belongs to the group, as its leader (Raft thesis 4).
+
+A configuration is in force as soon as it is in the log, and goes when it is cut off again; `CoreState` sees to that on
+every replica. The leader lets changes begin one at a time, and ends a joint one as soon as that is committed.
+"""
+
+from __future__ import annotations
+
+from raftlog.consensus.confchange import CONF_BYTES_MAX, changed, encode_conf, settled, why_invalid
+from raftlog.consensus.leading import Leading
+from raftlog.consensus.types import (
+    NOOP_BYTES,
+    ConfChange,
+    ConfChangeKind,
+    ConfState,
+    EntryKind,
+    PeerState,
+    Refusal,
+    Role,
+    Span,
+)
+
+
+class Membership(Leading):
+    """What a leader does about changes of membership."""
+
+    def propose_conf(self, change: ConfChange, now: float) -> int | Refusal:
+        """Begin ``change``; returns the index of its first entry, or why not.
+
+        It is over when the configuration in force is not joint and committed. The entries are not framed yet: like
+        those that open a term, they appear in `Effects.storage` only.
+        """
+        self._now = now
+        if (refusal := self._why_not(change)) is not None:
+            return refusal
+        conf = changed(self._conf, change)
+        if len(encode_conf(conf)) > CONF_BYTES_MAX:
+            return Refusal.INVALID_CHANGE
+        self._outranked_beats = 0
+        return self._append_conf(conf)
+
+    def _why_not(self, change: ConfChange) -> Refusal | None:
+        if self._role is not Role.LEADER:
+            return Refusal.NOT_LEADER
+        if self.transferring:
+            return Refusal.TRANSFERRING
+        if self._commit < self._term_start:
+            return Refusal.NOT_READY
+        if self._conf.is_joint or self._confs[-1][0] > self._commit:
+            return Refusal.CHANGE_PENDING
+        if why_invalid(self._conf, change) is not None:
+            return Refusal.INVALID_CHANGE
+        becomes_voter = change.kind in (ConfChangeKind.PROMOTE, ConfChangeKind.REPLACE)
+        if becomes_voter and not self._has_caught_up(self._peers[change.node]):
+            return Refusal.NOT_CAUGHT_UP
+        return None
+
+    @property
+    def transferring(self) -> bool:
+        """Whether this leader takes no proposals because it is about to stop leading."""
+        return self._role is Role.LEADER and (self._transfer_to is not None or self._leaves)
+
+    def _append_conf(self, conf: ConfState) -> int:
+        index = self._log.last_index + 1
+        nbytes = NOOP_BYTES + len(encode_conf(conf))
+        self._append_own(Span(index, index, self._term, nbytes, EntryKind.CONFIG, conf))
+        return index
+
+    def _settle(self) -> None:
+        """The configuration in force was committed: end a joint one, and part from who is no member any more."""
+        while self._settle_due:
+            self._settle_due = False
+            if self._role is not Role.LEADER:
+                self._adopt_conf()
+            elif self._conf.is_joint:
+                self._append_conf(settled(self._conf))
+            else:
+                for progress in self._peers.values():
+                    if progress.peer not in self._conf.members and progress.state is PeerState.REPLICATE:
+                        self._announce(progress)
+                self._adopt_conf()
+                if not self._conf.is_voter(self.node_id):
+                    self._hand_over()
