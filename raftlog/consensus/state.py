@@ -243,7 +243,11 @@ class CoreState:
 
     def _agreed(self, own: Number, value: Callable[[Progress], Number]) -> Number:
         """The largest value that a majority of the voters has reached, in both sets while they change."""
-        return min(agreed([*[own] * votes, *map(value, others)]) for votes, others in self._quorums)
+        reached: list[Number] = []
+        for votes, others in self._quorums:
+            values: list[Number] = [value(progress) for progress in others]
+            reached.append(agreed([*values, own] if votes else values))
+        return min(reached)
 
     # -- roles and terms ---------------------------------------------------------------------------------------
 
