@@ -246,7 +246,9 @@ class CoreState:
         reached: list[Number] = []
         for votes, others in self._quorums:
             values: list[Number] = [value(progress) for progress in others]
-            reached.append(agreed([*values, own] if votes else values))
+            if votes:
+                values.append(own)
+            reached.append(agreed(values))
         return min(reached)
 
     # -- roles and terms ---------------------------------------------------------------------------------------
