@@ -28,6 +28,7 @@ from raftlog.segment.errors import (
 from raftlog.segment.files import Preallocation
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
+from raftlog.segment.repair import Repair
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "MetaState",
     "Preallocation",
     "RealDisk",
+    "Repair",
     "SegmentError",
     "SegmentLog",
     "StorageCorrupt",

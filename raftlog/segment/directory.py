@@ -38,6 +38,8 @@ from raftlog.segment.recovery import (
 
 LOCK_NAME: Final = "LOCK"
 SEGMENT_BYTES_MIN: Final = 256
+DAMAGED: Final = "damaged"
+"""The note with which a running node says where it found damage; see `encode_damaged`."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -90,7 +92,8 @@ def open_directory(
     with contextlib.ExitStack() as undo:
         try:
             disk.mkdir(directory)
-            lock_fd = _lock(disk, directory, undo)
+            lock_fd = lock_directory(disk, directory)
+            undo.callback(disk.close, lock_fd)
             meta = MetaFile(disk, os.path.join(directory, FILE_NAME))
             undo.callback(meta.close)
             files = SegmentFiles(disk, directory, segment_bytes, preallocation)
@@ -118,17 +121,21 @@ def open_directory(
     return Opened(disk, lock_fd, files, meta, state, index, last, unclean)
 
 
-def _lock(disk: Disk, directory: str, undo: contextlib.ExitStack) -> int:
+def lock_directory(disk: Disk, directory: str) -> int:
+    """Take a directory for this process, until the descriptor that is returned is closed. Raises `DirectoryLocked`."""
     path = os.path.join(directory, LOCK_NAME)
     fd = disk.open(path, create=True)
-    undo.callback(disk.close, fd)
     try:
-        disk.lock(fd)
-    except BlockingIOError as error:
-        holder = disk.pread(fd, 20, 0).strip()
-        raise DirectoryLocked(directory, int(holder) if holder.isdigit() else 0) from error
-    disk.truncate(fd, 0)
-    write_fully(disk.pwritev, fd, [b"%d\n" % os.getpid()], 0)
+        try:
+            disk.lock(fd)
+        except BlockingIOError as error:
+            holder = disk.pread(fd, 20, 0).strip()
+            raise DirectoryLocked(directory, int(holder) if holder.isdigit() else 0) from error
+        disk.truncate(fd, 0)
+        write_fully(disk.pwritev, fd, [b"%d\n" % os.getpid()], 0)
+    except BaseException:
+        disk.close(fd)
+        raise
     return fd
 
 
@@ -157,8 +164,9 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
         # What the lost slot said about this term is unknown. A node that votes for itself votes for nobody else.
         voted_for = stored.node_id
     end_pos = last.pos + last.size
+    notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
     return msgspec.structs.replace(
-        stored, term=term, voted_for=voted_for, durable_pos=end_pos, clean=False, boot_id=boot_id
+        stored, term=term, voted_for=voted_for, durable_pos=end_pos, clean=False, boot_id=boot_id, notes=notes
     )
 
 
@@ -175,8 +183,8 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
         evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
         decision = decide(evidence)
         if isinstance(decision, Corrupt):
-            ranges = damaged_ranges(read, evidence, last, starts, segment_bytes)
-            raise LogDamaged(files.directory, ranges, decision.reason)
+            ranges, good_end = damaged_ranges(read, evidence, last, starts, segment_bytes)
+            raise LogDamaged(files.directory, ranges, good_end, decision.reason)
     files.drop_behind(tail_start)
     if tail_start in starts:
         files.restore_length(tail_start)

@@ -41,14 +41,16 @@ class StorageCorrupt(SegmentError):
 class LogDamaged(SegmentError):
     """Opening found damage to what was once durable. Nothing was changed; see `repair.Repair` for the remedy.
 
-    ``ranges`` is where, ascending; ``reason`` is what the first one was found by.
+    ``ranges`` is where, ascending; ``end_pos`` is the end of the last good entry, before or behind them; ``reason`` is
+    what the first range was found by.
     """
 
-    def __init__(self, directory: str, ranges: Sequence[DamagedRange], reason: str) -> None:
+    def __init__(self, directory: str, ranges: Sequence[DamagedRange], end_pos: int, reason: str) -> None:
         where = ", ".join(f"{damage.pos}..{damage.end}" for damage in ranges)
         super().__init__(f"{directory}: damaged at physical offsets {where}: {reason}")
         self.directory = directory
         self.ranges = tuple(ranges)
+        self.end_pos = end_pos
         self.reason = reason
 
 

@@ -270,8 +270,8 @@ def examine(
 
 def damaged_ranges(
     read: Read, evidence: Evidence, last: EntryRef, starts: Sequence[int], segment_bytes: int
-) -> list[DamagedRange]:
-    """Where a damaged log is damaged, ascending.
+) -> tuple[list[DamagedRange], int]:
+    """Where a damaged log is damaged, ascending, and where its last good entry ends, which may be behind all of them.
 
     The scan goes on behind each range with the chain that the next intact entry claims. A torn end behind the last
     range is none of them.
@@ -294,7 +294,7 @@ def damaged_ranges(
         pos = behind.pos + behind.size
         last, stop = scan_files(read, pos, starts, segment_bytes, behind, LogIndex(segment_bytes))
         evidence = examine(read, stop, last, starts, segment_bytes, evidence.durable_pos, evidence.commit_hint)
-    return ranges
+    return ranges, evidence.end_pos
 
 
 def next_entry(read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef) -> EntryRef | None:

@@ -1,0 +1,383 @@
+"""Putting a damaged log in order again with bytes from other replicas, whose files are equal byte by byte.
+
+Theory of operation. A `Repair` works on the directory alone, while no log is open on it. It says which bytes it wants,
+one piece after the other, and takes what anybody offers: each entry must continue the chain of the one before it, and
+when there is an intact entry behind the damage, the chain must lead to that one. Only then are the bytes written to
+where they belong; until then they lie in a side file, which the next opening removes. A crash at any time leaves
+either the damage as it was, or less of it.
+
+If nothing vouches for the far end of the damage, or nobody has what belongs there, then the log is cut behind the last
+entry that came, as soon as every peer has said that it has no more. What is cut may have been acknowledged. So the
+note ``abstaining`` is made durable before, and a replica with this note does not vote until it has caught up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
+
+import msgspec
+
+from raftlog.segment.codec import (
+    BLANK_BYTES_MIN,
+    HEADER,
+    HEADER_BYTES,
+    SYNC_BYTES_MAX,
+    blank,
+    chain_after,
+    is_blank,
+    place,
+    verify_entry,
+)
+from raftlog.segment.directory import DAMAGED, lock_directory
+from raftlog.segment.disk import Buffer, Disk, write_fully
+from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, StorageFailed
+from raftlog.segment.files import Preallocation, SegmentFiles
+from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
+from raftlog.segment.recovery import DamagedRange, end_of_data
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WANTED_BYTES_MAX: Final = 256 * 1024
+"""Most bytes that are asked for at once."""
+
+ABSTAINING: Final = "abstaining"
+SIDE_FILE_NAME: Final = "repair.tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What was written over: ``crc`` is the CRC-32 of the ``nbytes`` bytes that lay at ``pos`` before."""
+
+    pos: int
+    nbytes: int
+    crc: int
+
+
+class Repair:
+    """See the module's theory of operation. Use it until `done`, then call `finish`, and open the log again.
+
+    Attributes:
+        peers: who will be asked. The log is cut when all of them have refused, so name every other member; with nobody
+            here it is never cut.
+        replaced: the ranges that were written to, so far.
+        cut_at: where the log was cut, since nobody had more of it; None while it was not.
+    """
+
+    def __init__(self, disk: Disk, damaged: LogDamaged, *, peers: Iterable[str]) -> None:
+        """Lock the directory.
+
+        Raises:
+            DirectoryLocked: somebody has the directory.
+            MetaCorrupt, StorageFailed: it changed since ``damaged`` was raised, or the disk refused.
+        """
+        self.directory = damaged.directory
+        self.replaced: list[Replaced] = []
+        self.cut_at: int | None = None
+        self._disk = disk
+        self.peers = set(peers)
+        self._ranges = list(damaged.ranges)
+        self._good_end = damaged.end_pos
+        self._held, self._holder = b"", ""
+        self._side_path = os.path.join(damaged.directory, SIDE_FILE_NAME)
+        with contextlib.ExitStack() as undo:
+            try:
+                undo.callback(disk.close, lock_directory(disk, damaged.directory))
+                meta = MetaFile(disk, os.path.join(damaged.directory, FILE_NAME))
+                undo.callback(meta.close)
+                if meta.state is None:
+                    raise MetaCorrupt(meta.path)
+                self._meta, self._state = meta, meta.state
+                self._segment_bytes = meta.state.segment_bytes
+                allocation = Preallocation.for_segment(self._segment_bytes)
+                self._files = SegmentFiles(disk, damaged.directory, self._segment_bytes, allocation)
+                undo.callback(self._files.close)
+                self._side = disk.open(self._side_path, create=True)
+                undo.callback(disk.close, self._side)
+            except OSError as error:
+                raise StorageFailed(error.filename or damaged.directory, error.errno or 0, "repair") from error
+            self._begin_range()
+            self._undo = undo.pop_all()
+
+    @property
+    def meta(self) -> MetaState:
+        """What the vote file says."""
+        return self._state
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is wanted any more."""
+        return not self._ranges
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranges that are not whole yet, as first position and end."""
+        return [(damage.pos, damage.end) for damage in self._ranges]
+
+    def wanted(self) -> tuple[int, int] | None:
+        """Position and number of the bytes to ask for next, at most `WANTED_BYTES_MAX`; None when `done`.
+
+        The same until somebody offers or refuses them.
+        """
+        if self.done:
+            return None
+        pos = self._at + len(self._held)
+        return pos, min(WANTED_BYTES_MAX, self._limit() - pos)
+
+    def offer(self, pos: int, data: bytes, source: str) -> bool:
+        """Take bytes that lie at ``pos`` in the log of ``source``; fewer than wanted are fine.
+
+        Returns:
+            Whether to go on with this source. If not, another one should be asked, since these bytes do not belong
+            into this log.
+
+        Raises:
+            StorageFailed: the disk refused; give up.
+        """
+        if self.done:
+            return True
+        if source in self._conflicting:
+            return False
+        if self._held and source != self._holder:
+            # An entry is taken from one source, so that it is clear whose fault a bad one is.
+            self._held = b""
+        if pos != self._at + len(self._held):
+            return True
+        if not data:
+            self.refused(pos, source)
+            return False
+        self._held += data
+        self._holder = source
+        try:
+            self._take()
+        except FrameCorrupt:
+            self._held = b""
+            self._refuse(source)
+            return False
+        return True
+
+    def refused(self, pos: int, source: str) -> None:
+        """Take note that ``source`` has nothing at ``pos``. Raises `StorageFailed`."""
+        if not self.done and pos == self._at + len(self._held):
+            self._held = b""
+            self._refuse(source)
+
+    def serve(self, pos: int, nbytes: int) -> bytes | None:
+        """Up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log, too; None without any.
+
+        Raises:
+            StorageCorrupt, StorageFailed: the disk does not give them any more.
+        """
+        begin = self._state.starts_at.pos
+        for damage in self._ranges:
+            if begin <= pos < damage.pos:
+                return self._files.pread(pos, min(nbytes, damage.pos - pos))
+            begin = damage.end
+        if begin <= pos < self._good_end:
+            return self._files.pread(pos, min(nbytes, self._good_end - pos))
+        return None
+
+    def finish(self) -> None:
+        """Make the repair durable and release the directory. Raises `StorageFailed`."""
+        assert self.done, f"{self.directory}: {self.missing} are still damaged"
+        if DAMAGED in self._state.notes:
+            self._write_meta(notes={key: value for key, value in self._state.notes.items() if key != DAMAGED})
+        self.close()
+
+    def close(self) -> None:
+        """Release the directory; what is not whole stays damaged. Closing again does nothing."""
+        self._undo.close()
+
+    def _begin_range(self) -> None:
+        self._conflicting: set[str] = set()
+        while self._ranges:
+            damage = self._ranges[0]
+            self._behind = damage.behind
+            self._behind_header = b""
+            if damage.behind is not None:
+                self._behind_header = self._files.pread(damage.behind.pos, HEADER_BYTES)
+            self._rewind()
+            # If only a blank is damaged, nobody has to be asked.
+            if not self._links():
+                return
+            self._complete(damage.end)
+
+    def _rewind(self) -> None:
+        self._last = self._ranges[0].before
+        self._at = self._end()
+        self._held = b""
+        self._holder = ""
+        self._refusing: set[str] = set()
+        self._side_call(self._disk.truncate, self._side, 0)
+
+    def _end(self) -> int:
+        return self._last.pos + self._last.size
+
+    def _limit(self) -> int:
+        """Where the present file ends, or the intact entry begins if it lies in this file."""
+        file_end = self._files.start_of(self._at) + self._segment_bytes
+        return file_end if self._behind is None else min(file_end, self._behind.pos)
+
+    def _links(self) -> bool:
+        """Whether the intact entry is the one that follows now."""
+        behind, last = self._behind, self._last
+        return (
+            behind is not None
+            and behind.index == last.index + 1
+            and behind.term >= last.term
+            and place(self._end(), behind.size, self._segment_bytes) == behind.pos
+            and chain_after(self._behind_header, last.chain) == behind.chain
+        )
+
+    def _take(self) -> None:
+        """Accept what is whole of the bytes held. Raises `FrameCorrupt` for the first that does not belong here."""
+        while self._held and not self.done:
+            file_end = self._files.start_of(self._at) + self._segment_bytes
+            if is_blank(self._held, file_end - self._at):
+                self._write_side(self._at, blank(file_end - self._at))
+                self._held = b""
+                self._at = file_end
+                self._refusing.clear()
+            elif not self._take_entry(file_end):
+                return
+            self._look_ahead()
+
+    def _take_entry(self, file_end: int) -> bool:
+        """Accept the first entry held; False when there is not all of it yet."""
+        last, room = self._last, file_end - BLANK_BYTES_MIN - self._at
+        if room < HEADER_BYTES and len(self._held) >= min(room, BLANK_BYTES_MIN):
+            raise FrameCorrupt(self._at, "no entry fits here", HEADER_BYTES, room)
+        if self._limit() - self._at < HEADER_BYTES:
+            raise self._conflict()
+        if len(self._held) < HEADER_BYTES:
+            return False
+        _, size, index, _, pos, *_ = HEADER.unpack_from(self._held)
+        if (index, pos) != (last.index + 1, self._at):
+            raise FrameCorrupt(self._at, "another entry", last.index + 1, index)
+        if not HEADER_BYTES <= size <= room:
+            raise FrameCorrupt(self._at, "entry does not fit", room, size)
+        if place(self._end(), size, self._segment_bytes) != self._at:
+            raise FrameCorrupt(self._at, "entry fits the file before", self._end(), self._at)
+        if self._at + size > self._limit():
+            raise self._conflict()
+        if len(self._held) < size:
+            return False
+        ref = verify_entry(memoryview(self._held), 0, last.index + 1, last.term, self._at, last.chain)
+        self._write_side(self._at, self._held[:size])
+        self._last, self._at, self._held = ref, self._at + size, self._held[size:]
+        self._refusing.clear()
+        return True
+
+    def _look_ahead(self) -> None:
+        """End the range if it is whole, or begin it anew if what came leads to somewhere else."""
+        damage = self._ranges[0]
+        # Without an entry behind: as much as is known to have been durable is all, if nothing lay behind it.
+        if self._links() or (self._behind is None and self._end() == damage.end == self._state.durable_pos):
+            self._complete(damage.end)
+            self._begin_range()
+        elif self._behind is not None and self._at == self._behind.pos:
+            raise self._conflict()
+
+    def _conflict(self) -> FrameCorrupt:
+        """Begin the range anew: what the present source gives does not lead to the intact entry behind."""
+        assert self._behind is not None, f"a conflict at {self._at} with nothing behind"
+        error = FrameCorrupt(self._at, "does not lead to the entry behind", self._behind.chain, self._last.chain)
+        self._conflicting.add(self._holder)
+        self._rewind()
+        return error
+
+    def _refuse(self, source: str) -> None:
+        self._refusing.add(source)
+        if not self.peers or not self.peers <= self._refusing | self._conflicting:
+            return
+        if self._behind is None or not self._conflicting:
+            self._cut()
+            return
+        # Somebody has entries that continue ours, but do not lead to the one behind: that one is not to be trusted.
+        self._behind = None
+        self._ranges = [DamagedRange(self._ranges[0].before, None, max(self._ranges[-1].end, self._data_end()))]
+        self._conflicting.clear()
+        self._rewind()
+
+    def _cut(self) -> None:
+        end, base = self._end(), self._state.starts_at
+        self._copy(end)
+        notes = {key: value for key, value in self._state.notes.items() if key != DAMAGED} | {ABSTAINING: b"1"}
+        # What is left may end with entries of a stale block, which were not the committed ones.
+        self._write_meta(
+            notes=notes, durable_pos=end, commit_hint=min(self._state.commit_hint, base.index), clean=False
+        )
+        start = self._files.start_of(end)
+        data_end = max(end, self._data_end())
+        self._replacing(end, data_end)
+        self._files.drop_behind(start)
+        if start in self._files.starts:
+            self._files.restore_length(start)
+            self._files.zero(end, min(data_end, start + self._segment_bytes))
+        self._ranges.clear()
+        self.cut_at = self._good_end = end
+
+    def _complete(self, end: int) -> None:
+        """Write what came to where it belongs: everything up to ``end``, with a blank at the end of each file."""
+        last_end = self._end()
+        file_end = self._files.start_of(last_end) + self._segment_bytes
+        if last_end < end == file_end:
+            self._write_side(last_end, blank(file_end - last_end))
+        self._copy(end)
+        del self._ranges[0]
+        if not self._ranges:
+            self._good_end = max(self._good_end, end)
+
+    def _copy(self, end: int) -> None:
+        begin = pos = self._ranges[0].pos
+        if begin < end:
+            self._replacing(begin, end)
+        while pos < end:
+            start = self._files.start_of(pos)
+            file_end = min(end, start + self._segment_bytes)
+            self._files.ensure(start)
+            self._files.restore_length(start)
+            while pos < file_end:
+                nbytes = min(SYNC_BYTES_MAX, file_end - pos)
+                data = self._side_call(self._disk.pread, self._side, nbytes, pos - begin)
+                self._files.write(pos, [data.ljust(nbytes, b"\0")])
+                pos += nbytes
+            self._files.sync(start)
+
+    def _replacing(self, begin: int, end: int) -> None:
+        crc, nbytes, pos = 0, end - begin, begin
+        present = set(self._files.starts)
+        while pos < end:
+            start = self._files.start_of(pos)
+            piece = min(SYNC_BYTES_MAX, end - pos, start + self._segment_bytes - pos)
+            crc = zlib.crc32(self._files.pread_padded(pos, piece) if start in present else b"", crc)
+            pos += piece
+        self.replaced.append(Replaced(begin, nbytes, crc))
+
+    def _data_end(self) -> int:
+        end = 0
+        for start in self._files.starts:
+            end = max(end, end_of_data(self._files.pread_padded, start, start + self._segment_bytes))
+        return end
+
+    def _write_meta(self, **changes: object) -> None:
+        state = msgspec.structs.replace(self._state, **changes)
+        try:
+            self._meta.write(state)
+        except OSError as error:
+            raise StorageFailed(self._meta.path, error.errno or 0, "write") from error
+        self._state = state
+
+    def _write_side(self, pos: int, data: Buffer) -> None:
+        self._side_call(write_fully, self._disk.pwritev, self._side, [data], pos - self._ranges[0].pos)
+
+    def _side_call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except OSError as error:
+            raise StorageFailed(self._side_path, error.errno or 0, "repair") from error
