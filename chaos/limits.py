@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
-
-_HOLDERS: Final[dict[str, tuple[str, ...]]] = {
-    "APPLY_BYTES_MAX": ("raftlog.replica",),
-    "UNSYNCED_BYTES_MAX": ("raftlog.replica",),
-    "ANCHOR_BYTES": ("raftlog.segment.index", "raftlog.segment.log"),
-    "SYNC_BYTES_MAX": (
-        "raftlog.segment.codec",
-        "raftlog.segment.files",
-        "raftlog.segment.group_commit",
-        "raftlog.segment.recovery",
-    ),
-}
-"""Each limit with all modules that know it by name."""
+from types import ModuleType
 
 
 @contextmanager
 def drawn(limits: Mapping[str, int]) -> Iterator[None]:
-    """Let ``limits`` hold until the end of the block. Raises `KeyError` for a limit that nobody has."""
-    before: list[tuple[object, str, int]] = []
+    """Let ``limits`` hold until the end of the block, in every module of the log that knows them by name."""
+    before: list[tuple[ModuleType, str, int]] = []
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("raftlog.")]
     try:
         for name, value in limits.items():
-            for holder in _HOLDERS[name]:
-                module = importlib.import_module(holder)
-                before.append((module, name, getattr(module, name)))
-                setattr(module, name, value)
+            holders = [module for module in modules if name in vars(module)]
+            assert holders, f"no module has a limit {name}"
+            for holder in holders:
+                before.append((holder, name, getattr(holder, name)))
+                setattr(holder, name, value)
         yield
     finally:
-        for target, name, value in reversed(before):
-            setattr(target, name, value)
+        for holder, name, value in before:
+            setattr(holder, name, value)
