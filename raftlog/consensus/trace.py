@@ -149,6 +149,11 @@ class _TracedCore(RaftCore):
         super().storage_done(ticket, now)
         self._tell_changes()
 
+    def read(self, ctx: int, now: float) -> None:
+        self._tell_changes()
+        self._trace.event(self, "ReadIndex", ctx=ctx)
+        super().read(ctx, now)
+
     def compact(self, index: int, now: float) -> None:
         self._tell_changes()
         super().compact(index, now)

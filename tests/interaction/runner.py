@@ -16,7 +16,7 @@ something to do, or for s seconds, and only A looks at its clock. ``wait s``: al
 write is s seconds old. ``full A yes``: its disk is full. ``compact A 5``: drop entries up to 5 from its log.
 ``crash A [keep=n]``: n of its unfinished writes survive. ``restart A [abstaining]``. ``lost A B``: tell A that the
 process of B ended.
-``propose A [n] [size=100]``, ``read A``, ``transfer A [B]``, ``change A add D`` (``promote D``, ``remove D``,
+``propose A [n] [size=100]``, ``read A [n]``, ``transfer A [B]``, ``change A add D`` (``promote D``, ``remove D``,
 ``replace B D``).
 ``status [A]``, ``log [A]``. Behind any command ``quiet`` leaves the messages out of the answer, ``silent`` all of it.
 """
@@ -65,6 +65,9 @@ class Temper(random.Random):
 
     def random(self) -> float:
         return self._share
+
+    def getrandbits(self, k: int, /) -> int:
+        return 0
 
 
 @dataclass(slots=True)
@@ -338,10 +341,11 @@ class Runner:
     def _do_transfer(self, name: NodeId, to: NodeId | None = None) -> None:
         self._answer(name, self.nodes[name].core.transfer(to, self._now))
 
-    def _do_read(self, name: NodeId) -> None:
-        self._reads += 1
-        self._say(f"{name}: read {self._reads}")
-        self.nodes[name].core.read(self._reads, self._now)
+    def _do_read(self, name: NodeId, count: str = "1") -> None:
+        for _ in range(int(count)):
+            self._reads += 1
+            self._say(f"{name}: read {self._reads}")
+            self.nodes[name].core.read(self._reads, self._now)
 
     def _do_lost(self, name: NodeId, peer: NodeId) -> None:
         self.nodes[name].core.peer_lost(peer, self._now)

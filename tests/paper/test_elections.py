@@ -342,6 +342,32 @@ def test_disk_stall_leader() -> None:
     assert group[A].role is Role.PRE_CANDIDATE
 
 
+def test_disk_stall_follower() -> None:
+    """A follower whose disk hangs delays no commit, is not elected, and catches up when the disk works again."""
+    group = Group(3)
+    group.elect(A)
+    group.slow_disks.add(C)
+    for _ in range(5):
+        group.propose(A, 10)
+        group.deliver()
+        group[C].disk_slow(1.5, group.now)
+        group.pass_time(1.0)
+    assert group[A].role is Role.LEADER
+    assert group[A].commit == group[B].commit == 51
+    assert len(group.terms(C)) == 1
+    peers = {peer.peer: peer for peer in group[A].status().peers}
+    assert (peers[C].match, peers[C].disk_ok, peers[B].disk_ok) == (1, False, True)
+    group.isolate(C)
+    group.time_out(C)
+    assert group[C].role is Role.FOLLOWER
+    group.heal()
+    group.slow_disks.clear()
+    group.finish_writes(C)
+    group.pass_time(1.0)
+    assert len(group.terms(C)) >= 51
+    assert group.terms(C) == group.terms(A)
+
+
 def test_unhealthy_peers_are_not_asked_to_take_over() -> None:
     """A peer whose disk hangs is no better than oneself."""
     group = Group(3)
