@@ -18,6 +18,7 @@ from raftlog.consensus.types import (
     Role,
     RoleChange,
 )
+from raftlog.node import Hosted, ListenRefused, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Replica
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError
@@ -35,12 +36,15 @@ __all__ = [
     "Deadline",
     "EntryKind",
     "HardState",
+    "Hosted",
     "Identity",
     "Kind",
+    "ListenRefused",
     "Listener",
     "LogId",
     "Mailbox",
     "NodeId",
+    "NodeSettings",
     "RaftCore",
     "Reactor",
     "RealDisk",
@@ -48,6 +52,7 @@ __all__ = [
     "Replica",
     "Role",
     "RoleChange",
+    "Run",
     "SegmentError",
     "SegmentLog",
     "StreamSocket",
@@ -55,4 +60,5 @@ __all__ = [
     "Writer",
     "format_address",
     "parse_address",
+    "serve_node",
 ]

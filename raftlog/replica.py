@@ -22,7 +22,7 @@ from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.effects import Effects, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
+from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.log import SegmentLog
 from raftlog.transport import Lane
@@ -192,6 +192,21 @@ class Replica:
         """
         self._barriers.add(on_read)
         self._wake()
+
+    def change(self, change: ConfChange) -> int | Refusal:
+        """Begin a change of membership; returns the index of its first entry, or why not.
+
+        It is done once a configuration that is not joint is in force and committed, see `CoreStatus.conf`.
+        """
+        index = self.core.propose_conf(change, self._clock())
+        self._wake()
+        return index
+
+    def transfer(self, to: NodeId | None = None) -> Refusal | None:
+        """Begin to hand leadership to ``to``, or to the best voter there is; None unless it is refused."""
+        refusal = self.core.transfer(to, self._clock())
+        self._wake()
+        return refusal
 
     def remember(self, key: str, value: bytes | None, then: Callable[[], None] = lambda: None) -> None:
         """Set or remove a note of the log, and call ``then`` once that is durable."""

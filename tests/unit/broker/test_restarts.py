@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.broker import server
 from mq.broker.server import serve
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import RealDisk, SegmentError
@@ -137,7 +136,7 @@ async def test_a_disk_that_fails_ends_the_broker_without_an_answer(
                 raise OSError(errno.EIO, "no such luck")
             return super().write_synced(fd, buffers, offset)
 
-    monkeypatch.setattr(server, "RealDisk", Disk)
+    monkeypatch.setattr("raftlog.node.RealDisk", Disk)
     broker = RunningBroker(broker_settings(tmp_path))
     ended: list[BaseException] = []
 

@@ -1,0 +1,306 @@
+"""One node of a group: its directory, log, core, connections and application, opened, run, and opened again.
+
+A node *runs* from opening its directory to closing it. Some things can only be done with everything closed, such as
+putting a log in place that was fetched from a peer; then the run ends and the next one begins, in the same process and
+through the same code as a cold start.
+
+What a node runs for is its *host*: a callable that builds the application anew for each run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import cbor2
+import structlog
+import trio
+
+from raftlog._runtime import Deadline, Mailbox, Reactor
+from raftlog.admission import Address, Admission, Identity, format_address
+from raftlog.consensus.confchange import decode_conf
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.replica import Application, Replica
+from raftlog.segment.disk import RealDisk
+from raftlog.segment.errors import SegmentError
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.writer import Writer
+from raftlog.transport import Transport
+from raftlog.wire import Kind
+
+Log = structlog.stdlib.BoundLogger
+
+NOTE_CONF: Final = "conf"
+NOTE_STORES: Final = "stores"
+
+
+class ListenRefused(Exception):
+    """The replication address cannot be listened on; ``error`` is the system's."""
+
+    def __init__(self, address: Address, error: Exception) -> None:
+        super().__init__(f"cannot listen on {format_address(address)}: {error}")
+        self.address = address
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What a node needs to know.
+
+    Attributes:
+        cluster_id, group, segment_bytes: equal on all nodes, for ever.
+        directory: of the log; made if it is missing.
+        listen: where peers connect.
+        members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
+            that will be added to a group that exists. Of no account once the log says who belongs to the group.
+    """
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    directory: str
+    listen: Address
+    members: Mapping[NodeId, str] = field(default_factory=dict)
+    segment_bytes: int = 64 * 1024 * 1024
+    core: CoreConfig = field(default_factory=CoreConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """An application that was built for one run.
+
+    Attributes:
+        applied_index: the last entry that it has taken already.
+        attach: gets the replica, before anything else happens.
+        end_turn: called at the end of each turn of the event loop; must call `Replica.pump`.
+        tasks: run next to the replica until they are cancelled.
+    """
+
+    application: Application
+    applied_index: int
+    attach: Callable[[Replica], None]
+    end_turn: Callable[[], None]
+    tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+Host = Callable[["Run"], Hosted]
+
+
+class Run:
+    """From opening the directory to closing it.
+
+    Attributes:
+        undo: what must be closed at the end of the run, in reverse order; the log comes after everything of the host.
+    """
+
+    def __init__(self, settings: NodeSettings, host: Host, undo: contextlib.ExitStack, log: Log) -> None:
+        self.settings = settings
+        self.undo = undo
+        self._log = log
+        self._restart_reason: str | None = None
+        self._scope = trio.CancelScope()
+        rng = random.Random(int.from_bytes(os.urandom(8), "big"))
+        self.reactor = Reactor()
+        undo.callback(self.reactor.close)
+        done = Mailbox(self.reactor, self._storage_done)
+        undo.callback(done.close)
+        failed = Mailbox(self.reactor, self._storage_failed)
+        undo.callback(failed.close)
+        self.segment_log = SegmentLog.open(
+            settings.directory,
+            cluster_id=settings.cluster_id,
+            node_id=settings.node_id,
+            segment_bytes=settings.segment_bytes,
+            disk=RealDisk(),
+            writer=Writer(on_done=done.put, on_failed=failed.put),
+        )
+        undo.callback(self.segment_log.close)
+        self._hosted = hosted = host(self)
+        confs = _confs(settings, self.segment_log)
+        self.admission = Admission(
+            Identity(
+                settings.cluster_id,
+                settings.group,
+                settings.node_id,
+                settings.segment_bytes,
+                self.segment_log.store_id,
+            ),
+            _stores(self.segment_log),
+            self._remember_stores,
+        )
+        self.transport = self._listen(f"{os.getpid()}.{rng.getrandbits(64):x}")
+        undo.callback(self.transport.close)
+        self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
+        self.replica = Replica(
+            core=_core(settings, self.segment_log, confs, rng),
+            log=self.segment_log,
+            transport=self.transport,
+            application=hosted.application,
+            applied_index=hosted.applied_index,
+            clock=trio.current_time,
+            wake=self.reactor.wake,
+            confs=confs,
+            on_conf=self._configured,
+        )
+        hosted.attach(self.replica)
+        self._timer = Deadline(self.replica.next_deadline, self._tick)
+        self.reactor.at_turn_end(hosted.end_turn)
+        self.reactor.at_turn_end(self._timer.refresh)
+
+    def restart(self, reason: str) -> None:
+        """End this run and begin the next one."""
+        if self._restart_reason is None:
+            self._restart_reason = reason
+            self._log.info("node_restarts", reason=reason)
+        self._scope.cancel()
+
+    def stop(self) -> None:
+        """End this run and the node with it."""
+        self._scope.cancel()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> bool:
+        """Run until cancelled or, returning True, until `restart` is called.
+
+        Raises:
+            SegmentError: the disk failed.
+        """
+        failure: SegmentError | None = None
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.reactor.run)
+                    nursery.start_soon(self.transport.run)
+                    nursery.start_soon(self._timer.run)
+                    for task in self._hosted.tasks:
+                        nursery.start_soon(task)
+                    self.reactor.wake()
+                    task_status.started()
+        except* SegmentError as errors:
+            failure = _first(errors)
+        if failure is not None:
+            # Not raised in the clause above, which would wrap it in a group again.
+            raise failure
+        return self._restart_reason is not None
+
+    def _listen(self, incarnation: str) -> Transport:
+        settings = self.settings
+        try:
+            return Transport(
+                reactor=self.reactor,
+                admission=self.admission,
+                incarnation=incarnation,
+                listen=settings.listen,
+                on_frame=self._receive,
+                on_peer_gone=self._peer_gone,
+                log=self._log,
+            )
+        except (OSError, UnicodeError) as error:
+            raise ListenRefused(settings.listen, error) from error
+
+    def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
+        self.replica.receive(source, kind, payload)
+
+    def _peer_gone(self, peer: NodeId) -> None:
+        self.replica.peer_gone(peer)
+
+    def _storage_done(self, ticket: object) -> None:
+        assert isinstance(ticket, int)
+        self.replica.storage_done(ticket)
+
+    def _storage_failed(self, error: object) -> None:
+        assert isinstance(error, BaseException)
+        raise error
+
+    def _tick(self) -> None:
+        self.replica.tick()
+        self.reactor.wake()
+
+    def _remember_stores(self, stores: dict[str, str]) -> None:
+        def recorded() -> None:
+            self.admission.recorded(stores)
+
+        self.replica.remember(NOTE_STORES, cbor2.dumps(stores), recorded)
+
+    def _configured(self, conf_index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
+        self._log.info(
+            "configured",
+            index=conf_index,
+            voters=list(conf.voters),
+            outgoing=list(conf.outgoing),
+            learners=list(conf.learners),
+        )
+        self.admission.forget(removed)
+        self.transport.set_members(conf_index, _addresses(conf))
+
+
+async def serve_node(
+    settings: NodeSettings, host: Host, *, log: Log, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Be a node of a group until cancelled.
+
+    ``host(run)`` is called at the beginning of each run, with `Run.reactor` and `Run.segment_log` in place; it may
+    leave to `Run.undo` what must be closed at the end.
+
+    Raises:
+        ListenRefused: the address cannot be used.
+        SegmentError: the directory cannot be used, or the disk failed. The process must end; a restart verifies what
+            is there.
+    """
+    while True:
+        with contextlib.ExitStack() as undo:
+            run = Run(settings, host, undo, log)
+            again = await run.run(task_status)
+            task_status = trio.TASK_STATUS_IGNORED
+        if not again:
+            return
+
+
+def _confs(settings: NodeSettings, segment_log: SegmentLog) -> list[tuple[int, ConfState]]:
+    """The configuration that the log begins with, and each one in it."""
+    note = segment_log.notes.get(NOTE_CONF)
+    first = decode_conf(note) if note is not None else ConfState(tuple(settings.members), (), (), _pairs(settings))
+    return [(segment_log.base[0], first), *[(index, decode_conf(body)) for index, body in segment_log.configs]]
+
+
+def _pairs(settings: NodeSettings) -> tuple[tuple[NodeId, str], ...]:
+    return tuple(settings.members.items())
+
+
+def _addresses(conf: ConfState) -> dict[NodeId, str]:
+    return {node: text for node, text in conf.addresses if node in conf.members}
+
+
+def _stores(segment_log: SegmentLog) -> dict[str, str]:
+    note = segment_log.notes.get(NOTE_STORES)
+    return {} if note is None else dict(cbor2.loads(note))
+
+
+def _core(
+    settings: NodeSettings, segment_log: SegmentLog, confs: list[tuple[int, ConfState]], rng: random.Random
+) -> RaftCore:
+    meta = segment_log.meta
+    return RaftCore(
+        node_id=settings.node_id,
+        confs=confs,
+        config=settings.core,
+        hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
+        term_runs=segment_log.term_runs,
+        base=LogId(*segment_log.base),
+        last_index=segment_log.last_index,
+        commit=meta.commit_hint,
+        rng=rng,
+        now=trio.current_time(),
+    )
+
+
+def _first(errors: BaseExceptionGroup[SegmentError]) -> SegmentError:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, SegmentError), f"{found!r} is no error of a log"
+    return found
