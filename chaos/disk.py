@@ -284,6 +284,15 @@ class MemoryDisk:
                 _rename(self._durable_files, change)
         self._pending_names = [names for names in self._pending_names if names[0] != path]
 
+    def usage(self, path: str) -> tuple[int, int]:
+        """See `Disk.usage`; without a capacity there is a TiB beyond what the files take."""
+        self._fault("usage", path)
+        if path not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        used = sum(len(file.current) for file in self._files.values())
+        total = used + (1 << 40) if self.capacity_bytes is None else self.capacity_bytes
+        return max(0, total - used), total
+
     def boot_id(self) -> str:
         """See `Disk.boot_id`."""
         return f"boot-{self._boot}"

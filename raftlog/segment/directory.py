@@ -101,7 +101,8 @@ def open_directory(
             given = MetaState(cluster_id, node_id, segment_bytes)
             stored = _stored_state(meta, files, given)
             # What a crash left of files that were dropped from the front.
-            files.drop_below(stored.starts_at.pos)
+            files.base_pos = stored.starts_at.pos
+            files.drop_below(files.base_pos)
             index = LogIndex(segment_bytes)
             last = _recover(files, stored, index)
             boot_id = disk.boot_id()

@@ -65,6 +65,9 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in a directory durable."""
 
+    def usage(self, path: str) -> tuple[int, int]:
+        """Free and total bytes of the file system that ``path`` is on, as far as they are for everybody."""
+
     def boot_id(self) -> str:
         """Changes when the machine restarts, that is, when what was not synced may be gone."""
 
@@ -126,6 +129,10 @@ class RealDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def usage(self, path: str) -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize
 
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from raftlog.segment.codec import SYNC_BYTES_MAX
+from raftlog.segment.descriptors import Descriptors
 from raftlog.segment.disk import Buffer, Disk, Write, write_fully
-from raftlog.segment.errors import StorageCorrupt, StorageFailed
+from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
 
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
 _FILL_BYTES_PER_SECOND: Final = 128 * 1024 * 1024
@@ -42,8 +43,11 @@ class Preallocation(enum.Enum):
 class SegmentFiles:
     """All segments of one directory.
 
-    Reading is for any thread; everything that changes files is for the writer's. A reader never meets a file that is
-    being dropped, since what is dropped was cut from the log before and nobody asks for it any more.
+    Reading is for any thread; everything that changes files is for the writer's. A file that is dropped stays readable
+    for whoever is reading it at that moment.
+
+    Attributes:
+        base_pos: what lies below may be gone. The log's owner raises it before the files go.
     """
 
     def __init__(self, disk: Disk, directory: str, segment_bytes: int, preallocation: Preallocation) -> None:
@@ -51,7 +55,8 @@ class SegmentFiles:
         self.segment_bytes = segment_bytes
         self._disk = disk
         self._preallocation = preallocation
-        self._fds: dict[int, int] = {}
+        self.base_pos = 0
+        self._open = Descriptors(disk)
         self._preparation: threading.Thread | None = None
         self._hurry = threading.Event()
         self._closing = False
@@ -79,26 +84,28 @@ class SegmentFiles:
         """Read ``length`` bytes at a physical offset, across files if need be.
 
         Raises:
+            EntryGone: a file is missing, and lies below `base_pos`.
             StorageCorrupt: a file is missing or too short.
             StorageFailed: the disk refused.
         """
         start = pos - pos % self.segment_bytes
         try:
-            fd = self._fds.get(start)
-            if fd is None:
-                fd = self._open(start)
             if (offset := pos - start) + length <= self.segment_bytes:
-                data = self._disk.pread(fd, length, offset)
+                with self._open.use(start, self.path) as fd:
+                    data = self._disk.pread(fd, length, offset)
                 if len(data) == length:
                     return data
+            size = self.size(start)
         except FileNotFoundError as error:
+            if start < self.base_pos:
+                raise EntryGone(self.directory, "position", pos, self.base_pos) from error
             raise StorageCorrupt(self.path(start), pos, "segment is missing") from error
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "read") from error
         here = min(length, self.segment_bytes - offset)
         data = self.pread_padded(pos, here)
-        if len(data) != here or self.size(start) < offset + here:
-            raise StorageCorrupt(self.path(start), pos, f"segment is {self.size(start)} bytes long")
+        if size < offset + here:
+            raise StorageCorrupt(self.path(start), pos, f"segment is {size} bytes long")
         return data if here == length else data + self.pread(pos + here, length - here)
 
     def pread_padded(self, pos: int, length: int) -> bytes:
@@ -107,11 +114,11 @@ class SegmentFiles:
         assert pos + length <= start + self.segment_bytes, f"{length} bytes at {pos} cross the end of a segment"
         parts: list[bytes] = []
         try:
-            fd = self._open(start)
-            while length and (data := self._disk.pread(fd, length, pos - start)):
-                parts.append(data)
-                pos += len(data)
-                length -= len(data)
+            with self._open.use(start, self.path) as fd:
+                while length and (data := self._disk.pread(fd, length, pos - start)):
+                    parts.append(data)
+                    pos += len(data)
+                    length -= len(data)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "read") from error
         parts.append(bytes(length))
@@ -119,7 +126,8 @@ class SegmentFiles:
 
     def size(self, start: int) -> int:
         """Length of a file in bytes."""
-        return self._disk.size(self._open(start))
+        with self._open.use(start, self.path) as fd:
+            return self._disk.size(fd)
 
     def write(self, pos: int, buffers: Sequence[Buffer]) -> None:
         """Write within one file, which is made if it is missing. Not durable before `sync`. Raises `StorageFailed`."""
@@ -135,14 +143,16 @@ class SegmentFiles:
         start = pos - pos % self.segment_bytes
         self.ensure(start)
         try:
-            write_fully(write, self._open(start), buffers, pos - start)
+            with self._open.use(start, self.path) as fd:
+                write_fully(write, fd, buffers, pos - start)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "write") from error
 
     def sync(self, start: int) -> None:
         """Make what was written to a file durable. Raises `StorageFailed`; then nothing may be written any more."""
         try:
-            self._disk.fdatasync(self._open(start))
+            with self._open.use(start, self.path) as fd:
+                self._disk.fdatasync(fd)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "fdatasync") from error
 
@@ -184,10 +194,10 @@ class SegmentFiles:
     def restore_length(self, start: int) -> None:
         """Give a file its full length again that lost some of it. Raises `StorageFailed`."""
         try:
-            fd = self._open(start)
-            if self._disk.size(fd) < self.segment_bytes:
-                self._disk.truncate(fd, self.segment_bytes)
-                self._disk.fdatasync(fd)
+            with self._open.use(start, self.path) as fd:
+                if self._disk.size(fd) < self.segment_bytes:
+                    self._disk.truncate(fd, self.segment_bytes)
+                    self._disk.fdatasync(fd)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "truncate") from error
 
@@ -206,8 +216,7 @@ class SegmentFiles:
         """Close all descriptors; a preparation that is under way is given up."""
         self._closing = True
         self._finish_preparation()
-        while self._fds:
-            self._disk.close(self._fds.popitem()[1])
+        self._open.close()
 
     def _remove(self, start: int) -> None:
         try:
@@ -215,8 +224,7 @@ class SegmentFiles:
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "unlink") from error
         self._starts.discard(start)
-        if (fd := self._fds.pop(start, None)) is not None:
-            self._disk.close(fd)
+        self._open.forget(start)
 
     def _sync_names(self) -> None:
         try:
@@ -254,7 +262,7 @@ class SegmentFiles:
         except OSError:
             self._disk.close(fd)
             raise
-        self._fds[start] = fd
+        self._open.put(start, fd)
         self._starts.add(start)
 
     def _fill(self, fd: int) -> bool:
@@ -269,13 +277,3 @@ class SegmentFiles:
                 self._disk.fdatasync(fd)
                 self._hurry.wait(nbytes / _FILL_BYTES_PER_SECOND)
         return True
-
-    def _open(self, start: int) -> int:
-        fd = self._fds.get(start)
-        if fd is None:
-            opened = self._disk.open(self.path(start))
-            # Two threads may both have found it missing; only one descriptor stays.
-            fd = self._fds.setdefault(start, opened)
-            if fd != opened:
-                self._disk.close(opened)
-        return fd

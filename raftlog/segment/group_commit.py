@@ -12,7 +12,7 @@ from raftlog.segment.codec import SYNC_BYTES_MAX, TailEntry, blank
 from raftlog.segment.disk import Buffer
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.files import SegmentFiles
-from raftlog.segment.meta import MetaFile, MetaState
+from raftlog.segment.meta import Base, MetaFile, MetaState
 
 MARKER_SECONDS: Final = 0.1
 """How long ``durable_pos`` and ``commit_hint`` on disk may lag behind."""
@@ -37,7 +37,8 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 class WriteOp(msgspec.Struct, frozen=True, gc=False):
     """One ticket's work: first the cut, then the entries. ``hard_state`` is term and vote, when they changed.
 
-    ``notes`` are all notes, when one of them changed.
+    ``notes`` are all notes, when one of them changed. ``base`` is the log's new base, if it moved: what lies below goes
+    when all the rest is done.
     """
 
     ticket: int
@@ -47,6 +48,7 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
     hard_state: tuple[int, str | None] | None = None
     commit_hint: int | None = None
     notes: Mapping[str, bytes] | None = None
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,17 @@ class GroupCommit:
             StorageFailed: what was not durable before is of unknown fate, and nothing may be applied any more.
         """
         state = self._state
+        moved: Base | None = None
         for op in ops:
             if op.hard_state is not None:
                 state = msgspec.structs.replace(state, term=op.hard_state[0], voted_for=op.hard_state[1])
             if op.notes is not None:
                 state = msgspec.structs.replace(state, notes=dict(op.notes))
+            if op.base is not None:
+                state = msgspec.structs.replace(state, base=op.base)
         if state is not self._state and state != self._state:
             # The term goes first: no entry may be on disk whose term the vote file has never seen.
+            moved = state.base if state.base != self._state.base else None
             self._write_meta(state)
             self._markers_stale = True
         for op in ops:
@@ -116,6 +122,10 @@ class GroupCommit:
                 self._commit_hint = op.commit_hint
                 self._markers_stale = True
         self._flush()
+        if moved is not None:
+            # Both slots name the new base before a file goes, so that no damage to one of them brings back the old.
+            self._write_meta(self._state)
+            self._files.drop_below(moved.pos)
 
     def marker_delay(self) -> float | None:
         """Seconds until `write_markers` is due; None while nothing has changed."""

@@ -54,6 +54,22 @@ class LogIndex:
         while self.configs and self.configs[-1][0] >= from_index:
             self.configs.pop()
 
+    def drop_prefix(self, first_index: int) -> None:
+        """Forget the entries before ``first_index``, which begins a file."""
+        keep = bisect_left(self._indexes, first_index)
+        del self._indexes[:keep]
+        del self._positions[:keep]
+        runs = self.term_runs
+        keep = bisect_right(runs, first_index, key=lambda run: run[0]) - 1
+        if keep >= 0:
+            runs[: keep + 1] = [(first_index, runs[keep][1])]
+        self.configs = [config for config in self.configs if config[0] >= first_index]
+
+    def first_at(self, pos: int) -> int | None:
+        """Index of the entry that begins the file at ``pos``; None when there is none."""
+        at = bisect_left(self._positions, pos)
+        return self._indexes[at] if at < len(self._positions) and self._positions[at] == pos else None
+
     def anchor(self, index: int) -> tuple[int, int]:
         """Index and position of the last anchor at or before ``index``."""
         at = bisect_right(self._indexes, index) - 1

@@ -41,6 +41,20 @@ from raftlog.segment.writer import InlineWriter, LogWriter
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """One file of a log: the bytes ``start`` to ``end`` and the entries ``first_index`` to ``last_index``.
+
+    A ``closed`` one never changes any more unless the log is cut below its end, and ends where the next one begins. The
+    active one ends where the log does, and may have no entry yet.
+    """
+
+    start: int
+    end: int
+    first_index: int
+    last_index: int
+    closed: bool
+
+
 class SegmentLog:
     """See the module's theory of operation. Indexes begin at 1; positions are physical offsets in bytes.
 
@@ -86,6 +100,7 @@ class SegmentLog:
         self._commit_hint = opened.meta_state.commit_hint
         self._notes = dict(opened.meta_state.notes)
         self._notes_changed = False
+        self._base_moved = False
         self._closed = False
         writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index))
 
@@ -251,6 +266,43 @@ class SegmentLog:
         self._index.truncate(from_index)
         self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
 
+    def segments(self) -> list[SegmentInfo]:
+        """The files in which entries lie, ascending; the last one is the active one."""
+        starts = range(self.base_pos, self._files.start_of(self.end_pos) + 1, self._segment_bytes)
+        firsts = [first for start in starts if (first := self._index.first_at(start)) is not None]
+        firsts = [*firsts, self.last_index + 1] if firsts else [self.first_index, self.last_index + 1]
+        found: list[SegmentInfo] = []
+        for start, (first, behind) in zip(starts, pairwise(firsts), strict=True):
+            closed = start != starts[-1]
+            end = start + self._segment_bytes if closed else self.end_pos
+            found.append(SegmentInfo(start, end, first, behind - 1, closed))
+        return found
+
+    def drop_prefix(self, base_pos: int, conf: bytes) -> None:
+        """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable.
+
+        What lies below is gone at once for readers, and from the disk some time after the next `submit`. The entry
+        before the new base must be committed.
+
+        Args:
+            conf: what the note "conf" is to say: the configuration in force at the new base.
+
+        Raises:
+            StorageCorrupt, StorageFailed: the entry before the new base cannot be read; nothing happened.
+        """
+        first = self._index.first_at(base_pos)
+        assert first is not None, f"no file with entries begins at {base_pos}"
+        assert base_pos > self.base_pos, f"base {base_pos}, it is at {self.base_pos} already"
+        assert first - 1 <= self._commit_hint, f"base {first - 1}, committed is {self._commit_hint}"
+        assert first <= self.durable_index, f"first entry {first}, durable is {self._durable_index}"
+        last = self.locate(first - 1)
+        self._set_base(Base(last.index, last.term, base_pos, last.chain))
+        self._base_moved = True
+        self._index.drop_prefix(first)
+        # From here on a reader on another thread knows what a missing file means.
+        self._files.base_pos = base_pos
+        self.set_note("conf", conf)
+
     def submit(
         self,
         ticket: int,
@@ -287,7 +339,10 @@ class SegmentLog:
         notes = None
         if self._notes_changed:
             notes, self._notes_changed = dict(self._notes), False
-        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes))
+        base = None
+        if self._base_moved:
+            base, self._base_moved = self._base, False
+        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base))
         if self._tail_bytes > self._tail_bytes_max:
             self._evict()
 
@@ -319,8 +374,6 @@ class SegmentLog:
             return self.chain
         if index == self.first_index - 1:
             return self.base_chain
-        if (entry := self.entry(index)) is not None:
-            return entry.chain
         return self.locate(index).chain
 
     def read_entries(self, first_index: int, bytes_max: int) -> tuple[list[EntryRef], bytes]:
@@ -380,6 +433,15 @@ class SegmentLog:
         head = self._files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
         gap = self._blank_bytes(disk_end, tail[0].pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
         return head + gap + (self._read_tail(tail[0].pos, end) if end > tail[0].pos else b"")
+
+    def read_range(self, pos: int, length: int) -> bytes:
+        """Read bytes below `durable_pos` from the files, blanks included. For any thread, unlike the rest.
+
+        Raises:
+            EntryGone: they lie below the base, or some of them do.
+            StorageCorrupt, StorageFailed: the disk does not give them. They are not verified.
+        """
+        return self._files.pread(pos, length)
 
     def close(self, clean: bool = True) -> None:
         """Finish what was submitted and release the directory; what was not submitted is lost.

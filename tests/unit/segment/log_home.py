@@ -55,8 +55,8 @@ class LogHome:
 def all_bodies(log: SegmentLog) -> list[bytes]:
     """Every body of a log, read the way a peer would get it, and checked against `locate` and `pread`."""
     found: list[bytes] = []
-    while len(found) < log.last_index:
-        refs, data = log.read_entries(len(found) + 1, 1000)
+    while log.first_index + len(found) <= log.last_index:
+        refs, data = log.read_entries(log.first_index + len(found), 1000)
         at = 0
         for ref in refs:
             assert log.locate(ref.index) == ref

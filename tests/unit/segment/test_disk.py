@@ -224,3 +224,18 @@ def test_a_synced_write_survives_a_crash_and_a_plain_one_may_not() -> None:
         disk.crash(random.Random(seed))
         fd = disk.open("/d/file")
         assert disk.pread(fd, 4, 0) == b"kept"
+
+
+def test_usage_is_free_and_total(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    free, total = disk.usage(root)
+    assert 0 < free <= total
+    with pytest.raises(FileNotFoundError):
+        disk.usage(root + "/missing")
+
+
+def test_usage_follows_what_the_files_take() -> None:
+    disk = MemoryDisk(capacity_bytes=1000)
+    fd = disk.open("/file", create=True)
+    disk.pwritev(fd, [bytes(300)], 0)
+    assert disk.usage("/") == (700, 1000)

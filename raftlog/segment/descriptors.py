@@ -1,0 +1,92 @@
+"""Open segment files: not more than a few dozen of them, and none closed under a reader's hands."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from raftlog.segment.disk import Disk
+
+DESCRIPTORS_MAX: Final = 64
+
+
+class Descriptor:
+    """An open file that its user entered: ``with`` gives the descriptor, and leaving releases it."""
+
+    __slots__ = ("_lock", "_on_idle", "doomed", "fd", "users")
+
+    def __init__(self, fd: int, lock: threading.Lock, on_idle: Callable[[int], None]) -> None:
+        self.fd = fd
+        self.users = 0
+        self.doomed = False
+        self._lock = lock
+        self._on_idle = on_idle
+
+    def __enter__(self) -> int:
+        return self.fd
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._lock:
+            self.users -= 1
+            if self.doomed and not self.users:
+                self._on_idle(self.fd)
+
+
+class Descriptors:
+    """Descriptors by where their file begins, for any thread.
+
+    At most `DESCRIPTORS_MAX` are open, those used last, and besides them what is in use at this moment.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, Descriptor] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def use(self, start: int, path: Callable[[int], str]) -> Descriptor:
+        """The file at ``start``, opened if it is not, for one ``with``. Raises `OSError`."""
+        with self._lock:
+            found = self._open.get(start)
+            if found is None:
+                found = self._add(start, self._disk.open(path(start)))
+            else:
+                self._open.move_to_end(start)
+            found.users += 1
+            return found
+
+    def put(self, start: int, fd: int) -> None:
+        """Take over an open descriptor."""
+        with self._lock:
+            self._add(start, fd)
+
+    def forget(self, start: int) -> None:
+        """Close a file as soon as nobody uses it."""
+        with self._lock:
+            if (found := self._open.pop(start, None)) is not None:
+                self._doom(found)
+
+    def close(self) -> None:
+        """Close all files, those in use as soon as their users are done."""
+        with self._lock:
+            while self._open:
+                self._doom(self._open.popitem()[1])
+
+    def _add(self, start: int, fd: int) -> Descriptor:
+        added = Descriptor(fd, self._lock, self._disk.close)
+        self._open[start] = added
+        if len(self._open) > DESCRIPTORS_MAX:
+            idle = next((key for key, other in self._open.items() if not other.users and other is not added), None)
+            if idle is not None:
+                self._doom(self._open.pop(idle))
+        return added
+
+    def _doom(self, descriptor: Descriptor) -> None:
+        descriptor.doomed = True
+        if not descriptor.users:
+            self._disk.close(descriptor.fd)
