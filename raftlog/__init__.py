@@ -6,8 +6,11 @@ to the peers; an `Application` gets the committed entries.
 
 from raftlog._runtime import Deadline, Listener, Mailbox, Reactor, StreamSocket
 from raftlog.admission import Admission, Identity, format_address, parse_address
+from raftlog.consensus.confchange import decode_conf, why_invalid
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import (
+    ConfChange,
+    ConfChangeKind,
     ConfState,
     CoreConfig,
     EntryKind,
@@ -31,6 +34,8 @@ __all__ = [
     "Admission",
     "Application",
     "CommittedEntry",
+    "ConfChange",
+    "ConfChangeKind",
     "ConfState",
     "CoreConfig",
     "Deadline",
@@ -58,7 +63,9 @@ __all__ = [
     "StreamSocket",
     "Transport",
     "Writer",
+    "decode_conf",
     "format_address",
     "parse_address",
     "serve_node",
+    "why_invalid",
 ]

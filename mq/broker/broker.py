@@ -20,6 +20,7 @@ import structlog
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
 from mq.broker.long_polling import LongPolling
 from mq.broker.metadata import Changes, DeleteTopic, Metadata, decode_command
@@ -38,7 +39,7 @@ from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, enc
 from mq.store.dispatch import decode_runs, scan_runs
 from mq.store.opening import Filling, ends_of
 from mq.store.queue_store import QueueStore
-from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange
+from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf
 
 Log = structlog.stdlib.BoundLogger
 
@@ -157,6 +158,13 @@ class Broker:
         )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
         self.status = Status(settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters)
+        self._group_admin = GroupAdmin(
+            settings=settings,
+            replica=replica,
+            disk_used=lambda: disk_used(settings.data_dir),
+            clock=self._clock,
+            log=self._log,
+        )
         self._handlers.update(
             {
                 headers.SendMessage: self._sends.handle,
@@ -172,6 +180,7 @@ class Broker:
                 headers.GetMinOffset: self._offsets.handle_min,
                 headers.UpdateAndCreateTopic: topics.handle_put,
                 headers.GetBrokerRuntimeInfo: self.status.handle,
+                headers.ManageGroup: self._group_admin.handle,
             }
         )
 
@@ -224,6 +233,8 @@ class Broker:
                 self._dispatch(entry)
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
+            elif entry.kind == EntryKind.CONFIG:
+                self._group_admin.configured(entry.index, decode_conf(entry.body))
             self._applied_index = entry.index
             if self._filling is not None and entry.index == self._filling.until_index:
                 self._filling.settle(self._store)
@@ -242,6 +253,7 @@ class Broker:
             self._offsets.forget()
             self._groups.forget()
             self._on_registration_changed()
+        self._group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
         """Leadership was lost with entries under way."""
@@ -298,6 +310,10 @@ class Broker:
         """Answer pulls whose time is over."""
         for pull in self._polling.expired(self._clock()):
             self._pulls.resume(pull)
+
+    def expire_group_commands(self) -> None:
+        """Answer operators whose change of the group does not come to an end."""
+        self._group_admin.expire()
 
     def replicate_offsets(self) -> None:
         """Put gathered consumer offsets into the log."""

@@ -59,6 +59,8 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     """
     tune_process()
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
+    if settings.members and len(settings.members) % 2 == 0:
+        log.warning("even_group", replicas=len(settings.members), reason="one less survives as many failures")
     host = _Host(settings, await _store_ip(settings), log)
     try:
         await serve_node(_node_settings(settings), host.open, log=log, task_status=task_status)
@@ -127,6 +129,7 @@ class _Host:
             async with trio.open_nursery() as nursery:
                 for seconds, action in (
                     (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
+                    (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
                     (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
                     (settings.offset_commit_seconds, broker.replicate_offsets),
@@ -160,6 +163,7 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
     base_index, _ = segment_log.base
     bounds = LogBounds(
         base_index=base_index,
+        base_pos=segment_log.base_pos,
         last_index=segment_log.last_index,
         term_at=lambda index: segment_log.locate(index).term,
     )
@@ -171,6 +175,8 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         raise StartRefused(f"{error.filename or directory}: {error.strerror}") from error
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
+    while opened.queues.expire_some(segment_log.base_pos):
+        pass
     return opened
 
 
@@ -190,7 +196,7 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
         group=settings.group,
         node_id=NodeId(settings.node_id),
         directory=str(settings.data_dir / "commitlog"),
-        listen=members[settings.node_id],
+        listen=settings.replication_address,
         members={NodeId(name): format_address(address) for name, address in members.items()},
         segment_bytes=settings.segment_bytes,
         core=CoreConfig(
@@ -199,6 +205,8 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
             election_timeout_seconds_min=settings.election_timeout_seconds_min,
             election_timeout_seconds_max=settings.election_timeout_seconds_max,
             durable_commit=settings.durability == "quorum-fsync",
+            priority=settings.priority,
+            lease_reads=settings.lease_reads,
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import uuid
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
 
 Address = tuple[str, int]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MIB = 1024 * 1024
 
@@ -23,12 +25,28 @@ MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
 """No frame of a client holds a larger body."""
 
 
+GROUP_MAX = 9
+"""Replicas of a new group; more of them only make every message slower."""
+
+
 def parse_address(text: str) -> Address:
     """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the text it could not read."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{text!r} is no HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _members(peers: str) -> dict[str, Address]:
+    members: dict[str, Address] = {}
+    for part in peers.replace(";", ",").split(","):
+        name, separator, address = part.strip().partition("@")
+        if not separator or not name:
+            raise ValueError(f"{part!r} in peers is no ID@HOST:PORT")
+        if name in members:
+            raise ValueError(f"peer {name!r} is given twice")
+        members[name] = parse_address(address)
+    return members
 
 
 class BrokerSettings(ProcessSettings):
@@ -41,6 +59,16 @@ class BrokerSettings(ProcessSettings):
     node_id: str = Field("n0", pattern=r"^[a-z]\d+$", description="letter and number; the number gives the broker id")
     peers: str = Field(
         "n0@127.0.0.1:40911", description="every replica, this one included: ID@HOST:PORT, comma separated"
+    )
+    join: bool = Field(False, description="begin without members and wait until a leader adds this node to its group")
+    replication_listen: str | None = Field(
+        None, description="where other replicas connect; default: this node's address in `peers`"
+    )
+    priority: int = Field(0, ge=-1000, le=1000, description="who is to lead, if there is a choice: higher comes first")
+    lease_reads: bool = Field(False, description="read without asking a majority, trusting clocks to run equally fast")
+    catch_up_bytes_per_second: int = Field(50 * MIB, ge=MIB, description="for each replica that fetches whole segments")
+    admin_from: str = Field(
+        "", description="networks that may change the group besides this host, as 10.0.0.0/8, comma separated"
     )
     listen: str = Field("127.0.0.1:10911", description="where clients connect")
     advertise: str | None = Field(None, description="address in the route, when it differs from `listen`")
@@ -76,7 +104,15 @@ class BrokerSettings(ProcessSettings):
     register_seconds: float = Field(30.0, ge=1, le=60)
     checkpoint_seconds: float = Field(10.0, gt=0)
 
-    @field_validator("listen", "advertise")
+    retention_hours: float = Field(72.0, gt=0, description="a log file is kept so long after its newest message")
+    retention_bytes: int | None = Field(None, ge=MIB, description="the log is cut to this, however new it is")
+    delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting what is too old; -1: any")
+    retention_seconds: float = Field(10.0, gt=0, description="how often to look for files to delete")
+    disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="part of the disk in use from which on to warn")
+    disk_expire_ratio: float = Field(0.80, gt=0, le=1, description="... files are deleted before their time")
+    disk_full_ratio: float = Field(0.90, gt=0, le=1, description="... no message is taken")
+
+    @field_validator("listen", "advertise", "replication_listen")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value is not None:
@@ -89,10 +125,20 @@ class BrokerSettings(ProcessSettings):
             raise ValueError(
                 "clients cannot connect to the address 0.0.0.0: say in `advertise` which one they shall use"
             )
-        if self.node_id not in self.members:
-            raise ValueError(f"node {self.node_id!r} is not among its peers {sorted(self.members)}")
-        if len(self.members) not in (1, 3, 5):
-            raise ValueError(f"a group has 1, 3 or 5 replicas, {len(self.members)} are given")
+        if self.join:
+            if "peers" in self.model_fields_set and self.node_id in _members(self.peers):
+                raise ValueError(f"node {self.node_id!r} is among its peers: it founds the group and cannot join it")
+            if self.replication_listen is None:
+                raise ValueError("a node that joins needs `replication_listen`, where other replicas reach it")
+        elif len(self.members) > GROUP_MAX:
+            raise ValueError(f"a group has at most {GROUP_MAX} replicas, {len(self.members)} are given")
+        elif self.node_id not in self.members:
+            raise ValueError(
+                f"node {self.node_id!r} is not among its peers {sorted(self.members)}; to add it to a group, use `join`"
+            )
+        if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
+            raise ValueError("disk ratios must rise from disk_warn_ratio over disk_expire_ratio to disk_full_ratio")
+        _ = self.admin_networks
         if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
             raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
         if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:
@@ -107,16 +153,18 @@ class BrokerSettings(ProcessSettings):
 
     @property
     def members(self) -> dict[str, Address]:
-        """Every replica's id and replication address."""
-        members: dict[str, Address] = {}
-        for part in self.peers.replace(";", ",").split(","):
-            name, separator, address = part.strip().partition("@")
-            if not separator or not name:
-                raise ValueError(f"{part!r} in peers is no ID@HOST:PORT")
-            if name in members:
-                raise ValueError(f"peer {name!r} is given twice")
-            members[name] = parse_address(address)
-        return members
+        """Every replica's id and replication address when the group was founded; none for a node that joins one."""
+        return {} if self.join else _members(self.peers)
+
+    @property
+    def replication_address(self) -> Address:
+        """Where other replicas connect."""
+        return self.members[self.node_id] if self.replication_listen is None else parse_address(self.replication_listen)
+
+    @property
+    def admin_networks(self) -> list[Network]:
+        """From where, besides this host, the group may be changed."""
+        return [ipaddress.ip_network(part.strip()) for part in self.admin_from.split(",") if part.strip()]
 
     @property
     def namesrv_addresses(self) -> list[Address]:

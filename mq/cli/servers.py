@@ -51,6 +51,12 @@ def broker(
     group: Annotated[str | None, typer.Option(help="Broker name: one Raft group.")] = None,
     node_id: Annotated[str | None, typer.Option(help="This replica: n0, n1, ...")] = None,
     peers: Annotated[str | None, typer.Option(help="All replicas: n0@HOST:PORT,n1@HOST:PORT,...")] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Begin empty and wait for `raftmq group add`; needs --replication-listen.")
+    ] = False,
+    replication_listen: Annotated[
+        str | None, typer.Option(help="Where other replicas connect, if not as in --peers.", metavar="HOST:PORT")
+    ] = None,
     listen: Annotated[str | None, typer.Option(help="Where clients connect.", metavar="HOST:PORT")] = None,
     namesrv: Annotated[str | None, typer.Option(help="Name servers, separated by semicolons.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the log and everything made from it is kept.")] = None,
@@ -71,6 +77,8 @@ def broker(
         "group": group,
         "node_id": node_id,
         "peers": peers,
+        "join": join or None,
+        "replication_listen": replication_listen,
         "listen": listen,
         "namesrv": namesrv,
         "data_dir": data_dir,

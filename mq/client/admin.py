@@ -16,6 +16,7 @@ from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import LEADER_ID, TopicRoute
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_topic
 
@@ -66,6 +67,12 @@ class Admin(anyio.AsyncContextManagerMixin):
         """The runtime figures of one broker, by RocketMQ's names."""
         _, body = await self._opened().call(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(read_body(KVTable.decode, body).table)
+
+    async def manage_group(self, address: str, command: GroupCommand, *, timeout: float = 3.0) -> GroupAnswer:
+        """Let the broker at `address` look at its group, or change it; what it says is in the answer."""
+        body = command.encode()
+        _, answer = await self._opened().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
+        return read_body(GroupAnswer.decode, answer)
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
         """Leader address by broker name, of one cluster or one broker group or all. Raises NoRoute."""

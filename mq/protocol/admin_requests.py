@@ -102,6 +102,10 @@ class GetBrokerRuntimeInfo(Request, tag=int(Code.GET_BROKER_RUNTIME_INFO)):
     """28: figures of a broker."""
 
 
+class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
+    """9001, our own: look at the group's members or change them; what is wanted is in the body."""
+
+
 # -- name servers ------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,126 @@
+"""`raftmq group`: the members of a broker group, changed one at a time while it goes on working."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.group_session import GroupSession
+from mq.cli.group_view import table_of
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.protocol.group_admin import GroupAnswer
+
+app = typer.Typer(help="Look at the members of a broker group, and change them.", no_args_is_help=True)
+
+Group = Annotated[
+    str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")
+]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Patience = Annotated[
+    float, typer.Option("--wait", help="How long the new node may take to catch up.", metavar="SECONDS", min=0)
+]
+
+
+@app.command("status")
+def status(group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Show the members as the leader sees them. Exit code 1 if there is no leader."""
+    answer = _run(namesrv, group, lambda session: session.status())
+    if as_json:
+        print(_as_json(answer))
+    else:
+        Console().print(table_of(answer.view))
+    if not answer.done:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("add")
+def add(
+    member: Annotated[str, typer.Argument(metavar="NODE@HOST:PORT", help="Id and replication address.")],
+    voter: Annotated[bool, typer.Option("--voter", help="Make it a voter as soon as it has caught up.")] = False,
+    wait: Patience = 600.0,
+    group: Group = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Add a learner: it gets the log and has no vote until it is promoted. Start it with `raftmq broker --join`."""
+    node, address = _member(member)
+    _finish(_run(namesrv, group, lambda session: session.add(node, address, voter=voter, patience=wait)), as_json)
+
+
+@app.command("promote")
+def promote(node: str, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Give a learner that has caught up a vote."""
+    _finish(_run(namesrv, group, lambda session: session.change("promote", node)), as_json)
+
+
+@app.command("remove")
+def remove(node: str, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Remove a voter or a learner. A leader that is removed hands over first."""
+    _finish(_run(namesrv, group, lambda session: session.change("remove", node)), as_json)
+
+
+@app.command("replace")
+def replace(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The voter that goes; it may be dead.")],
+    member: Annotated[str, typer.Argument(metavar="NEW@HOST:PORT", help="Id and replication address of the new one.")],
+    wait: Patience = 600.0,
+    group: Group = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Put a new node in the place of a voter: add it, wait until it has caught up, then exchange them in one step."""
+    node, address = _member(member)
+    _finish(_run(namesrv, group, lambda session: session.replace(old, node, address, patience=wait)), as_json)
+
+
+@app.command("transfer")
+def transfer(
+    node: Annotated[str, typer.Argument(help="Who shall lead; default: the leader chooses.")] = "",
+    group: Group = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Hand leadership to another voter."""
+    _finish(_run(namesrv, group, lambda session: session.change("transfer", node)), as_json)
+
+
+def _member(text: str) -> tuple[str, str]:
+    node, separator, address = text.partition("@")
+    if not separator or not node or not address:
+        raise CommandFailed(f"{text!r} is no NODE@HOST:PORT")
+    return node, address
+
+
+def _run(namesrv: str, group: str | None, act: Callable[[GroupSession], Awaitable[GroupAnswer]]) -> GroupAnswer:
+    async def main() -> GroupAnswer:
+        async with GroupSession.open(namesrv, group, on_progress=partial(print, file=sys.stderr)) as session:
+            return await act(session)
+
+    with client_errors():
+        return run_trio(main)
+
+
+def _finish(answer: GroupAnswer, as_json: bool) -> None:
+    """One line of outcome, or JSON; the exit code says whether it was done."""
+    if as_json:
+        print(_as_json(answer))
+    elif answer.done:
+        print(answer.text)
+    if answer.done:
+        return
+    if not as_json:
+        raise CommandFailed(f"{answer.code}: {answer.text}", EXIT_FAILED)
+    raise typer.Exit(EXIT_FAILED)
+
+
+def _as_json(answer: GroupAnswer) -> str:
+    return json.dumps(msgspec.to_builtins(answer), indent=2)

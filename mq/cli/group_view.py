@@ -1,0 +1,41 @@
+"""A broker group's members as a table for people."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from mq.protocol.group_admin import GroupView, MemberView
+
+
+def table_of(view: GroupView) -> Table:
+    """The members, with what the answering replica knows of each."""
+    leader = f"led by {view.leader} in term {view.term}" if view.leader else "NO LEADER"
+    kept = f"entries {view.base_index + 1:,} to {view.last_index:,}, committed {view.commit_index:,}"
+    disk = f"disk of {view.node_id} {view.disk_used:.0%} used"
+    notes = " · ABSTAINING: it does not vote" if view.abstaining else ""
+    table = Table(
+        title=f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("node", "role", "replication", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("lag", "priority"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for member in view.members:
+        style = "bold" if member.node_id == view.leader else None if member.active or not view.leader else "red"
+        lag = "-" if member.lag_entries < 0 else f"{member.lag_entries:,}"
+        table.add_row(
+            member.node_id, member.role, member.address or "-", state_of(member), lag, str(member.priority), style=style
+        )
+    return table
+
+
+def state_of(member: MemberView) -> str:
+    """How a leader gets on with a member, in words."""
+    if not member.state:
+        return "-"
+    words = {"probe": "comparing logs", "replicate": "following", "reset": "fetching segments"}
+    state = words.get(member.state, member.state) if member.active else "silent"
+    return state if member.disk_ok else f"{state}, disk full"
