@@ -98,7 +98,8 @@ class Handover(CoreState):
     def _hand_over(self) -> None:
         """Stop leading, after asking the best peer there is to take over."""
         _, voters = self._quorums[0]
-        if healthy := [peer for peer in voters if peer.disk_ok and self._is_active(peer)]:
+        near = [peer for peer in voters if peer.state is not PeerState.RESET]
+        if healthy := [peer for peer in near if peer.disk_ok and self._is_active(peer)]:
             self._tell_to_lead(max(healthy, key=lambda peer: (peer.match, peer.priority or 0)))
         self._become_follower(self._term, None)
 

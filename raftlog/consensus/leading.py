@@ -10,7 +10,13 @@ from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
 from raftlog.consensus.reading import Reading
-from raftlog.consensus.types import NOOP_BYTES, EntryKind, PeerState, Role, Span
+from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
+
+_OFFER_SECONDS = 2.0
+"""How often a peer that needs a reset is offered one."""
+
+_BEATS_PER_QUESTION = 2
+"""How many heartbeats a peer that is being reset gets until it is asked how far it is."""
 
 
 class Leading(Handover, Reading):
@@ -60,7 +66,7 @@ class Leading(Handover, Reading):
             elif progress.state is PeerState.PROBE:
                 if not progress.awaiting:
                     self._send_append(progress, ())
-            elif progress.commit_sent < self._commit:
+            elif progress.commit_sent < self._commit and progress.state is PeerState.REPLICATE:
                 if not self.config.announce_seconds:
                     self._announce(progress)
                 elif self._announce_at == float("inf"):
@@ -103,6 +109,34 @@ class Leading(Handover, Reading):
         # Nothing before the base can be named by index and term, so nothing before it can be asked about.
         progress.become_probe(max(next_index, self._log.base.index + 1), awaiting=awaiting)
 
+    def _reset(self, progress: Progress) -> None:
+        """The peer needs entries that are gone, or all there are: it is to fetch segments instead."""
+        progress.become_reset(max(progress.match, self._log.base.index) + 1)
+        self._offer_reset(progress)
+        self._dirty = True
+
+    def _offer_reset(self, progress: Progress) -> None:
+        if self._now - progress.offered_at >= _OFFER_SECONDS:
+            progress.offered_at = self._now
+            self._offers.append(progress.peer)
+            self._dirty = True
+
+    def _meet_at_base(self, progress: Progress) -> None:
+        """What the peer was to get next was deleted; whether it has got the entry before the rest, it must tell."""
+        first = self._log.base.index + 1
+        if progress.state is PeerState.RESET:
+            progress.next = first
+        else:
+            progress.become_probe(first)
+            self._dirty = True
+
+    def _needs_reset(self, hint: LogId) -> bool:
+        """Whether a peer whose log agrees with this one up to ``hint`` at most cannot be helped with entries."""
+        base, last_index = self._log.base, self._log.last_index
+        if hint.index == 0:
+            return base.index > 0 or last_index > self.config.reset_entries_min
+        return hint.index < base.index or hint.term < base.term
+
     def _fetch(self, progress: Progress) -> None:
         """Ask for spans that are no longer remembered, a few messages ahead of the peer's answers."""
         if progress.fetching or progress.inflight_bytes >= self.config.catch_up_bytes_max:
@@ -118,8 +152,7 @@ class Leading(Handover, Reading):
             self._dirty = True
             return
         if not spans:
-            # The entries are gone for good; asking again at once would spin.
-            self._probe(progress, progress.next, awaiting=True)
+            self._reset(progress)
             return
         assert spans[0].first == asked, f"spans from {spans[0].first} were fetched for {asked}"
         assert spans[-1].last <= self._log.last_index, (
@@ -141,20 +174,27 @@ class Leading(Handover, Reading):
                 f"{message.src} holds entry {message.accepted} of a log that ends at {self._log.last_index}"
             )
             progress.accepted(message.accepted)
-            self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
-            if progress.state is PeerState.PROBE and progress.is_current(message.seq):
-                progress.become_replicate(max(message.accepted, progress.match) + 1)
-                progress.behind_base = False
+            if message.seq >= progress.trusted_from:
+                self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
+            if progress.state is not PeerState.REPLICATE and progress.is_current(message.seq):
+                if message.hint.index == 0 and self._needs_reset(message.hint):
+                    self._reset(progress)
+                else:
+                    progress.become_replicate(max(message.accepted, progress.match) + 1)
                 self._dirty = True
             elif progress.next <= self._log.last_index or progress.commit_sent < self._commit:
                 self._dirty = True
         elif progress.is_current(message.seq):
+            # A peer that came back with less than it had is filled up again.
+            if self._needs_reset(message.hint):
+                progress.lost(message.hint.index)
+                if progress.state is not PeerState.RESET:
+                    self._reset(progress)
+                return
             agreed_at_most = self._log.last_at_most(message.hint)
-            # A peer that came back with less than it had is filled up again, whatever it told before.
-            progress.match = min(progress.match, agreed_at_most.index)
+            progress.lost(agreed_at_most.index)
             # Twice the same answer to the same question: the peer will not get further before something changes.
             stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
-            progress.behind_base = message.hint.index < self._log.base.index
             self._probe(progress, agreed_at_most.index + 1, awaiting=stuck)
             self._dirty = True
 
@@ -165,10 +205,12 @@ class Leading(Handover, Reading):
         progress.heard(message.seq)
         progress.disk_ok = message.disk_ok
         progress.applied = message.applied
-        if message.read_round > progress.read_round:
-            progress.read_round = message.read_round
+        if self._rounds.under_way:
+            progress.read_round = max(progress.read_round, message.read_round)
             self._confirm_reads()
         progress.priority = message.priority
+        if message.seq < progress.trusted_from or progress.state is PeerState.RESET:
+            return
         self._raise_match(progress, message.durable)
         if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
             return
@@ -214,10 +256,18 @@ class Leading(Handover, Reading):
             self._offer_leadership(patient=False)
         self._yield_to_preferred()
         self._preferred = self._preferred_next
+        if self._rounds.under_way:
+            # A smaller group may need fewer answers than there were voters to ask.
+            self._confirm_reads()
         for progress in self._peers.values():
             if progress.state is PeerState.REPLICATE and not self._is_active(progress):
                 self._probe(progress, progress.match + 1, awaiting=True)
             elif progress.awaiting and progress.append_seq + 2 <= progress.seq:
                 # Two heartbeats went by without an answer to the probe: ask again, without entries.
                 self._send_append(progress, ())
+            elif progress.state is PeerState.RESET:
+                self._offer_reset(progress)
+                progress.beats += 1
+                if progress.beats % _BEATS_PER_QUESTION == 0:
+                    self._send_append(progress, ())
             self._send_heartbeat(progress)

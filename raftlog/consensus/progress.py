@@ -3,6 +3,8 @@
 ``PROBE``: the logs may differ. One request is outstanding; its answer says where to go on.
 ``REPLICATE``: the logs agree up to ``next - 1`` as far as is known. Requests follow one another without waiting, within
 a window of messages and bytes that the peer's ``accepted`` frees.
+``RESET``: what the peer needs next is gone from the log, or so much that it is to fetch whole segments. No entries are
+sent; an empty request asks now and then whether the peer has come so far that the log can serve it again.
 
 Every change of state begins a new *epoch* of request numbers. Rejections of earlier requests are echoes of a question
 that has been answered, and are dropped.
@@ -20,7 +22,8 @@ class Progress:
 
     ``match`` is the last index known to count for commit there; ``next`` the first one that was not sent yet.
     ``contact_at`` is when the newest message left that the peer has certainly received; ``read_round`` is the newest
-    round of reads that it has answered.
+    round of reads that it has answered; ``offered_at`` when it was last offered a reset, ``beats`` how many heartbeats
+    it got while it was being reset. An answer to a message before ``trusted_from`` tells nothing about what it holds.
     """
 
     __slots__ = (
@@ -31,7 +34,7 @@ class Progress:
         "append_seq",
         "applied",
         "awaiting",
-        "behind_base",
+        "beats",
         "commit_sent",
         "contact_at",
         "disk_ok",
@@ -39,11 +42,13 @@ class Progress:
         "inflight_bytes",
         "match",
         "next",
+        "offered_at",
         "peer",
         "priority",
         "read_round",
         "seq",
         "state",
+        "trusted_from",
     )
 
     def __init__(self, peer: NodeId, next_index: int = 1, now: float = 0.0) -> None:
@@ -59,12 +64,14 @@ class Progress:
         self.disk_ok = True
         self.applied = 0
         self.priority: int | None = None
-        self.behind_base = False
+        self.offered_at = float("-inf")
         self.contact_at = now
         self.read_round = 0
         self._stamp_seq = 0
         self._stamp_at = now
         self.append_seq = 0
+        self.trusted_from = 0
+        self.beats = 0
         self.become_probe(next_index)
 
     def become_probe(self, next_index: int, *, awaiting: bool = False) -> None:
@@ -82,6 +89,21 @@ class Progress:
         self.awaiting = False
         self._begin_epoch()
 
+    def become_reset(self, next_index: int) -> None:
+        """Send no entries before the peer has everything in front of ``next_index``, from elsewhere."""
+        self.state = PeerState.RESET
+        self.next = next_index
+        self.awaiting = False
+        self.beats = 0
+        self._begin_epoch()
+
+    def lost(self, index: int) -> None:
+        """The peer holds ``index`` at most, whatever it told before. Answers under way to earlier messages may vouch
+        for entries that it has lost since.
+        """
+        self.match = min(self.match, index)
+        self.trusted_from = self.seq + 1
+
     def _begin_epoch(self) -> None:
         self._epoch_seq = self.seq + 1
         self._inflight.clear()
@@ -92,6 +114,8 @@ class Progress:
         """Whether the window has room."""
         if self.state is PeerState.PROBE:
             return not self.awaiting
+        if self.state is PeerState.RESET:
+            return False
         return self.inflight_bytes < config.inflight_bytes_max and len(self._inflight) < config.inflight_messages_max
 
     def stamp(self, now: float) -> int:
@@ -134,4 +158,6 @@ class Progress:
         assert self.match < self.next, f"{self.peer}: match {self.match} is not below next {self.next}"
         nbytes = sum(size for _, size in self._inflight)
         assert nbytes == self.inflight_bytes, f"{self.peer}: {nbytes} bytes under way, counted {self.inflight_bytes}"
-        assert self.state is PeerState.REPLICATE or not self._inflight, f"{self.peer}: probing with a window"
+        assert self.state is PeerState.REPLICATE or not self._inflight, (
+            f"{self.peer}: a window in state {self.state.value}"
+        )

@@ -37,6 +37,7 @@ from raftlog.consensus.types import (
     CoreStatus,
     LogId,
     NodeId,
+    PeerState,
     PeerStatus,
     Refusal,
     Role,
@@ -135,7 +136,6 @@ class RaftCore(Election, Following):
                     p.next,
                     p.state,
                     self._is_active(p),
-                    p.behind_base,
                     p.disk_ok,
                     p.applied,
                     p.priority or 0,
@@ -309,8 +309,21 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER:
             for progress in self._peers.values():
                 if progress.next <= index:
-                    progress.behind_base = True
-                    self._probe(progress, progress.next, awaiting=True)
+                    self._meet_at_base(progress)
+
+    def retain_from(self) -> int:
+        """The lowest index that a peer still needs, as far as a leader knows; what went silent is not waited for.
+
+        Entries before it can be deleted without sending anybody back to fetch whole segments. Only a leader knows
+        peers; everybody else needs nothing, which is told as the index behind the log's end.
+        """
+        needed = [self._log.last_index + 1]
+        if self._role is Role.LEADER:
+            for progress in self._peers.values():
+                if self._is_active(progress):
+                    resets = progress.state is PeerState.RESET
+                    needed.append(self._log.base.index + 1 if resets else progress.match + 1)
+        return min(needed)
 
     def take_effects(self) -> Effects:
         """Everything to be done since the last call; see `Effects` for the order in which it may be done."""
@@ -330,6 +343,9 @@ class RaftCore(Election, Following):
         effects.storage = self._issue_storage()
         if self._outbox or self._released:
             effects.send = self._leaving()
+        if self._offers:
+            effects.reset = self._offers
+            self._offers = []
         if self._fetches:
             effects.fetch = self._fetches
             self._fetches = []

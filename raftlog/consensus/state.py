@@ -125,6 +125,7 @@ class CoreState:
         self._held: deque[tuple[int, Message]] = deque()
         self._released: list[Message] = []
         self._fetches: list[Fetch] = []
+        self._offers: list[NodeId] = []
         self._told_commit = self._commit
         self._told_role = RoleChange(self._role, self._term, None)
         self._failed_from: int | None = None
@@ -281,6 +282,7 @@ class CoreState:
         # They may name entries that the next leader cuts off before this step's messages are sent.
         self._outbox = [m for m in self._outbox if type(m) is not AppendReq]
         self._fetches.clear()
+        self._offers.clear()
 
     def _enter_term(self, term: int, voted_for: NodeId | None) -> None:
         assert term > self._term, f"term {term} does not follow term {self._term}"

@@ -180,6 +180,7 @@ class CoreConfig:
 
     A window (``inflight_*``) is per peer. ``tail_*`` bounds what the core remembers of the end of the log; older
     parts are asked for by `Effects.fetch`, of which at most ``catch_up_bytes_max`` are under way per peer.
+    A peer with nothing gets whole segments instead of entries if the log has more than ``reset_entries_min`` of them.
     A new commit index travels with the next entries; when none come it is announced after ``announce_seconds``, so
     that a steady trickle of entries needs no messages of its own for it.
     ``durable_commit`` commits what is on the disks of a majority; without it, being received by a majority is enough.
@@ -204,6 +205,7 @@ class CoreConfig:
     tail_bytes_max: int = 64 * 1024 * 1024
     tail_spans_max: int = 65_536
     catch_up_bytes_max: int = 2 * 1024 * 1024
+    reset_entries_min: int = 4096
     durable_commit: bool = True
     priority: int = 0
     lease_reads: bool = False
@@ -249,7 +251,6 @@ class PeerStatus:
     next: int
     state: PeerState
     active: bool
-    behind_base: bool
     disk_ok: bool
     applied: int
     priority: int = 0

@@ -10,31 +10,58 @@ from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.invariants import check_group
 from raftlog.consensus.messages import Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import NONE, ConfState, CoreConfig, EntryKind, HardState, NodeId, Refusal, Role, Span
+from raftlog.consensus.types import (
+    NONE,
+    ConfState,
+    CoreConfig,
+    EntryKind,
+    HardState,
+    LogId,
+    NodeId,
+    Refusal,
+    Role,
+    Span,
+)
 
 A, B, C, D, E = (NodeId(name) for name in "abcde")
 ENTRY_BYTES = 100
 
 
 class Disk:
-    """What a core's storage operations amount to: the terms of its entries, by index from 1 on, and configurations."""
+    """What a core's storage operations amount to: terms of the entries behind ``base``, in order, configurations."""
 
     def __init__(self, terms: Sequence[int], hard_state: HardState) -> None:
+        self.base = NONE
         self.terms = list(terms)
         self.confs: dict[int, ConfState] = {}
         self.hard_state = hard_state
 
     def apply(self, op: StorageOp) -> None:
         if op.truncate_from is not None:
-            del self.terms[op.truncate_from - 1 :]
+            del self.terms[op.truncate_from - 1 - self.base.index :]
             self.confs = {index: conf for index, conf in self.confs.items() if index < op.truncate_from}
         for span in op.spans:
-            assert span.first == len(self.terms) + 1
+            assert span.first == self.last_index + 1
             self.terms += [span.term] * (span.last - span.first + 1)
             if span.conf is not None:
                 self.confs[span.first] = span.conf
         if op.hard_state is not None:
             self.hard_state = op.hard_state
+
+    @property
+    def last_index(self) -> int:
+        return self.base.index + len(self.terms)
+
+    def drop_prefix(self, index: int) -> None:
+        """Delete the entries up to ``index``."""
+        count = index - self.base.index
+        self.base = LogId(index, self.terms[count - 1])
+        del self.terms[:count]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """First index and term of each run of equal terms."""
+        first = self.base.index + 1
+        return [(first + i, term) for i, term in enumerate(self.terms) if i == 0 or self.terms[i - 1] != term]
 
 
 class Group:
@@ -44,7 +71,8 @@ class Group:
     have ``priorities``.
     ``logs`` gives the terms of the entries that a node starts with, ``term`` is at least its own. Messages wait in
     ``mail`` until `deliver`; those on a link in ``cut`` are dropped. Writes finish at once,
-    except on nodes in ``slow_disks``, where they wait in ``writes`` until `finish_writes`.
+    except on nodes in ``slow_disks``, where they wait in ``writes`` until `finish_writes`. ``offers`` lists the resets
+    that a leader wanted offered: when, the leader, the peer.
     """
 
     def __init__(
@@ -72,6 +100,7 @@ class Group:
         self.writes: dict[NodeId, list[StorageOp]] = {node: [] for node in self.nodes}
         self.fetches: list[Fetch] = []
         self.failed_from: dict[NodeId, int] = {}
+        self.offers: list[tuple[float, NodeId, NodeId]] = []
         self.answers: dict[int, int | None] = {}
         self._reads: dict[int, int] = {}
         self.disks: dict[NodeId, Disk] = {}
@@ -88,15 +117,14 @@ class Group:
         """(Re)start ``node`` from its disk."""
         disk = self.disks[node]
         self.writes[node].clear()
-        runs = [(i, t) for i, t in enumerate(disk.terms, 1) if i == 1 or disk.terms[i - 2] != t]
         self.cores[node] = self._core_class(
             node_id=node,
             confs=[(0, ConfState(self.voters if node in self.voters else ())), *disk.confs.items()],
             config=replace(self.config, priority=self._priorities.get(node, self.config.priority)),
             hard_state=disk.hard_state,
-            term_runs=runs,
-            base=NONE,
-            last_index=len(disk.terms),
+            term_runs=disk.runs(),
+            base=disk.base,
+            last_index=disk.last_index,
             commit=commit,
             rng=random.Random(f"{node}{self.now}"),
             now=self.now,
@@ -176,6 +204,7 @@ class Group:
         core.check_invariants()
         if effects.failed_from is not None:
             self.failed_from[node] = effects.failed_from
+        self.offers += [(self.now, node, peer) for peer in effects.reset]
         for ctx, index in effects.reads:
             floor = self._reads.pop(ctx)
             assert index is None or index >= floor, f"read {ctx} may be answered at {index}, {floor} was committed"
@@ -188,13 +217,12 @@ class Group:
         for fetch in effects.fetch:
             self.fetches.append(fetch)
             disk = self.disks[node]
-            terms = disk.terms
-            last = min(len(terms), fetch.first + max(fetch.bytes_max // ENTRY_BYTES, 1) - 1)
+            last = min(disk.last_index, fetch.first + max(fetch.bytes_max // ENTRY_BYTES, 1) - 1)
             spans = []
-            for i in range(fetch.first, last + 1):
+            for i in range(fetch.first, last + 1) if fetch.first > disk.base.index else ():
                 conf = disk.confs.get(i)
                 kind = EntryKind.NORMAL if conf is None else EntryKind.CONFIG
-                spans.append(Span(i, i, terms[i - 1], ENTRY_BYTES, kind, conf))
+                spans.append(Span(i, i, disk.terms[i - 1 - disk.base.index], ENTRY_BYTES, kind, conf))
             core.fetched(fetch.peer, tuple(spans), self.now)
 
     def finish_writes(self, node: NodeId, count: int | None = None) -> None:
@@ -223,6 +251,20 @@ class Group:
         self.pump()
         return ctx
 
+    def compact(self, node: NodeId, index: int) -> None:
+        """Delete the entries of ``node`` up to ``index``."""
+        self.disks[node].drop_prefix(index)
+        self[node].compact(index, self.now)
+        self.pump()
+
+    def install(self, node: NodeId, source: NodeId, last_index: int) -> None:
+        """Give ``node`` the log of ``source`` up to ``last_index``, as a reset does, and restart it from there."""
+        ours, theirs = self.disks[node], self.disks[source]
+        ours.base = theirs.base
+        ours.confs = {index: conf for index, conf in theirs.confs.items() if index <= last_index}
+        ours.terms = theirs.terms[: last_index - theirs.base.index]
+        self.start(node, last_index)
+
     def terms(self, node: NodeId) -> list[int]:
-        """Terms of the durable entries of ``node``."""
+        """Terms of the durable entries of ``node`` behind its base."""
         return self.disks[node].terms

@@ -413,27 +413,6 @@ def test_wiped_follower_is_filled_up_again() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_follower_below_base_is_reported() -> None:
-    """A peer that needs what was deleted is not asked about it for ever, and is named in the status."""
-    group = Group(3)
-    core = group.elect(A)
-    group.isolate(C)
-    group.propose(A, 9)
-    group.deliver()
-    core.compact(8, group.now)
-    group.disks[C].terms.clear()
-    group.start(C)
-    group.heal()
-    group.delivered.clear()
-    group.pass_time(2.0)
-    peer = next(peer for peer in core.status().peers if peer.peer == C)
-    assert peer.behind_base
-    assert sum(is_append(message) and message.dst == C for message in group.delivered) < 15
-    group.propose(A)
-    group.deliver()
-    assert core.commit == core.last_index
-
-
 def test_peer_that_went_silent_is_asked_before_it_gets_more() -> None:
     """After silence the leader does not fill a window for a peer that may be gone."""
     group = Group(3)

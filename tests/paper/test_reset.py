@@ -1,0 +1,251 @@
+"""Peers that cannot be helped with entries: they are offered a reset, and get entries again once they have had it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
+from raftlog.consensus.types import NONE, CoreConfig, HardState, LogId, NodeId, PeerState
+from tests.paper.group import A, B, C, Group
+
+SMALL = CoreConfig(reset_entries_min=20)
+
+
+def state_of(group: Group, leader: NodeId, peer: NodeId) -> PeerState:
+    return next(status.state for status in group[leader].status().peers if status.peer == peer)
+
+
+def below_base() -> Group:
+    """A leads with a log from entry 9 on; C has lost everything."""
+    group = Group(3)
+    group.elect(A)
+    group.isolate(C)
+    group.propose(A, 9)
+    group.deliver()
+    group.compact(A, 8)
+    group.disks[C].terms.clear()
+    group.start(C)
+    group.heal()
+    group.drop()
+    group.delivered.clear()
+    return group
+
+
+def test_follower_below_base() -> None:
+    """It is offered a reset every two seconds, gets no entries, and does not keep the others from committing."""
+    group = below_base()
+    group.pass_time(9.0)
+    assert state_of(group, A, C) is PeerState.RESET
+    assert {(leader, peer) for _, leader, peer in group.offers} == {(A, C)}
+    times = [time for time, _, _ in group.offers]
+    assert len(times) >= 4
+    assert all(2.0 <= later - earlier <= 2.5 for earlier, later in itertools.pairwise(times))
+    requests = [message for message in group.delivered if isinstance(message, AppendReq) and message.dst == C]
+    assert not any(message.spans for message in requests)
+    assert len(requests) <= 9.0 / (2 * group.config.heartbeat_seconds) + 5
+    index = group.propose(A)
+    group.deliver()
+    assert group[A].commit == index
+    assert group[C].leader_id == A, "it hears heartbeats meanwhile"
+
+
+def test_snapshot_during_append() -> None:
+    """Appends go on during a reset. What was appended meanwhile comes as entries behind it, each once."""
+    group = below_base()
+    group.pass_time(2.0)
+    for _ in range(20):
+        group.propose(A)
+        group.pass_time(0.1)
+    group.install(C, A, 10)
+    group.propose(A, 5)
+    group.pass_time(1.5)
+    assert state_of(group, A, C) is PeerState.REPLICATE
+    assert group.terms(C) == group.terms(A)
+    assert group[C].commit == group[A].commit == 35
+    offers = len(group.offers)
+    group.pass_time(5.0)
+    assert len(group.offers) == offers
+
+
+def test_peer_that_fell_behind_a_base_during_its_reset_is_offered_the_next() -> None:
+    group = below_base()
+    group.pass_time(1.0)
+    group.propose(A, 20)
+    group.deliver()
+    group.disks[C].base = LogId(8, 1)
+    group.disks[C].terms = [1, 1]
+    group.start(C, 10)
+    group.compact(A, 25)
+    group.offers.clear()
+    group.pass_time(3.0)
+    assert state_of(group, A, C) is PeerState.RESET
+    assert group.offers
+    group.install(C, A, 28)
+    group.pass_time(1.0)
+    assert group.terms(C) == group.terms(A)
+
+
+def test_retention_races_replication() -> None:
+    """A range is deleted while it is being sent: the peer is reset, also before the core learns of the deletion."""
+    config = CoreConfig(append_bytes_max=100, tail_spans_max=3, catch_up_bytes_max=300, accept_ack_bytes=0)
+    group = Group(3, config=config)
+    group.elect(A)
+    group.isolate(C)
+    for _ in range(50):
+        group.propose(A)
+        group.deliver()
+    group.disks[A].drop_prefix(40)
+    group.heal()
+    group.pass_time(3.0)
+    assert state_of(group, A, C) is PeerState.RESET
+    assert 1 <= len(group.offers) <= 2
+    group[A].compact(40, group.now)
+    group.pump()
+    group.install(C, A, 45)
+    group.pass_time(1.0)
+    assert group.terms(C) == group.terms(A)
+
+
+def test_peer_on_this_side_of_a_new_base_goes_on() -> None:
+    """Entries that a silent peer had not confirmed are deleted; it had them all the same and needs no reset."""
+    group = Group(3)
+    group.elect(A)
+    group.cut.add((C, A))
+    group.propose(A, 9)
+    group.deliver()
+    group.pass_time(3.0)
+    assert group[C].last_index == 10
+    group.compact(A, 8)
+    group.heal()
+    group.pass_time(2.0)
+    assert not group.offers
+    assert state_of(group, A, C) is PeerState.REPLICATE
+
+
+def test_log_that_left_the_leaders_before_its_base_is_reset() -> None:
+    """Its entries reach behind the base, but they are of older terms: they are others than those that were deleted."""
+    group = Group(3, logs={A: [1, 1, 4, 4, 4, 4, 4], B: [1, 1, 4, 4, 4, 4, 4], C: [1, 1, 2, 2, 2, 2, 2, 2, 2]}, term=4)
+    group.isolate(C)
+    group.elect(A)
+    group.compact(A, 5)
+    group.heal()
+    group.pass_time(5.0)
+    assert state_of(group, A, C) is PeerState.RESET
+    assert group.offers
+    group.install(C, A, 8)
+    group.pass_time(1.0)
+    assert group.terms(C) == group.terms(A)
+
+
+@pytest.mark.parametrize(("entries", "resets"), [(15, False), (30, True)])
+@pytest.mark.parametrize("asked_anew", [False, True])
+def test_empty_log_gets_segments_when_there_are_many(entries: int, resets: bool, asked_anew: bool) -> None:
+    """A node that has nothing fetches segments where that is quicker, although entries would do."""
+    group = Group(3, config=SMALL)
+    group.elect(A)
+    if asked_anew:
+        group[A].peer_lost(C, group.now)
+    group.isolate(C)
+    group.propose(A, entries)
+    group.deliver()
+    group.disks[C].terms.clear()
+    group.start(C)
+    if asked_anew:
+        group[A].peer_lost(C, group.now)
+    group.heal()
+    group.pass_time(3.0)
+    assert bool(group.offers) is resets
+    assert (state_of(group, A, C) is PeerState.RESET) is resets
+    assert (group.terms(C) == group.terms(A)) is not resets
+    if resets:
+        group.install(C, A, 25)
+        group.pass_time(1.0)
+        assert group.terms(C) == group.terms(A)
+
+
+def test_peer_with_few_entries_gets_the_rest_as_entries() -> None:
+    group = Group(3, config=SMALL)
+    group.elect(A)
+    group.isolate(C)
+    group.propose(A, 100)
+    group.deliver()
+    group.heal()
+    group.pass_time(3.0)
+    assert not group.offers
+    assert group.terms(C) == group.terms(A)
+
+
+def test_new_leader_finds_out_who_needs_a_reset() -> None:
+    group = below_base()
+    group.pass_time(1.0)
+    group.compact(B, 7)
+    group.isolate(A)
+    group.offers.clear()
+    group.elect(B)
+    group.pass_time(1.0, alive=[B, C])
+    assert (B, C) in {(leader, peer) for _, leader, peer in group.offers}
+    assert state_of(group, B, C) is PeerState.RESET
+
+
+def test_retention_keeps_what_an_active_peer_needs() -> None:
+    """A slow peer holds deletion back; one that is silent does not, and one that is being reset needs everything."""
+    group = Group(3)
+    group.elect(A)
+    group.slow_disks.add(C)
+    group.propose(A, 9)
+    group.deliver()
+    assert group[A].retain_from() == 2
+    assert group[B].retain_from() == group[B].last_index + 1 == 11
+    group.isolate(C)
+    group.pass_time(2.0)
+    assert group[A].retain_from() == 11
+    group = below_base()
+    group.pass_time(1.0)
+    group.propose(A, 5)
+    group.deliver()
+    assert group[A].retain_from() == 9
+
+
+@pytest.mark.parametrize("kind", [AppendResp, HeartbeatResp])
+def test_late_answer_does_not_vouch_for_what_was_lost(kind: type[AppendResp | HeartbeatResp]) -> None:
+    """A peer acknowledged entries and lost them. An answer from before that arrives when it is known: it is void."""
+    group = Group(3)
+    group.elect(A)
+    group.propose(A, 4)
+    group.deliver()
+    group.isolate(B)
+    index = group.propose(A, 3)
+    group.deliver(lambda message: message.dst == C)
+    if kind is HeartbeatResp:
+        group.now += group.config.heartbeat_seconds
+        group[A].tick(group.now)
+        group.pump()
+        group.deliver(lambda message: message.dst == C)
+    late = [message for message in group.drop() if isinstance(message, kind) and message.src == C]
+    assert late[-1].durable == index + 2
+    group.disks[C].terms.clear()
+    group.disks[C].hard_state = HardState(1)
+    group.slow_disks.add(C)
+    group.start(C)
+    group.pass_time(1.0)
+    assert group[A].commit == index - 1
+    for message in late:
+        group.hand_over(message)
+    assert group[A].commit == index - 1
+    group.slow_disks.clear()
+    group.finish_writes(C)
+    group.pump()
+    group.deliver()
+    assert group[A].commit == index + 2
+
+
+def test_base_of_nothing_needs_no_reset() -> None:
+    """An empty follower of a short log whose beginning is there gets entries from the first on."""
+    group = Group(3, logs={A: [1] * 10, B: [1] * 10}, term=1)
+    group.elect(A)
+    group.pass_time(1.0)
+    assert group.disks[C].base == NONE
+    assert group.terms(C) == group.terms(A)
+    assert not group.offers
