@@ -33,8 +33,8 @@ from raftlog.segment.recovery import (
     decide,
     end_of_data,
     examine,
-    scan_files,
 )
+from raftlog.segment.sidecar import scan_log
 
 LOCK_NAME: Final = "LOCK"
 SEGMENT_BYTES_MIN: Final = 256
@@ -176,7 +176,9 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
     starts = files.starts
     read = files.pread_padded
     base = stored.starts_at.ref
-    last, stop = scan_files(read, base.pos, starts, segment_bytes, base, index)
+    # Who found damage while running wants it looked at, wherever it is.
+    trusted_end = 0 if DAMAGED in stored.notes else stored.durable_pos
+    last, stop, unsaved = scan_log(files, base, trusted_end, index)
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()
@@ -194,6 +196,8 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
             files.zero(decision.pos, end_of_data(files.pread_padded, decision.pos, file_end))
         # What the last process wrote may be in the page cache only; from here on it counts as durable.
         files.sync(tail_start)
+    for start, sidecar in unsaved:
+        files.write_sidecar(start, sidecar)
     return last
 
 

@@ -21,6 +21,7 @@ from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
 _FILL_BYTES_PER_SECOND: Final = 128 * 1024 * 1024
 _NAME = re.compile(r"\d{20}")
+_SIDECAR_NAME = re.compile(r"(\d{20})\.index")
 _ZEROS: Final = bytes(SYNC_BYTES_MAX)
 
 
@@ -61,6 +62,7 @@ class SegmentFiles:
         self._hurry = threading.Event()
         self._closing = False
         names = disk.listdir(directory)
+        self._sidecars = {int(found[1]) for name in names if (found := _SIDECAR_NAME.fullmatch(name))}
         for name in names:
             if name.endswith(".tmp"):
                 disk.unlink(os.path.join(directory, name))
@@ -164,12 +166,17 @@ class SegmentFiles:
             self.sync(self.start_of(pos))
 
     def drop_behind(self, start: int) -> None:
-        """Remove all files behind the one at ``start``, newest first and durably. Raises `StorageFailed`."""
+        """Remove all files behind the one at ``start``, newest first and durably, and what is beside that one.
+
+        Raises `StorageFailed`.
+        """
         self._finish_preparation()
         for newer in sorted((s for s in self._starts if s > start), reverse=True):
             self._remove(newer)
             # Each removal is durable before the next, so that no crash leaves a gap between names.
             self._sync_names()
+        for sidecar in [sidecar for sidecar in self._sidecars if sidecar >= start]:
+            self._remove_sidecar(sidecar)
 
     def drop_below(self, pos: int) -> None:
         """Remove all files that end at or below ``pos``, oldest first and durably. Raises `StorageFailed`."""
@@ -178,6 +185,40 @@ class SegmentFiles:
             self._remove(start)
         if older:
             self._sync_names()
+        for sidecar in [sidecar for sidecar in self._sidecars if sidecar < pos]:
+            self._remove_sidecar(sidecar)
+
+    def sidecar_path(self, start: int) -> str:
+        """Path of the sidecar of the segment that begins at ``start``."""
+        return self.path(start) + ".index"
+
+    def read_sidecar(self, start: int) -> bytes:
+        """Content of a segment's sidecar; nothing when there is none or it cannot be read."""
+        if start not in self._sidecars:
+            return b""
+        try:
+            fd = self._disk.open(self.sidecar_path(start))
+            try:
+                return self._disk.pread(fd, self._disk.size(fd), 0)
+            finally:
+                self._disk.close(fd)
+        except OSError:
+            return b""
+
+    def write_sidecar(self, start: int, content: bytes) -> None:
+        """Keep something beside a segment that can be made again: it is not synced, and a failure is kept quiet."""
+        path = self.sidecar_path(start)
+        try:
+            fd = self._disk.open(path + ".tmp", create=True)
+            try:
+                self._disk.truncate(fd, 0)
+                write_fully(self._disk.pwritev, fd, [content], 0)
+            finally:
+                self._disk.close(fd)
+            self._disk.rename(path + ".tmp", path)
+        except OSError:
+            return
+        self._sidecars.add(start)
 
     def ensure(self, start: int) -> None:
         """Have the file at ``start``, with its full length. Raises `StorageFailed`."""
@@ -225,6 +266,13 @@ class SegmentFiles:
             raise StorageFailed(self.path(start), error.errno or 0, "unlink") from error
         self._starts.discard(start)
         self._open.forget(start)
+
+    def _remove_sidecar(self, start: int) -> None:
+        try:
+            self._disk.unlink(self.sidecar_path(start))
+        except OSError as error:
+            raise StorageFailed(self.sidecar_path(start), error.errno or 0, "unlink") from error
+        self._sidecars.discard(start)
 
     def _sync_names(self) -> None:
         try:

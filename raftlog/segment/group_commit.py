@@ -38,7 +38,7 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
     """One ticket's work: first the cut, then the entries. ``hard_state`` is term and vote, when they changed.
 
     ``notes`` are all notes, when one of them changed. ``base`` is the log's new base, if it moved: what lies below goes
-    when all the rest is done.
+    when all the rest is done. ``closed`` are start and sidecar of files that these entries leave behind.
     """
 
     ticket: int
@@ -49,6 +49,7 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
     commit_hint: int | None = None
     notes: Mapping[str, bytes] | None = None
     base: Base | None = None
+    closed: Sequence[tuple[int, bytes]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class GroupCommit:
         """
         state = self._state
         moved: Base | None = None
+        closed: list[tuple[int, bytes]] = []
         for op in ops:
             if op.hard_state is not None:
                 state = msgspec.structs.replace(state, term=op.hard_state[0], voted_for=op.hard_state[1])
@@ -116,12 +118,17 @@ class GroupCommit:
             if op.cut is not None:
                 self._flush()
                 self._cut(op.cut)
+                closed = [sidecar for sidecar in closed if sidecar[0] + self._segment_bytes <= op.cut.pos]
             for entry in op.entries:
                 self._add(entry)
             if op.commit_hint is not None and op.commit_hint > self._commit_hint:
                 self._commit_hint = op.commit_hint
                 self._markers_stale = True
+            if op.closed:
+                closed += op.closed
         self._flush()
+        for start, sidecar in closed:
+            self._files.write_sidecar(start, sidecar)
         if moved is not None:
             # Both slots name the new base before a file goes, so that no damage to one of them brings back the old.
             self._write_meta(self._state)

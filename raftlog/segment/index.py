@@ -9,8 +9,34 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
+import msgspec
+
 ANCHOR_BYTES: Final = 64 * 1024
 """Distance of anchors: one read of this length finds any entry."""
+
+
+class IndexPart(msgspec.Struct, frozen=True):
+    """What an index knows of one file: anchors, term runs (the first begins at the first entry), configurations."""
+
+    first_index: int
+    indexes: list[int]
+    positions: list[int]
+    term_runs: list[tuple[int, int]]
+    configs: list[tuple[int, bytes]]
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """One file of a log: the bytes ``start`` to ``end`` and the entries ``first_index`` to ``last_index``.
+
+    A ``closed`` one never changes any more unless the log is cut below its end, and ends where the next one begins. The
+    active one ends where the log does, and may have no entry yet.
+    """
+
+    start: int
+    end: int
+    first_index: int
+    last_index: int
+    closed: bool
 
 
 class LogIndex:
@@ -60,7 +86,7 @@ class LogIndex:
         del self._indexes[:keep]
         del self._positions[:keep]
         runs = self.term_runs
-        keep = bisect_right(runs, first_index, key=lambda run: run[0]) - 1
+        keep = bisect_right(runs, first_index, key=_first) - 1
         if keep >= 0:
             runs[: keep + 1] = [(first_index, runs[keep][1])]
         self.configs = [config for config in self.configs if config[0] >= first_index]
@@ -69,6 +95,39 @@ class LogIndex:
         """Index of the entry that begins the file at ``pos``; None when there is none."""
         at = bisect_left(self._positions, pos)
         return self._indexes[at] if at < len(self._positions) and self._positions[at] == pos else None
+
+    def files(self, first_index: int, last_index: int, base_pos: int, end_pos: int) -> list[SegmentInfo]:
+        """The files of a log of these entries, ascending; the last one is the active one."""
+        segment_bytes = self._segment_bytes
+        active = end_pos - end_pos % segment_bytes
+        found: list[SegmentInfo] = []
+        for start in range(base_pos, active, segment_bytes):
+            behind = self.first_at(start + segment_bytes) or last_index + 1
+            found.append(SegmentInfo(start, start + segment_bytes, first_index, behind - 1, True))
+            first_index = behind
+        return [*found, SegmentInfo(active, end_pos, first_index, last_index, False)]
+
+    def part(self, first_index: int, end_index: int) -> IndexPart:
+        """What is known of the entries ``first_index`` up to ``end_index`` (excluded), at least one."""
+        begin, end = bisect_left(self._indexes, first_index), bisect_left(self._indexes, end_index)
+        runs = self.term_runs
+        run = bisect_right(runs, first_index, key=_first) - 1
+        return IndexPart(
+            first_index,
+            self._indexes[begin:end].tolist(),
+            self._positions[begin:end].tolist(),
+            [(first_index, runs[run][1]), *runs[run + 1 : bisect_left(runs, end_index, key=_first)]],
+            [config for config in self.configs if first_index <= config[0] < end_index],
+        )
+
+    def extend(self, part: IndexPart) -> None:
+        """Take what is known of the next file."""
+        self._indexes.extend(part.indexes)
+        self._positions.extend(part.positions)
+        self._set_next_anchor(self._positions[-1])
+        same_term = bool(self.term_runs) and self.term_runs[-1][1] == part.term_runs[0][1]
+        self.term_runs += part.term_runs[same_term:]
+        self.configs += part.configs
 
     def anchor(self, index: int) -> tuple[int, int]:
         """Index and position of the last anchor at or before ``index``."""
@@ -82,8 +141,12 @@ class LogIndex:
 
     def term_at(self, index: int) -> int:
         """Term of a present entry; 0 for an index before the first one."""
-        at = bisect_right(self.term_runs, index, key=lambda run: run[0]) - 1
+        at = bisect_right(self.term_runs, index, key=_first) - 1
         return self.term_runs[at][1] if at >= 0 else 0
 
     def _set_next_anchor(self, pos: int) -> None:
         self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self._segment_bytes + self._segment_bytes)
+
+
+def _first(run: tuple[int, int]) -> int:
+    return run[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -31,28 +31,16 @@ from raftlog.segment.codec import (
 )
 from raftlog.segment.directory import Opened, open_directory
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import EntryGone, LogDiverged
+from raftlog.segment.errors import EntryGone, LogDiverged, SegmentError
 from raftlog.segment.files import Preallocation
 from raftlog.segment.group_commit import Cut, Store, WriteOp
+from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.reader import find_entry, read_run
+from raftlog.segment.sidecar import closed_files
 from raftlog.segment.writer import InlineWriter, LogWriter
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
-
-
-class SegmentInfo(msgspec.Struct, frozen=True):
-    """One file of a log: the bytes ``start`` to ``end`` and the entries ``first_index`` to ``last_index``.
-
-    A ``closed`` one never changes any more unless the log is cut below its end, and ends where the next one begins. The
-    active one ends where the log does, and may have no entry yet.
-    """
-
-    start: int
-    end: int
-    first_index: int
-    last_index: int
-    closed: bool
 
 
 class SegmentLog:
@@ -95,6 +83,7 @@ class SegmentLog:
         self._submitted: deque[tuple[int, int, int]] = deque()
         self._oldest_seen = (0, 0.0)
         self._submitted_end = self._durable_pos = self.end_pos
+        self._file_end = self._end_of_file(self.end_pos)
         self._submitted_index = self._durable_index = self.last_index
         self._last_ticket = 0
         self._commit_hint = opened.meta_state.commit_hint
@@ -242,7 +231,7 @@ class SegmentLog:
         if from_index > self.last_index:
             return
         self._settle()
-        last = self.locate(from_index - 1) if from_index > self.first_index else self._base_ref()
+        last = self._last_before(from_index - 1)
         end = last.pos + last.size
         if end < self._submitted_end:
             limit, old_end = self._submitted_end, self._submitted_end
@@ -265,18 +254,11 @@ class SegmentLog:
             self._tail_first = from_index
         self._index.truncate(from_index)
         self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
+        self._file_end = min(self._file_end, self._end_of_file(end))
 
     def segments(self) -> list[SegmentInfo]:
         """The files in which entries lie, ascending; the last one is the active one."""
-        starts = range(self.base_pos, self._files.start_of(self.end_pos) + 1, self._segment_bytes)
-        firsts = [first for start in starts if (first := self._index.first_at(start)) is not None]
-        firsts = [*firsts, self.last_index + 1] if firsts else [self.first_index, self.last_index + 1]
-        found: list[SegmentInfo] = []
-        for start, (first, behind) in zip(starts, pairwise(firsts), strict=True):
-            closed = start != starts[-1]
-            end = start + self._segment_bytes if closed else self.end_pos
-            found.append(SegmentInfo(start, end, first, behind - 1, closed))
-        return found
+        return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
     def drop_prefix(self, base_pos: int, conf: bytes) -> None:
         """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable.
@@ -336,13 +318,14 @@ class SegmentLog:
             self._submitted_end, self._submitted_index = self.end_pos, self.last_index
         self._cut = None
         self._submitted.append((ticket, self._submitted_end, self._submitted_index))
+        closed = self._closed_files() if self.end_pos >= self._file_end else ()
         notes = None
         if self._notes_changed:
             notes, self._notes_changed = dict(self._notes), False
         base = None
         if self._base_moved:
             base, self._base_moved = self._base, False
-        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base))
+        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base, closed))
         if self._tail_bytes > self._tail_bytes_max:
             self._evict()
 
@@ -401,7 +384,7 @@ class SegmentLog:
                 index += 1
                 continue
             if previous is None:
-                previous = self.locate(index - 1) if index > self.first_index else self._base_ref()
+                previous = self._last_before(index - 1)
             run, data = read_run(self._files, previous, self._tail_first, room, at_least_one=not refs)
             if not run:
                 break
@@ -479,6 +462,20 @@ class SegmentLog:
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(runs)), f"runs {runs}"
         last_term = self._index.term_at(self.last_index) or self.base[1]
         assert last_term == self.last_term, f"last term {self.last_term}, runs {runs}"
+
+    def _closed_files(self) -> Sequence[tuple[int, bytes]]:
+        start, self._file_end = self._file_end - self._segment_bytes, self._end_of_file(self.end_pos)
+        try:
+            return closed_files(self._index, start, self.end_pos, self._segment_bytes, self._last_before)
+        except SegmentError:
+            # Sidecars only save time. Whoever needs the damaged place will report it.
+            return ()
+
+    def _end_of_file(self, pos: int) -> int:
+        return self._files.start_of(pos) + self._segment_bytes
+
+    def _last_before(self, index: int) -> EntryRef:
+        return self.locate(index) if index > self.base[0] else self._base_ref()
 
     def _set_base(self, base: Base) -> None:
         self._base = base

@@ -1,0 +1,129 @@
+"""What is known about a closed file, kept beside it, so that opening a long log reads its last file only.
+
+A sidecar (``NNN.index``) is never synced and may be missing, old or torn: it has a checksum, and it counts only if the
+file's first entry continues the file before, its last one is where the sidecar says, with that chain, and a blank
+follows. An equal chain means equal entries all the way, so a sidecar of an earlier content can say nothing wrong. What
+it does not tell is whether the bytes in between are still what they were.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, chain_after, is_blank
+from raftlog.segment.files import SegmentFiles
+from raftlog.segment.index import IndexPart, LogIndex
+from raftlog.segment.recovery import Read, Stop, is_intact, scan_file
+
+_MAGIC: Final = b"rfqindx1"
+_CRC_BYTES: Final = 4
+_PAYLOAD_AT: Final = len(_MAGIC) + _CRC_BYTES
+
+
+class Sidecar(msgspec.Struct, frozen=True):
+    """One closed file: ``chain_before`` its first entry, its ``last`` one, and what an index knows of it."""
+
+    chain_before: int
+    last: EntryRef
+    part: IndexPart
+
+
+_DECODER = msgspec.msgpack.Decoder(Sidecar)
+
+
+def encode_sidecar(sidecar: Sidecar) -> bytes:
+    """The content of a sidecar's file."""
+    payload = msgspec.msgpack.encode(sidecar)
+    return _MAGIC + zlib.crc32(payload).to_bytes(_CRC_BYTES, "big") + payload
+
+
+def decode_sidecar(data: bytes) -> Sidecar | None:
+    """None for whatever is no whole sidecar of this version."""
+    payload = data[_PAYLOAD_AT:]
+    crc = int.from_bytes(data[len(_MAGIC) : _PAYLOAD_AT], "big")
+    if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(payload) != crc:
+        return None
+    return _DECODER.decode(payload)
+
+
+def agrees(read: Read, sidecar: Sidecar, start: int, segment_bytes: int, previous: EntryRef) -> bool:
+    """Whether a sidecar tells the truth about the file at ``start``, which follows the entry ``previous``."""
+    part, last = sidecar.part, sidecar.last
+    file_end, last_end = start + segment_bytes, last.pos + last.size
+    if (
+        part.first_index != previous.index + 1
+        or sidecar.chain_before != previous.chain
+        or part.positions[0] != start
+        or part.term_runs[0][1] < previous.term
+        or not start <= last.pos < last_end <= file_end - BLANK_BYTES_MIN
+    ):
+        return False
+    header = read(start, HEADER_BYTES)
+    _, _, index, _, pos, _, chain, _, _ = HEADER.unpack(header)
+    if (index, pos) != (part.first_index, start) or chain_after(header, previous.chain) != chain:
+        return False
+    kind, size, index, term, pos, _, chain, _, _ = HEADER.unpack(read(last.pos, HEADER_BYTES))
+    return EntryRef(index, term, kind, pos, size, chain) == last and is_blank(
+        read(last_end, BLANK_BYTES_MIN), file_end - last_end
+    )
+
+
+def closed_files(
+    index: LogIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[int], EntryRef]
+) -> list[tuple[int, bytes]]:
+    """Start and sidecar of each file from ``start`` on that the log, which ends at ``end_pos``, has left behind.
+
+    ``locate`` finds an entry by index, the one before the first included, and may raise.
+    """
+    found: list[tuple[int, bytes]] = []
+    while (behind := start + segment_bytes) <= end_pos:
+        first_index, end_index = index.first_at(start), index.first_at(behind)
+        assert first_index is not None, f"no entry begins at {start}"
+        assert end_index is not None, f"no entry begins at {behind}"
+        part = index.part(first_index, end_index)
+        sidecar = Sidecar(locate(first_index - 1).chain, locate(end_index - 1), part)
+        found.append((start, encode_sidecar(sidecar)))
+        start = behind
+    return found
+
+
+def scan_log(
+    files: SegmentFiles, base: EntryRef, trusted_end: int, index: LogIndex
+) -> tuple[EntryRef, Stop, Sequence[tuple[int, bytes]]]:
+    """Find out what a log consists of: from sidecars where they agree, by verifying every entry elsewhere.
+
+    Args:
+        base: the entry before the first file, which begins where that ends.
+        trusted_end: only files that end at or below it may be known from sidecars; 0 verifies everything.
+        index: takes the entries.
+
+    Returns:
+        The last good entry, where the scan stopped and why, and the start and content of sidecars to be written.
+    """
+    segment_bytes, read = files.segment_bytes, files.pread_padded
+    present = set(files.starts)
+    unsaved: list[tuple[int, bytes]] = []
+    last, start, trusted = base, base.pos, False
+    while start in present:
+        before, file_end = last, start + segment_bytes
+        sidecar = decode_sidecar(files.read_sidecar(start)) if file_end <= trusted_end else None
+        if sidecar is not None and file_end in present and agrees(read, sidecar, start, segment_bytes, last):
+            index.extend(sidecar.part)
+            last, trusted = sidecar.last, True
+        else:
+            last, stop = scan_file(read, start, segment_bytes, last, index)
+            if stop is not None:
+                if last is before and trusted and is_intact(read, start, file_end):
+                    # A good entry that does not continue what the sidecars say: then let the entries speak.
+                    index.truncate(base.index + 1)
+                    return scan_log(files, base, 0, index)
+                return last, stop, unsaved
+            if file_end in present and last is not before:
+                part = index.part(before.index + 1, last.index + 1)
+                unsaved.append((start, encode_sidecar(Sidecar(before.chain, last, part))))
+        start = file_end
+    return last, Stop(start, "segment is missing"), unsaved
