@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.consensus.messages import AppendReq, VoteReq, VoteResp
+from raftlog.consensus.messages import AppendReq, AppendResp, PreVoteReq, VoteReq, VoteResp
 from raftlog.consensus.types import (
     NONE,
     ConfChange,
     ConfChangeKind,
     ConfState,
+    CoreConfig,
     NodeId,
     Refusal,
     Role,
@@ -171,3 +172,288 @@ def test_learner_must_vote_when_promoted_unknowingly() -> None:
     assert (group[B].role, group[C].conf) == (Role.LEADER, group[B].conf)
     assert any(isinstance(m, VoteResp) and m.src == C and m.granted for m in group.delivered)
     assert group[B].ready
+
+
+def all_of(group: Group, *nodes: NodeId) -> bool:
+    """Whether ``nodes`` agree on log and configuration."""
+    first = group[nodes[0]]
+    return all((group[n].last, group[n].commit, group[n].conf) == (first.last, first.commit, first.conf) for n in nodes)
+
+
+@pytest.mark.parametrize(
+    ("wish", "victim"),
+    [
+        (replace(C, D), A),
+        (replace(C, D), B),
+        (replace(A, D), A),
+        (replace(A, D), B),
+        (promote(D), A),
+        (promote(D), B),
+        (remove(B), B),
+        (remove(A), A),
+    ],
+)
+def test_joint_replace_1_of_3(wish: ConfChange, victim: NodeId) -> None:
+    """Whoever crashes after whatever number of messages: the change completes or rolls back, as one."""
+    outcomes = set()
+    for delivered in range(30):
+        group = with_learner()
+        old = group[A].conf
+        index = change(group, A, wish)
+        for _ in range(delivered):
+            if group.mail:
+                group.hand_over(group.mail.pop(0))
+        crash(group, victim)
+        alive = [node for node in group.nodes if node != victim]
+        group.pass_time(8.0, alive)
+        leader = leader_of(group, *alive)
+        now = group[leader].conf
+        assert group[leader].ready
+        assert not now.is_joint
+        outcomes.add(now == old)
+        if now != old:
+            assert group[leader].commit > index
+        revive(group, victim)
+        members = [*now.voters, *now.learners]
+        assert leader_of(group, *members) in now.voters
+        assert all_of(group, *members)
+        group.propose(leader_of(group, *members))
+        group.pass_time(1.0)
+        assert all_of(group, *members)
+    assert False in outcomes
+    assert (True in outcomes) == (victim == A), "the change is lost with the leader only"
+
+
+def crash(group: Group, victim: NodeId) -> None:
+    group.isolate(victim)
+    group.drop(lambda message: victim in (message.src, message.dst))
+
+
+def revive(group: Group, victim: NodeId) -> None:
+    group.heal()
+    group.drop()
+    group.start(victim)
+    group.pass_time(5.0)
+
+
+def test_joint_shrink_5_to_3() -> None:
+    """Two voters leave one after the other, the leader crashes anywhere in between, and its successor goes on."""
+    for delivered in range(0, 48, 4):
+        group = Group(5)
+        group.elect(A)
+        for wish in (remove(E), remove(D)):
+            leader = leader_of(group, *group.nodes)
+            change(group, leader, wish)
+            for _ in range(delivered):
+                if group.mail:
+                    group.hand_over(group.mail.pop(0))
+            crash(group, leader)
+            alive = [node for node in group.nodes if node != leader]
+            group.pass_time(8.0, alive)
+            leader_of(group, *alive)
+            revive(group, leader)
+            successor = leader_of(group, *group.nodes)
+            if wish.node in group[successor].conf.members:
+                change(group, successor, wish)
+                group.pass_time(1.0)
+            assert wish.node not in group[leader_of(group, *group.nodes)].conf.members
+        assert group[leader_of(group, *group.nodes)].conf == ConfState((A, B, C))
+        assert all_of(group, A, B, C)
+        term = group[A].term
+        group.pass_time(30.0)
+        assert (group[A].term, group[E].role is Role.LEADER) == (term, False)
+
+
+def test_remove_leader() -> None:
+    """It leads until the configuration without it is committed by the others, and a successor is there at once."""
+    group = Group(3)
+    group.elect(A)
+    change(group, A, remove(A))
+    group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
+    assert group[A].conf == ConfState((B, C))
+    assert group[A].role is Role.LEADER
+    assert group[A].propose(1, 100, group.now) is Refusal.TRANSFERRING
+    assert group[A].transferring
+    assert group[A].commit == 2
+    group.deliver(lambda message: message.dst != A)
+    assert (group[A].role, group[A].commit) == (Role.LEADER, 2)
+    group.deliver()
+    assert group[A].role is Role.FOLLOWER
+    assert A not in group.failed_from
+    successor = leader_of(group, B, C)
+    assert group[successor].ready
+    group.pass_time(30.0)
+    assert not [m for m in group.delivered if m.src == A and isinstance(m, PreVoteReq | VoteReq) and m.term > 1]
+    assert leader_of(group, *group.nodes) == successor
+    assert group[successor].term == 2
+
+
+def test_remove_leader_needs_a_majority_of_the_others() -> None:
+    """Without a vote in the final configuration the leader's own log does not count for it."""
+    group = Group(3)
+    group.elect(A)
+    change(group, A, remove(A))
+    group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
+    group.cut |= {(C, A), (A, C)}
+    group.deliver()
+    assert (group[A].commit, group[A].role) == (2, Role.LEADER)
+
+
+def test_recovered_joint_commits_first() -> None:
+    """A new leader with a joint configuration in its log commits it in its term before it ends the change."""
+    group = with_learner()
+    index = change(group, A, promote(D))
+    group.deliver(lambda message: isinstance(message, AppendReq))
+    crash(group, A)
+    group.time_out(B)
+    group.deliver(lambda message: not (isinstance(message, AppendReq) and message.src == B))
+    while group[B].role is not Role.LEADER:
+        group.time_out(B)
+        group.deliver(lambda message: not (isinstance(message, AppendReq) and message.src == B))
+    noop = index + 1
+    assert group[B].conf.is_joint
+    assert (group[B].last_index, group[B].commit < index) == (noop, True)
+    # Answers for the joint entry alone decide nothing.
+    group.hand_over(AppendResp(C, B, group[B].term, 9, True, index, index, NONE))
+    group.hand_over(AppendResp(D, B, group[B].term, 9, True, index, index, NONE))
+    assert (group[B].last_index, group[B].conf.is_joint) == (noop, True)
+    group.deliver()
+    assert group[B].conf == ConfState((A, B, C, D), (), (), ((D, "d:1"),))
+    assert group[B].commit == group[B].last_index == noop + 1
+
+
+def test_recovered_joint_that_is_committed_is_ended_by_the_next_leader() -> None:
+    """Also when its commit is known before the new term begins."""
+    group = with_learner()
+    change(group, A, promote(D))
+    group.slow_disks.add(A)
+    group.deliver(lambda message: not (isinstance(message, AppendReq) and message.prev.index > 2))
+    joint = group[A].commit
+    group.slow_disks.clear()
+    for node in (B, C, D):
+        group.disks[node].terms = group.disks[node].terms[:joint]
+        group.disks[node].confs.pop(joint + 1, None)
+    crash(group, A)
+    for node in (B, C, D):
+        group.start(node, joint)
+        assert group[node].conf.is_joint
+    group.pass_time(10.0, [B, C, D])
+    assert group[leader_of(group, B, C, D)].conf == ConfState((A, B, C, D), (), (), ((D, "d:1"),))
+
+
+def test_joint_election_needs_both_majorities() -> None:
+    """A majority of the new voters alone elects nobody while the change is under way."""
+    group = Group(5, voters=2)
+    group.elect(A)
+    for node in (C, D):
+        change(group, A, add(node))
+        group.pass_time(1.0)
+    change(group, A, promote(C))
+    group.pass_time(1.0)
+    # Old: a b c, new: a b c d; the joint entry is everywhere, the final one nowhere, and a and b are gone.
+    change(group, A, promote(D))
+    group.deliver(lambda message: isinstance(message, AppendReq))
+    crash(group, A)
+    group.isolate(A, B)
+    group.pass_time(20.0, [C, D])
+    assert {group[C].role, group[D].role} <= {Role.FOLLOWER, Role.PRE_CANDIDATE}
+    group.heal()
+    group.isolate(A)
+    group.pass_time(20.0, [B, C, D])
+    assert group[leader_of(group, B, C, D)].conf.voters == (A, B, C, D)
+
+
+def test_removed_server_campaigns() -> None:
+    """A server that does not know of its removal disturbs nobody, and never leads, not even without a leader."""
+    group = Group(4)
+    group.elect(A)
+    group.isolate(D)
+    change(group, A, remove(D))
+    group.deliver()
+    group.heal()
+    group.pass_time(30.0)
+    assert any(message.src == D and isinstance(message, PreVoteReq) for message in group.delivered)
+    assert group[D].conf.voters == (A, B, C, D)
+    assert (group[A].role, group[A].term) == (Role.LEADER, 1)
+    group.isolate(A)
+    group.pass_time(20.0, [B, C, D])
+    assert leader_of(group, B, C, D) in (B, C)
+    assert D not in [message.src for message in group.delivered if isinstance(message, VoteReq)]
+
+
+def test_a_removed_server_that_is_reachable_learns_that_it_is() -> None:
+    """It gets the entry that removes it, and that this is committed."""
+    group = Group(3)
+    group.elect(A)
+    change(group, A, remove(C))
+    group.deliver()
+    assert group[C].conf == ConfState((A, B))
+    assert group[C].commit == 3
+    group.drop()
+    group.pass_time(30.0)
+    assert not [message for message in group.delivered if message.src == C and isinstance(message, PreVoteReq)]
+    assert set(group[A]._peers) == {B}
+
+
+@pytest.mark.parametrize("leader", [A, B, C, D, E])
+def test_half_connected_5(leader: NodeId) -> None:
+    """Two of five reach one other each; they keep asking, and whoever sees a majority leads in peace."""
+    group = Group(5)
+    group.elect(leader)
+    links = {(A, B), (A, C), (B, C), (A, D), (B, E)}
+    group.cut |= {(x, y) for x in group.nodes for y in group.nodes if (x, y) not in links and (y, x) not in links}
+    group.pass_time(30.0)
+    chosen = leader_of(group, *group.nodes)
+    term, commit = group[chosen].term, group[chosen].commit
+    assert chosen in (A, B, C)
+    group.pass_time(60.0)
+    assert (group[chosen].role, group[chosen].term) == (Role.LEADER, term)
+    group.propose(chosen)
+    group.pass_time(1.0)
+    assert group[chosen].commit > commit
+
+
+def test_a_single_voter_with_a_learner_leads_at_once_and_alone() -> None:
+    """Learners do not make it wait, and its slow disk is nobody else's business."""
+    group = with_learner(2, voters=1, learner=B)
+    group.start(A)
+    group[A].tick(group.now)
+    group.pump()
+    assert group[A].ready
+    group[A].disk_slow(5.0, group.now)
+    assert group[A].role is Role.LEADER
+    group.isolate(B)
+    group.pass_time(30.0, [A])
+    assert (group[A].role, group[A].commit) == (Role.LEADER, group[A].last_index)
+
+
+def test_old_configurations_are_forgotten_with_the_log() -> None:
+    """The one in force at the base stays known."""
+    group = with_learner()
+    change(group, A, promote(D))
+    group.pass_time(1.0)
+    core = group[A]
+    assert [index for index, _ in core._confs] == [0, 2, 3, 4]
+    assert [len(core.conf_at(index).voters) for index in range(6)] == [3, 3, 3, 4, 4, 4]
+    core.compact(3, group.now)
+    core.check_invariants()
+    assert [index for index, _ in core._confs] == [3, 4]
+    assert core.conf_at(3).is_joint
+    core.compact(4, group.now)
+    assert [index for index, _ in core._confs] == [4]
+
+
+def test_relaxed_commit_ends_a_change_too() -> None:
+    """Where receiving is enough, the steps of a change follow one another within one turn."""
+    group = Group(2, voters=1, config=CoreConfig(durable_commit=False))
+    group[A].tick(group.now)
+    group.pump()
+    change(group, A, add(B))
+    group.pass_time(1.0)
+    change(group, A, promote(B))
+    group.pass_time(1.0)
+    assert group[B].conf == ConfState((A, B), (), (), ((B, "b:1"),))
+    change(group, A, remove(B))
+    group.pass_time(1.0)
+    assert group[A].conf == ConfState((A,))
+    assert group[A].commit == group[A].last_index
