@@ -107,8 +107,11 @@ class Following(CoreState):
 
     def _on_heartbeat(self, message: Heartbeat) -> None:
         self._follow(message.src)
+        if message.preferred != self._preferred:
+            # How long its silence is borne depends on it.
+            self._preferred = message.preferred
+            self._wait_for_leader()
         # Only what was compared with this leader's log can be known to be committed by it.
-        self._preferred = message.preferred
         index = min(message.commit, self._verified)
         if index > self._commit:
             self._commit_to(index)
