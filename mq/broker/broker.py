@@ -219,6 +219,21 @@ class Broker:
         for connection in list(self._connections):
             connection.close("broker stops")
 
+    def must_hand_over(self) -> bool:
+        """Whether another replica could lead and does not yet; it is asked to. Call it again until it says no."""
+        core = self._replica.core
+        if not self._replica.is_leader:
+            # Whoever leads is known with its first message: then clients find it.
+            return core.leader_id is None and self._led_term > 0 and core.conf.voters != (core.node_id,)
+        if core.conf.voters == (core.node_id,):
+            return False
+        core.transfer(None, self._clock())
+        return True
+
+    def owes_answers(self) -> bool:
+        """Whether replies wait to be sent."""
+        return any(connection.waiting_bytes for connection in self._connections)
+
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         self._polling.drop_connection(connection)

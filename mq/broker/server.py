@@ -44,6 +44,8 @@ _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
 _FLUSH_QUEUES_SECONDS = 1.0
+_DRAIN_SECONDS_MAX = 1.0
+_DRAIN_POLL_SECONDS = 0.005
 
 
 class StartRefused(Exception):
@@ -51,7 +53,7 @@ class StartRefused(Exception):
 
 
 async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Run a broker until cancelled; then write a checkpoint and close the log.
+    """Run a broker until cancelled; then hand leadership over if it leads, write a checkpoint and close the log.
 
     Raises:
         StartRefused: the directory or a port does not allow it.
@@ -62,15 +64,35 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     if settings.members and len(settings.members) % 2 == 0:
         log.warning("even_group", replicas=len(settings.members), reason="one less survives as many failures")
     host = _Host(settings, await _store_ip(settings), log)
-    try:
-        await serve_node(_node_settings(settings), host.open, log=log, task_status=task_status)
-    except ListenRefused as refused:
-        raise _not_bound("replication", refused.address, refused.error) from refused
-    except SegmentError as error:
-        if not host.started:
-            raise StartRefused(str(error)) from error
-        log.error("disk_failed", error=str(error))
-        raise
+    running = trio.CancelScope(shield=True)
+    failures: list[StartRefused | ListenRefused | SegmentError] = []
+    ended = trio.Event()
+
+    async def run_node() -> None:
+        try:
+            with running:
+                await serve_node(_node_settings(settings), host.open, log=log, task_status=task_status)
+        except (StartRefused, ListenRefused, SegmentError) as error:
+            failures.append(error)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_node)
+        try:
+            await ended.wait()
+        finally:
+            if not ended.is_set():
+                with trio.CancelScope(shield=True):
+                    await host.drain()
+            running.cancel()
+    for failure in failures:
+        if isinstance(failure, ListenRefused):
+            raise _not_bound("replication", failure.address, failure.error) from failure
+        if isinstance(failure, SegmentError):
+            if not host.started:
+                raise StartRefused(str(failure)) from failure
+            log.error("disk_failed", error=str(failure))
+        raise failure
 
 
 class _Host:
@@ -80,7 +102,19 @@ class _Host:
         self._settings = settings
         self._store_ip = store_ip
         self._log = log
+        self._broker: Broker | None = None
+        self._wake: Callable[[], None] = lambda: None
         self.started = False
+
+    async def drain(self) -> None:
+        """Let another replica lead and clients have their answers, so that they miss this one as little as possible."""
+        broker = self._broker
+        if broker is None:
+            return
+        with trio.move_on_after(_DRAIN_SECONDS_MAX):
+            while broker.must_hand_over() or broker.owes_answers():
+                self._wake()
+                await trio.sleep(_DRAIN_POLL_SECONDS)
 
     def open(self, run: Run) -> Hosted:
         settings, log, reactor, undo = self._settings, self._log, run.reactor, run.undo
@@ -114,6 +148,8 @@ class _Host:
             undo.callback(_checkpoint_last, broker, log)
             undo.callback(broker.close_connections)
             undo.callback(listener.close)
+            undo.callback(self._closed)
+            self._broker, self._wake = broker, reactor.wake
             self.started = True
             freeze_startup_objects()
             log.info(
@@ -145,6 +181,9 @@ class _Host:
             end_turn=broker.end_turn,
             tasks=(registrar.run, timers),
         )
+
+    def _closed(self) -> None:
+        self._broker = None
 
 
 async def _store_ip(settings: BrokerSettings) -> str:
