@@ -12,13 +12,14 @@ ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC910,ASYNC911,ASYNC912,ASYNC91
 STARTABLE := run,serve,cancel_on_signal,_serve,_read_consumer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fmt sim lock clean
+.PHONY: help demo test check bench bench-failover fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
+	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, or SEED=42 to repeat one'
 	@echo 'make lock    resolve requirements.lock again from pyproject.toml'
@@ -46,6 +47,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.produce $(ARGS)
+
+bench-failover: $(INSTALLED)
+	@$(PY) -m benchmarks.failover $(ARGS)
 
 fmt: $(INSTALLED)
 	$(PY) -m ruff check --fix .

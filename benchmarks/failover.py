@@ -1,0 +1,248 @@
+"""How long nobody can write when a leader goes, measured from outside: by our client with its default settings.
+
+A producer sends a message of 100 bytes every 5 ms to a group of three real brokers, whatever happens. Unavailability
+is the longest time between two acknowledgements around the event; 5 ms of it is the producer's own pace. Events: the
+leader is killed (SIGKILL; the kernel closes its connections), the leader is cut off (its packets disappear without a
+word, its connections to clients included), leadership is transferred by the operator's command, and a rolling restart
+(SIGTERM, start again, wait until it is in step; node after node). Brokers run in network namespaces of one machine;
+fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
+
+``python -m benchmarks.failover`` (``make bench-failover``); options: see ``--help``. Needs root, iproute2, nftables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import signal
+import sys
+import tempfile
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.failover_cluster import ROOT, ClusterFailed, FailoverCluster, open_cluster
+from benchmarks.failover_report import Events, markdown
+from benchmarks.netns import unavailable
+from benchmarks.procfs import load_average, machine
+from mq.cli.errors import run_trio
+from mq.client import Message, Producer
+from mq.client.admin import Admin
+from mq.client.errors import ClientError, ProducerBusy
+from mq.client.message import SendResult
+from mq.protocol.hashes import parse_offset_message_id
+
+TOPIC = "failover"
+BODY = bytes(100)
+PACE_SECONDS = 0.005
+SETTLE_SECONDS = 1.0
+RECOVERY_SECONDS_MAX = 60.0
+
+
+Try = Callable[[], Awaitable[float]]
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    tries: int
+    rounds: int
+    only: list[str]
+    dir: Path | None
+    no_write: bool
+
+
+@dataclass(slots=True)
+class Sends:
+    """What became of the messages: when each was acknowledged, and by whom last."""
+
+    acknowledged_at: list[float] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    host: str = ""
+    host_since: float = 0.0
+    begun: trio.Event = field(default_factory=trio.Event)
+
+    def settled(self, outcome: SendResult | ClientError) -> None:
+        """The producer's answer for one message."""
+        if not isinstance(outcome, SendResult):
+            name = type(outcome).__name__
+            self.failures[name] = self.failures.get(name, 0) + 1
+            return
+        now = trio.current_time()
+        self.acknowledged_at.append(now)
+        self.begun.set()
+        host = parse_offset_message_id(outcome.offset_message_id).ip
+        if host != self.host:
+            self.host, self.host_since = host, now
+
+    def longest_gap(self, since: float) -> float:
+        """The longest time between two acknowledgements, from the last one before ``since`` on."""
+        times = self.acknowledged_at[max(bisect_left(self.acknowledged_at, since) - 1, 0) :]
+        return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+
+
+@dataclass(slots=True)
+class Bench:
+    """A cluster and a producer that never stops."""
+
+    cluster: FailoverCluster
+    sends: Sends
+
+    @property
+    def leader(self) -> str:
+        """Who acknowledged the newest message."""
+        return self.cluster.node_at(self.sends.host)
+
+    async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
+        """Unavailability around ``event`` in seconds; ``moves``: another node has to acknowledge afterwards."""
+        await self.cluster.wait_settled()
+        await trio.sleep(SETTLE_SECONDS)
+        before, since = self.sends.host, trio.current_time()
+        await event()
+        with trio.move_on_after(RECOVERY_SECONDS_MAX):
+            while True:
+                await trio.sleep(0.05)
+                now, newest = trio.current_time(), self.sends.acknowledged_at[-1]
+                moved_at = since if not moves else self.sends.host_since if self.sends.host != before else now
+                if now - moved_at > SETTLE_SECONDS and now - newest < SETTLE_SECONDS:
+                    return self.sends.longest_gap(since)
+        raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
+
+    async def killed(self) -> float:
+        """The leader's process ends at once and comes back."""
+        leader = self.leader
+
+        async def kill() -> None:
+            await self.cluster.end(leader, signal.SIGKILL)
+
+        gap = await self.around(kill, moves=True)
+        await self.cluster.start(leader)
+        return gap
+
+    async def cut_off(self) -> float:
+        """The leader's network goes silent and comes back."""
+        leader = self.leader
+        gap = await self.around(partial(self.cluster.cut, leader), moves=True)
+        await self.cluster.heal(leader)
+        return gap
+
+    async def transferred(self) -> float:
+        """An operator moves leadership. Raises ClusterFailed if the command fails."""
+
+        async def transfer() -> None:
+            done = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
+            if done.returncode:
+                raise ClusterFailed(f"raftmq group transfer: {done.stderr.decode(errors='replace').strip()}")
+
+        return await self.around(transfer, moves=True)
+
+    async def restarted(self, node: str) -> float:
+        """A node is stopped as an operator does it, and comes back in step."""
+
+        async def restart() -> None:
+            await self.cluster.end(node, signal.SIGTERM)
+            await self.cluster.start(node)
+            await self.cluster.wait_settled()
+
+        return await self.around(restart, moves=False)
+
+
+@asynccontextmanager
+async def open_bench(directory: Path) -> AsyncIterator[Bench]:
+    """A cluster with a producer at work. Raises ClusterFailed, ClientError, OSError."""
+    async with open_cluster(directory) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, read_queues=4, write_queues=4)
+        sends = Sends()
+        async with Producer(cluster.namesrv, "failover_bench") as producer, trio.open_nursery() as nursery:
+            nursery.start_soon(_send, producer, sends)
+            await sends.begun.wait()
+            yield Bench(cluster, sends)
+            nursery.cancel_scope.cancel()
+
+
+async def _send(producer: Producer, sends: Sends) -> None:
+    due = trio.current_time()
+    while True:
+        try:
+            producer.send_nowait(Message(TOPIC, BODY), sends.settled)
+        except ProducerBusy:
+            sends.failures["ProducerBusy"] = sends.failures.get("ProducerBusy", 0) + 1
+        due = max(due + PACE_SECONDS, trio.current_time())
+        await trio.sleep_until(due)
+
+
+async def run(plan: Plan, directory: Path) -> list[Events]:
+    """All events of the plan. Raises ClusterFailed, ClientError, OSError."""
+    measured = []
+    async with open_bench(directory) as bench:
+        restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.node_ids]
+        events: list[tuple[str, float | None, float, list[Try]]] = [
+            ("leader killed", 0.5, 2.0, [bench.killed] * plan.tries),
+            ("leader cut off", 2.5, 5.0, [bench.cut_off] * plan.tries),
+            ("transfer", 0.1, 0.1, [bench.transferred] * plan.tries),
+            ("restart of one node after the other", None, 4.0, restarts * plan.rounds),
+        ]
+        for name, p50_goal, max_goal, tries in events:
+            if plan.only and not any(word in name for word in plan.only):
+                continue
+            found = Events(name, p50_goal, max_goal, load_average())
+            failed_before = sum(bench.sends.failures.values())
+            for attempt in tries:
+                found.gaps.append(await attempt())
+                print(f"{name}: {found.gaps[-1]:.3f} s", flush=True)
+            found.failed_sends = sum(bench.sends.failures.values()) - failed_before
+            measured.append(found)
+        await bench.cluster.wait_settled()
+    return measured
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-failover", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--tries", type=int, default=20, help="of each event")
+    parser.add_argument("--rounds", type=int, default=2, help="rolling restarts of all three nodes")
+    parser.add_argument("--only", action="append", default=[], help="only events with this word (repeatable)")
+    parser.add_argument("--dir", type=Path, help="where the brokers keep their data; default: the system's temporary")
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    return parser.parse_args(arguments, namespace=Plan())
+
+
+def main() -> None:
+    """Measure, print, and write docs/reports/failover.md and benchmarks/results/."""
+    plan = parse_arguments(sys.argv[1:])
+    if (reason := unavailable()) is not None:
+        print(f"bench-failover: {reason}", file=sys.stderr)
+        sys.exit(1)
+    with tempfile.TemporaryDirectory(prefix="raftmq-failover-", dir=plan.dir) as directory:
+        try:
+            measured = run_trio(partial(run, plan, Path(directory)))
+        except (ClusterFailed, ClientError, OSError) as error:
+            print(f"bench-failover: {error}", file=sys.stderr)
+            sys.exit(1)
+    now = datetime.now(UTC)
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    command = "make bench-failover" + (f' ARGS="{" ".join(sys.argv[1:])}"' if sys.argv[1:] else "")
+    text = markdown(measured, command=command, machine=machine(), date=date)
+    print(text)
+    if plan.no_write:
+        return
+    (ROOT / "docs" / "reports").mkdir(exist_ok=True)
+    (ROOT / "docs" / "reports" / "failover.md").write_text(text)
+    record = {"command": command, "machine": machine(), "date": date, "events": [asdict(each) for each in measured]}
+    results = ROOT / "benchmarks" / "results" / f"failover-{now:%Y%m%dT%H%M%SZ}.json"
+    results.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote docs/reports/failover.md and {results.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

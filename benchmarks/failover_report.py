@@ -1,0 +1,67 @@
+"""Measured failovers as a page of the documentation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Events:
+    """Unavailability in seconds of each try of an event; goals in seconds, None where there is none."""
+
+    name: str
+    p50_goal: float | None
+    max_goal: float | None
+    load_average: float
+    gaps: list[float] = field(default_factory=list)
+    failed_sends: int = 0
+
+    @property
+    def p50(self) -> float:
+        """The median."""
+        return statistics.median(self.gaps)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether median and maximum are within their goals."""
+        p50_met = self.p50_goal is None or self.p50 < self.p50_goal
+        return p50_met and (self.max_goal is None or max(self.gaps) < self.max_goal)
+
+
+def markdown(measured: Sequence[Events], *, command: str, machine: str, date: str) -> str:
+    """The whole page."""
+    lines = [
+        "# Failover, measured",
+        "",
+        f"Written by `{command}` on {date}.",
+        f"Machine: {machine}; name server, three brokers and the producer share it.",
+        "",
+        "Our producer, with default settings, sends a message of 100 bytes every 5 ms. Unavailability is the longest",
+        "time between two acknowledgements around an event, as the producer sees it: detection, election, the name",
+        "server's new route and the client's way to it included. A failed send is one that the producer reported as",
+        "failed or of unknown outcome after its timeout of 3 s.",
+        "",
+        "| event | tries | p50 | max | goal p50 / max | met | failed sends | load average |",
+        "|---|---:|---:|---:|---:|---|---:|---:|",
+        *(_row(each) for each in measured),
+        "",
+        "Each try, in seconds, in order:",
+        "",
+        *(f"- {each.name}: {', '.join(f'{gap:.2f}' for gap in each.gaps)}" for each in measured),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(each: Events) -> str:
+    goal = f"{_seconds(each.p50_goal)} / {_seconds(each.max_goal)}"
+    return (
+        f"| {each.name} | {len(each.gaps)} | {_seconds(each.p50)} | {_seconds(max(each.gaps))} | {goal} "
+        f"| {'yes' if each.is_met else 'no'} | {each.failed_sends} | {each.load_average:.1f} |"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
