@@ -64,6 +64,7 @@ class FailoverCluster:
         peers = ",".join(f"{name}@{host(i)}:{REPLICATION_PORT}" for i, name in enumerate(self.node_ids))
         arguments = ["broker", "--group", GROUP, "--node-id", node, "--peers", peers, "--namesrv", self.namesrv]
         arguments += ["--listen", f"{host(number)}:{CLIENT_PORT}", "--data-dir", str(self.directory / node)]
+        arguments += ["--set", f"admin_from={OUTSIDE}"]
         await self._spawn(node, self.networks.command(number), arguments)
 
     async def end(self, node: str, number: signal.Signals) -> None:
