@@ -13,30 +13,33 @@ import contextlib
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import cbor2
 import structlog
 import trio
 
+from raftlog import wire
 from raftlog._runtime import Deadline, Mailbox, Reactor
 from raftlog.admission import Address, Admission, Identity, format_address
 from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.ranges import NO_SNAPSHOT, RangeRefused, RangeServer, read_log
+from raftlog.repairing import NOTE_MEMBERS, NOTE_STORES, Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
+from raftlog.segment.directory import DAMAGED
 from raftlog.segment.disk import RealDisk
-from raftlog.segment.errors import SegmentError
+from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.writer import Writer
 from raftlog.transport import Transport
-from raftlog.wire import Kind
+from raftlog.wire import Kind, RangeReq, RangeSource
 
 Log = structlog.stdlib.BoundLogger
 
 NOTE_CONF: Final = "conf"
-NOTE_STORES: Final = "stores"
 
 
 class ListenRefused(Exception):
@@ -56,6 +59,7 @@ class NodeSettings:
         cluster_id, group, segment_bytes: equal on all nodes, for ever.
         directory: of the log; made if it is missing.
         listen: where peers connect.
+        catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
         members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
             that will be added to a group that exists. Of no account once the log says who belongs to the group.
     """
@@ -68,6 +72,17 @@ class NodeSettings:
     members: Mapping[NodeId, str] = field(default_factory=dict)
     segment_bytes: int = 64 * 1024 * 1024
     core: CoreConfig = field(default_factory=CoreConfig)
+    catch_up_bytes_per_second: float = 50 * 1024 * 1024
+
+    @property
+    def identity(self) -> Identity:
+        """What peers must agree on; the store is in the directory."""
+        return Identity(self.cluster_id, self.group, self.node_id, self.segment_bytes)
+
+    @property
+    def initial(self) -> ConfState:
+        """The configuration that the group begins with."""
+        return ConfState(tuple(self.members), (), (), tuple(self.members.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +138,8 @@ class Run:
         self._hosted = hosted = host(self)
         confs = _confs(settings, self.segment_log)
         self.admission = Admission(
-            Identity(
-                settings.cluster_id,
-                settings.group,
-                settings.node_id,
-                settings.segment_bytes,
-                self.segment_log.store_id,
-            ),
-            _stores(self.segment_log),
+            replace(settings.identity, store_id=self.segment_log.store_id),
+            stores_in(self.segment_log.notes),
             self._remember_stores,
         )
         self.transport = self._listen(f"{os.getpid()}.{rng.getrandbits(64):x}")
@@ -146,6 +155,9 @@ class Run:
             wake=self.reactor.wake,
             confs=confs,
             on_conf=self._configured,
+        )
+        self._ranges = RangeServer(
+            self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
         )
         hosted.attach(self.replica)
         self._timer = Deadline(self.replica.next_deadline, self._tick)
@@ -167,7 +179,7 @@ class Run:
         """Run until cancelled or, returning True, until `restart` is called.
 
         Raises:
-            SegmentError: the disk failed.
+            SegmentError: the disk failed. Damage is none of these: it is noted, and True is returned.
         """
         failure: SegmentError | None = None
         try:
@@ -175,6 +187,7 @@ class Run:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.reactor.run)
                     nursery.start_soon(self.transport.run)
+                    nursery.start_soon(self._ranges.run)
                     nursery.start_soon(self._timer.run)
                     for task in self._hosted.tasks:
                         nursery.start_soon(task)
@@ -182,6 +195,9 @@ class Run:
                     task_status.started()
         except* SegmentError as errors:
             failure = _first(errors)
+        if isinstance(failure, StorageCorrupt):
+            self._note_damage(failure)
+            return True
         if failure is not None:
             # Not raised in the clause above, which would wrap it in a group again.
             raise failure
@@ -202,7 +218,24 @@ class Run:
         except (OSError, UnicodeError) as error:
             raise ListenRefused(settings.listen, error) from error
 
+    def _note_damage(self, damage: StorageCorrupt) -> None:
+        """Let the next opening look at what could not be read."""
+        self._log.error("damage_found", error=str(damage))
+        log = self.segment_log
+        pos = damage.physical_offset
+        end = pos - pos % self.settings.segment_bytes + self.settings.segment_bytes
+        log.set_note(DAMAGED, cbor2.dumps([[pos, end]]))
+        log.submit(log.last_ticket + 1)
+
+    async def _read_range(self, request: RangeReq) -> bytes:
+        if request.source is RangeSource.LOG:
+            return await read_log(self.segment_log, self.replica.commit_index, request)
+        raise RangeRefused(NO_SNAPSHOT)
+
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
+        if kind is Kind.RANGE:
+            self._ranges.ask(source, wire.decode_cold(kind, payload))
+            return
         self.replica.receive(source, kind, payload)
 
     def _peer_gone(self, peer: NodeId) -> None:
@@ -234,6 +267,7 @@ class Run:
             outgoing=list(conf.outgoing),
             learners=list(conf.learners),
         )
+        self.replica.remember(NOTE_MEMBERS, encode_members(conf_index, conf))
         self.admission.forget(removed)
         self.transport.set_members(conf_index, _addresses(conf))
 
@@ -252,32 +286,42 @@ async def serve_node(
             is there.
     """
     while True:
-        with contextlib.ExitStack() as undo:
-            run = Run(settings, host, undo, log)
-            again = await run.run(task_status)
-            task_status = trio.TASK_STATUS_IGNORED
-        if not again:
-            return
+        try:
+            with contextlib.ExitStack() as undo:
+                run = Run(settings, host, undo, log)
+                if not await run.run(task_status):
+                    return
+        except LogDamaged as damaged:
+            with contextlib.ExitStack() as undo:
+                await _repairing(settings, damaged, undo, log).run(task_status)
+        task_status = trio.TASK_STATUS_IGNORED
 
 
 def _confs(settings: NodeSettings, segment_log: SegmentLog) -> list[tuple[int, ConfState]]:
     """The configuration that the log begins with, and each one in it."""
     note = segment_log.notes.get(NOTE_CONF)
-    first = decode_conf(note) if note is not None else ConfState(tuple(settings.members), (), (), _pairs(settings))
+    first = settings.initial if note is None else decode_conf(note)
     return [(segment_log.base[0], first), *[(index, decode_conf(body)) for index, body in segment_log.configs]]
-
-
-def _pairs(settings: NodeSettings) -> tuple[tuple[NodeId, str], ...]:
-    return tuple(settings.members.items())
 
 
 def _addresses(conf: ConfState) -> dict[NodeId, str]:
     return {node: text for node, text in conf.addresses if node in conf.members}
 
 
-def _stores(segment_log: SegmentLog) -> dict[str, str]:
-    note = segment_log.notes.get(NOTE_STORES)
-    return {} if note is None else dict(cbor2.loads(note))
+def _repairing(settings: NodeSettings, damaged: LogDamaged, undo: contextlib.ExitStack, log: Log) -> Repairing:
+    try:
+        return Repairing(
+            damaged,
+            disk=RealDisk(),
+            identity=settings.identity,
+            listen=settings.listen,
+            initial=settings.initial,
+            bytes_per_second=settings.catch_up_bytes_per_second,
+            undo=undo,
+            log=log,
+        )
+    except OSError as error:
+        raise ListenRefused(settings.listen, error) from error
 
 
 def _core(

@@ -97,6 +97,12 @@ class Transport:
         """The port that this replica listens on."""
         return self._listener.port
 
+    @property
+    def peers(self) -> frozenset[NodeId]:
+        """Everybody who is called: members and guests."""
+        members = {NodeId(node) for node in self._admission.addresses}
+        return frozenset((members | self._guests.keys()) - {self._admission.identity.node_id})
+
     def connected(self, peer: NodeId) -> bool:
         """Whether both lanes to ``peer`` stand."""
         return all((peer, lane) in self._outbound for lane in Lane)

@@ -160,6 +160,11 @@ class SegmentLog:
         self._notes_changed = True
 
     @property
+    def last_ticket(self) -> int:
+        """The ticket of the last `submit`; 0 before the first."""
+        return self._last_ticket
+
+    @property
     def durable_pos(self) -> int:
         """Everything below is on disk: the end of the last entry whose ticket is done."""
         self._settle()

@@ -1,0 +1,183 @@
+"""A node whose log is damaged: it takes no part in consensus, and fetches from its peers what it lost.
+
+Peers see a replica that does not answer the leader. It serves intact ranges to others that are in the same state, so
+that a group whose every log is damaged somewhere recovers, as long as each byte is intact somewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Mapping
+from typing import Final
+
+import cbor2
+import structlog
+import trio
+
+from raftlog import wire
+from raftlog._runtime import Reactor
+from raftlog.admission import Address, Admission, Identity
+from raftlog.consensus.confchange import decode_conf, encode_conf
+from raftlog.consensus.types import ConfState, NodeId
+from raftlog.ranges import NOT_YET, RANGE_BYTES_MAX, RangeRefused, RangeServer
+from raftlog.segment.disk import Disk
+from raftlog.segment.errors import LogDamaged
+from raftlog.segment.repair import Repair
+from raftlog.transport import Lane, Transport
+from raftlog.wire import Kind, RangeReq, RangeResp, RangeSource
+
+Log = structlog.stdlib.BoundLogger
+
+ANSWER_SECONDS_MAX: Final = 2.0
+NOTE_STORES: Final = "stores"
+NOTE_MEMBERS: Final = "members"
+_RETRY_SECONDS: Final = 0.2
+
+
+class Repairing:
+    """Repairs one damaged directory.
+
+    Args:
+        identity: of this node; its store is looked up in the directory.
+        initial: who belonged to the group when it began, if nothing newer was written down.
+
+    Raises:
+        LogDamaged: nobody else has this log.
+    """
+
+    def __init__(
+        self,
+        damaged: LogDamaged,
+        *,
+        disk: Disk,
+        identity: Identity,
+        listen: Address,
+        initial: ConfState,
+        bytes_per_second: float,
+        undo: contextlib.ExitStack,
+        log: Log,
+    ) -> None:
+        self._log = log
+        self._node_id = identity.node_id
+        self._repair = Repair(disk, damaged, peers=())
+        undo.callback(self._repair.close)
+        notes = self._repair.meta.notes
+        conf_index, conf = members_in(notes) or (0, initial)
+        if conf.voters == (identity.node_id,):
+            raise damaged
+        self._reactor = Reactor()
+        undo.callback(self._reactor.close)
+        store_id = self._repair.meta.store_id
+        self._admission = Admission(
+            Identity(identity.cluster_id, identity.group, identity.node_id, identity.segment_bytes, store_id),
+            stores_in(notes),
+            self._learned,
+        )
+        self._transport = Transport(
+            reactor=self._reactor,
+            admission=self._admission,
+            incarnation=f"{os.getpid()}.{random.getrandbits(64):x}",
+            listen=listen,
+            on_frame=self._receive,
+            on_peer_gone=lambda peer: None,
+            log=log,
+        )
+        undo.callback(self._transport.close)
+        self._transport.set_members(conf_index, dict(conf.addresses))
+        self._server = RangeServer(self._transport, self._reactor.wake, self._read, bytes_per_second)
+        self._answers_in, self._answers = trio.open_memory_channel[tuple[NodeId, RangeResp]](16)
+        missing = ", ".join(f"{pos}..{end}" for pos, end in self._repair.missing)
+        log.warning("log_damaged", directory=damaged.directory, reason=damaged.reason, missing=missing)
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Return once the log can be opened again.
+
+        Raises:
+            SegmentError: the disk failed.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reactor.run)
+            nursery.start_soon(self._transport.run)
+            nursery.start_soon(self._server.run)
+            task_status.started()
+            await self._fetch()
+            nursery.cancel_scope.cancel()
+        for replaced in self._repair.replaced:
+            self._log.info("log_repaired", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
+        if self._repair.cut_at is not None:
+            self._log.warning("log_cut", pos=self._repair.cut_at, reason="no peer has what lay behind")
+        self._repair.finish()
+
+    async def _fetch(self) -> None:
+        repair = self._repair
+        while not repair.done:
+            repair.peers = {str(peer) for peer in self._peers()}
+            progress = False
+            for peer in self._peers():
+                while self._transport.connected(peer) and (wanted := repair.wanted()) is not None:
+                    if not await self._ask(peer, *wanted):
+                        break
+                    progress = True
+            if not progress:
+                await trio.sleep(_RETRY_SECONDS)
+
+    def _peers(self) -> list[NodeId]:
+        return sorted(self._transport.peers)
+
+    async def _ask(self, peer: NodeId, pos: int, nbytes: int) -> bool:
+        """Ask ``peer`` for bytes; returns whether it is worth to ask it for more."""
+        frame = wire.encode_cold(RangeReq(RangeSource.LOG, pos, nbytes))
+        self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
+        self._reactor.wake()
+        with trio.move_on_after(ANSWER_SECONDS_MAX):
+            while True:
+                source, answer = await self._answers.receive()
+                if source == peer and answer.pos == pos:
+                    break
+            if answer.refusal is None:
+                return self._repair.offer(pos, answer.data, peer)
+            if answer.refusal != NOT_YET:
+                self._repair.refused(pos, peer)
+        return False
+
+    def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
+        if kind is Kind.RANGE:
+            self._server.ask(source, wire.decode_cold(kind, payload))
+        elif kind is Kind.RANGE_RESPONSE:
+            with contextlib.suppress(trio.WouldBlock):
+                self._answers_in.send_nowait((source, wire.decode_cold(kind, payload)))
+
+    async def _read(self, request: RangeReq) -> bytes:
+        data = None
+        if request.source is RangeSource.LOG:
+            data = self._repair.serve(request.pos, min(request.nbytes, RANGE_BYTES_MAX))
+        if data is None:
+            # Not for ever: what is damaged here now may come back.
+            raise RangeRefused(NOT_YET)
+        return data
+
+    def _learned(self, stores: dict[str, str]) -> None:
+        """Nothing that is learned here is relied on later: no vote and no acknowledgement leaves this node."""
+        self._admission.recorded(stores)
+
+
+def stores_in(notes: Mapping[str, bytes]) -> dict[str, str]:
+    """Which directory each member has, as the notes say."""
+    note = notes.get(NOTE_STORES)
+    return {} if note is None else dict(cbor2.loads(note))
+
+
+def encode_members(conf_index: int, conf: ConfState) -> bytes:
+    """What `members_in` reads."""
+    return cbor2.dumps([conf_index, encode_conf(conf)])
+
+
+def members_in(notes: Mapping[str, bytes]) -> tuple[int, ConfState] | None:
+    """The configuration that was in force when the node ran last, as the notes say, with the entry that set it."""
+    note = notes.get(NOTE_MEMBERS)
+    if note is None:
+        return None
+    index, conf = cbor2.loads(note)
+    return index, decode_conf(conf)

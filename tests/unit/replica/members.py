@@ -1,0 +1,178 @@
+"""Whole nodes, as a process runs them, with real sockets and files, in one event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+import trio
+
+from raftlog import (
+    ConfChange,
+    ConfState,
+    CoreConfig,
+    Hosted,
+    NodeId,
+    NodeSettings,
+    Refusal,
+    Replica,
+    Run,
+    serve_node,
+)
+from tests.unit.replica.group import CLUSTER, Recorder, free_ports
+
+SEGMENT_BYTES = 16 * 1024
+CONFIG = CoreConfig(
+    heartbeat_seconds=0.05,
+    election_timeout_seconds_min=0.4,
+    election_timeout_seconds_max=0.8,
+    vote_retry_seconds_min=0.05,
+    vote_retry_seconds_max=0.1,
+)
+
+
+class Member:
+    """One node; `run` and `application` are those of its present run, and change when it restarts in place."""
+
+    run: Run
+    application: Recorder
+
+    def __init__(
+        self, directory: Path, name: str, port: int, members: dict[str, str], *, config: CoreConfig = CONFIG
+    ) -> None:
+        self.name = NodeId(name)
+        self.address = f"127.0.0.1:{port}"
+        self.directory = directory / name
+        self.runs = 0
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.settings = NodeSettings(
+            cluster_id=CLUSTER,
+            group="g",
+            node_id=self.name,
+            directory=str(self.directory),
+            listen=("127.0.0.1", port),
+            members={NodeId(node): address for node, address in members.items()},
+            segment_bytes=SEGMENT_BYTES,
+            core=config,
+        )
+
+    @property
+    def replica(self) -> Replica:
+        return self.run.replica
+
+    @property
+    def conf(self) -> ConfState:
+        return self.replica.core.conf
+
+    def host(self, run: Run) -> Hosted:
+        self.run = run
+        self.runs += 1
+        self.application = Recorder()
+        return Hosted(
+            application=self.application,
+            applied_index=run.segment_log.base[0],
+            attach=lambda replica: None,
+            end_turn=lambda: run.replica.pump(),
+        )
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self.scope, self.ended = trio.CancelScope(), trio.Event()
+        try:
+            with self.scope:
+                await serve_node(self.settings, self.host, log=structlog.get_logger("test"), task_status=task_status)
+        finally:
+            self.ended.set()
+
+    async def stop(self) -> None:
+        self.scope.cancel()
+        await self.ended.wait()
+
+    def append(self, body: bytes) -> int | Refusal:
+        index = self.replica.append(len(body), lambda pos: (body, b""))
+        self.run.reactor.wake()
+        return index
+
+    async def append_all(self, bodies: Iterable[bytes]) -> int:
+        """Append and wait until all of it is applied here."""
+        index: int | Refusal = 0
+        for body in bodies:
+            index = self.append(body)
+            assert isinstance(index, int), index
+        await self.until(lambda member: member.replica.applied_index >= index)
+        assert isinstance(index, int)
+        return index
+
+    async def change(self, change: ConfChange) -> None:
+        """Change the membership and wait until that is committed here, on the leader."""
+        index = self.replica.change(change)
+        while index in (Refusal.NOT_CAUGHT_UP, Refusal.CHANGE_PENDING, Refusal.NOT_READY):
+            await trio.sleep(0.01)
+            index = self.replica.change(change)
+        assert isinstance(index, int), index
+        await self.until(lambda member: member.replica.commit_index >= index and not member.conf.is_joint)
+
+    async def read(self) -> bool:
+        """A linearizable read."""
+        done = trio.Event()
+        answers: list[bool] = []
+
+        def on_read(certain: bool) -> None:
+            answers.append(certain)
+            done.set()
+
+        self.replica.read(on_read)
+        with trio.fail_after(10):
+            await done.wait()
+        assert len(answers) == 1
+        return answers[0]
+
+    async def until(self, condition: Callable[[Member], bool], seconds: float = 20) -> None:
+        with trio.fail_after(seconds):
+            while not condition(self):  # noqa: ASYNC110 - the condition is about plain state that tells nobody
+                await trio.sleep(0.005)
+
+
+class Group:
+    """Nodes of one group, and the nursery that they run in."""
+
+    def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
+        self.directory = directory
+        self.members: dict[str, Member] = {}
+        self._nursery = nursery
+
+    def make(self, name: str, members: dict[str, str], port: int | None = None) -> Member:
+        member = Member(self.directory, name, port or free_ports(1)[0], members)
+        self.members[name] = member
+        return member
+
+    async def start(self, member: Member) -> None:
+        await self._nursery.start(member.serve)
+
+    async def leader(self) -> Member:
+        """The member that leads and may be used, once there is one."""
+        with trio.fail_after(20):
+            while True:
+                for member in self.members.values():
+                    if not member.ended.is_set() and member.runs and member.replica.core.ready:
+                        return member
+                await trio.sleep(0.005)
+
+    def others(self, *but: Member) -> list[Member]:
+        return [member for member in self.members.values() if member not in but]
+
+
+@asynccontextmanager
+async def group(directory: Path, names: Iterable[str] = ("n0", "n1", "n2")) -> AsyncIterator[Group]:
+    """A running group of these voters."""
+    names = list(names)
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    async with trio.open_nursery() as nursery:
+        running = Group(directory, nursery)
+        for name in names:
+            await running.start(running.make(name, addresses, ports[name]))
+        yield running
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,174 @@
+"""Members come, go, hand over and come back, with real sockets and files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal
+from raftlog.segment.errors import StorageCorrupt
+from tests.unit.replica.members import SEGMENT_BYTES, Member, group
+
+pytestmark = pytest.mark.trio
+BODIES = [b"%03d" % number * 100 for number in range(100)]
+
+
+def add(member: Member) -> ConfChange:
+    return ConfChange(ConfChangeKind.ADD_LEARNER, member.name, member.address)
+
+
+def promote(member: Member) -> ConfChange:
+    return ConfChange(ConfChangeKind.PROMOTE, member.name)
+
+
+def remove(member: Member) -> ConfChange:
+    return ConfChange(ConfChangeKind.REMOVE, member.name)
+
+
+async def test_add_learner_promote_and_remove_the_leader(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        new = nodes.make("n3", {})
+        await nodes.start(new)
+        assert not new.conf.members
+        await leader.change(add(new))
+        await new.until(lambda member: member.application.bodies == BODIES)
+        assert new.conf.learners == (new.name,)
+        await leader.change(promote(new))
+        await leader.change(remove(leader))
+        survivor = await nodes.leader()
+        while survivor is leader:
+            await trio.sleep(0.01)
+            survivor = await nodes.leader()
+        await survivor.append_all([b"after"])
+        for member in nodes.others(leader):
+            await member.until(lambda member: member.application.bodies == [*BODIES, b"after"])
+            assert set(member.conf.voters) == {other.name for other in nodes.others(leader)}
+        assert leader.append(b"late") in (Refusal.NOT_LEADER, Refusal.TRANSFERRING)
+
+
+async def test_members_are_remembered_over_restarts(tmp_path: Path) -> None:
+    """The node that joined knows its group from the log alone; the others know it although their settings do not."""
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        new = nodes.make("n1", {})
+        await nodes.start(new)
+        await leader.change(add(new))
+        await leader.change(promote(new))
+        await new.until(lambda member: set(member.conf.voters) == {"n0", "n1"} and not member.conf.is_joint)
+        for member in (leader, new):
+            await member.stop()
+        for member in (leader, new):
+            await nodes.start(member)
+        leader = await nodes.leader()
+        await leader.append_all(BODIES[:3])
+        for member in (leader, new):
+            await member.until(lambda member: member.application.bodies == BODIES[:3])
+            assert set(member.conf.voters) == {"n0", "n1"}
+
+
+async def test_transfer_is_one_hop(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        target = nodes.others(leader)[0]
+        await leader.append_all(BODIES[:10])
+        term = leader.replica.core.term
+        with trio.fail_after(5):
+            while (refusal := leader.replica.transfer(target.name)) is not None:
+                assert refusal is Refusal.NOT_CAUGHT_UP
+                await trio.sleep(0.01)
+        await target.until(lambda member: member.replica.core.ready)
+        assert target.replica.core.term == term + 1
+        assert leader.replica.transfer(NodeId("n0")) is Refusal.NOT_LEADER
+        await target.append_all([b"x"])
+
+
+async def test_follower_read_applied_wait(tmp_path: Path) -> None:
+    """A read at a follower sees everything that was acknowledged before, although nobody waited for the follower."""
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        for number in range(20):
+            await leader.append_all([b"%d" % number])
+            for follower in nodes.others(leader):
+                assert await follower.read()
+                assert follower.application.bodies[-1] == b"%d" % number
+        assert await leader.read()
+        for member in nodes.others(leader):
+            await member.stop()
+        assert not await leader.read(), "a leader without majority cannot tell"
+
+
+async def test_wiped_voter_is_refused_on_both_sides(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        wiped = nodes.others(leader)[0]
+        others = nodes.others(wiped)
+        await leader.append_all(BODIES[:5])
+        for member in others:
+            await member.until(lambda member: wiped.name in member.run.admission.stores)
+        await wiped.stop()
+        shutil.rmtree(wiped.directory)
+        with capture_logs() as log:
+            await nodes.start(wiped)
+            words = f"{wiped.name} came back with another directory"
+            for member in others:
+                await member.until(lambda member: any(words in text for text in member.run.transport.refusals))
+            await wiped.until(lambda member: any(words in text for text in member.run.transport.refusals))
+        assert any(line["event"] == "peer_unreachable" and words in line["error"] for line in log)
+        assert wiped.replica.log.last_index == 0, "it was heard"
+        await leader.append_all([b"two of three go on"])
+        # Removed and added anew it is welcome, with the directory that it has now.
+        leader = await nodes.leader()
+        await leader.change(remove(wiped))
+        await leader.change(add(wiped))
+        await wiped.until(lambda member: member.application.bodies[-1:] == [b"two of three go on"])
+        await leader.change(promote(wiped))
+
+
+async def test_bit_flip_committed_is_repaired_from_peers(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        hurt = nodes.others(leader)[0]
+        await hurt.until(lambda member: member.application.bodies == BODIES)
+        await hurt.stop()
+        path = hurt.directory / f"{SEGMENT_BYTES:020d}"
+        good = path.read_bytes()
+        path.write_bytes(good[:5000] + bytes([good[5000] ^ 4]) + good[5001:])
+        for sidecar in hurt.directory.glob("*.index"):
+            sidecar.unlink()
+        with capture_logs() as log:
+            await nodes.start(hurt)
+            await hurt.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert [line["event"] for line in log if line["event"] == "log_damaged"], "the damage was not noticed"
+        assert path.read_bytes() == good
+        assert len(good) == SEGMENT_BYTES
+
+
+async def test_damage_found_by_a_read_is_repaired_in_place(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        hurt = nodes.others(leader)[0]
+        await hurt.until(lambda member: member.application.bodies == BODIES)
+        path = hurt.directory / f"{0:020d}"
+        good = path.read_bytes()
+        path.write_bytes(good[:5000] + bytes([good[5000] ^ 4]) + good[5001:])
+
+        for sidecar in hurt.directory.glob("*.index"):
+            sidecar.unlink()
+
+        def find() -> None:
+            raise StorageCorrupt(str(path), 5000, "as a scrub would say")
+
+        hurt.run.reactor.at_turn_end(find)
+        hurt.run.reactor.wake()
+        await hurt.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert path.read_bytes() == good
+        await leader.append_all([b"after"])
+        await hurt.until(lambda member: member.application.bodies[-1] == b"after")
