@@ -9,6 +9,9 @@ from raftlog.consensus.types import LogId, NodeId, Role
 
 _BACKOFF_MAX = 4
 
+_SILENCES_OF_OTHERS = 2
+"""For how many election timeouts a replica with a full disk leaves it to the others to lead."""
+
 
 class Election(Membership):
     """How a core comes to lead."""
@@ -17,7 +20,11 @@ class Election(Membership):
 
     @property
     def _electable(self) -> bool:
-        return self._conf.is_voter(self.node_id) and not self._disk_slow
+        if self._abstaining or not self._conf.is_voter(self.node_id):
+            return False
+        # Better a leader without room than none: it takes no proposals, but it answers reads.
+        full = self._disk_full and self._silences < _SILENCES_OF_OTHERS
+        return self._alone or not (self._disk_slow or full)
 
     @property
     def _backoff(self) -> int:
@@ -27,6 +34,7 @@ class Election(Membership):
     def _on_silence(self) -> None:
         """No leader was heard, or no majority answered, for as long as patience lasts."""
         if not self._electable:
+            self._silences += 1
             self._wait_for_leader()
         else:
             if self._role is Role.CANDIDATE:
@@ -108,7 +116,9 @@ class Election(Membership):
             return
         own = self._log.last
         denial: Denial | None = None
-        if message.next_term <= self._term:
+        if self._abstaining:
+            denial = Denial.ABSTAINING
+        elif message.next_term <= self._term:
             denial = Denial.STALE_TERM
         elif self._follows_another(message.src):
             denial = Denial.LEADER_ALIVE
@@ -136,7 +146,9 @@ class Election(Membership):
             # Whoever is a voter, knowingly or not, was a learner before, and got the log from then on.
             return
         denial: Denial | None = None
-        if self._voted_for not in (None, message.src) or self._leader_id is not None:
+        if self._abstaining:
+            denial = Denial.ABSTAINING
+        elif self._voted_for not in (None, message.src) or self._leader_id is not None:
             denial = Denial.VOTED
         elif not message.last.is_at_least(self._log.last):
             denial = Denial.STALE_LOG

@@ -18,7 +18,7 @@ class Following(CoreState):
                 f"{leader_id} and {self._leader_id} both lead in term {self._term}"
             )
             self._become_follower(self._term, leader_id)
-        self._failed_rounds = self._campaigns = 0
+        self._failed_rounds = self._campaigns = self._silences = 0
         self._leader_heard_at = self._quiet_since = self._now
 
     def _on_append_req(self, message: AppendReq) -> None:
@@ -123,7 +123,7 @@ class Following(CoreState):
                 message.seq,
                 message.read_round,
                 self._verified_durable,
-                not self._disk_slow,
+                not (self._disk_slow or self._disk_full),
                 self._commit,
                 self.config.priority,
             )

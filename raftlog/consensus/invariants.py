@@ -23,6 +23,8 @@ def check_core(core: CoreState) -> None:
     assert core._told_commit <= commit, f"commit index {core._told_commit} was announced, it is {commit}"
     assert log.last.term <= core._term, f"the log holds term {log.last.term}, the term is {core._term}"
     assert core._tickets.done <= core._tickets.issued, f"{core._tickets.done} done of {core._tickets.issued} issued"
+    if core._abstaining:
+        assert core._role is Role.FOLLOWER, f"{core.node_id} abstains and is {core._role.value}"
     if core._role in (Role.CANDIDATE, Role.LEADER):
         assert core._voted_for == core.node_id, (
             f"{core.node_id} is {core._role.value} of term {core._term}, its vote is for {core._voted_for}"

@@ -254,6 +254,8 @@ class Leading(Handover, Reading):
         if self._transfer_to is not None:
             self._transfer_told = False
             self._offer_leadership(patient=False)
+        if self._disk_full and self._now >= self._yield_after:
+            self.transfer(None, self._now)
         self._yield_to_preferred()
         self._preferred = self._preferred_next
         if self._rounds.under_way:

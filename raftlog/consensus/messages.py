@@ -24,6 +24,7 @@ class Denial(enum.Enum):
     STALE_LOG = "stale log"
     LEADER_ALIVE = "leader alive"
     VOTED = "voted already"
+    ABSTAINING = "may have lost what it acknowledged"
 
 
 class PreVoteReq(_Message, frozen=True, gc=False):

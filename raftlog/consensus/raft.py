@@ -62,6 +62,9 @@ class RaftCore(Election, Following):
         commit: a lower bound of what is committed, of entries that were durable when it was written down.
         rng: draws the time-outs.
         now: monotonic seconds, as in every other call.
+        abstaining: entries that this replica acknowledged may be missing from its log. It follows and acknowledges,
+            but neither votes nor stands for election before it has caught up; see the property of that name. While a
+            majority abstains, nobody is elected.
     """
 
     # -- what others may know ----------------------------------------------------------------------------------
@@ -105,6 +108,13 @@ class RaftCore(Election, Following):
     def ready(self) -> bool:
         """Whether this replica leads and knows everything that was committed before its term."""
         return self._role is Role.LEADER and self._commit >= self._term_start
+
+    @property
+    def abstaining(self) -> bool:
+        """Whether this replica still abstains from elections. That ends, for good, when everything is on its disk that
+        was committed before a leader answered a read of this run.
+        """
+        return self._abstaining
 
     @property
     def conf(self) -> ConfState:
@@ -154,6 +164,7 @@ class RaftCore(Election, Following):
             uncommitted_bytes=self._uncommitted_bytes,
             peers=peers,
             conf=self._conf,
+            abstaining=self._abstaining,
         )
 
     def check_invariants(self) -> None:
@@ -208,6 +219,8 @@ class RaftCore(Election, Following):
             return Refusal.TRANSFERRING
         if self._uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
             return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
+        if self._disk_full:
+            return Refusal.DISK_FULL
         first = self._log.last_index + 1
         self._append_own(Span(first, first + count - 1, self._term, nbytes))
         self._shell_last = self._log.last_index
@@ -292,6 +305,22 @@ class RaftCore(Election, Following):
         elif self._role is not Role.FOLLOWER:
             self._become_follower(self._term, None)
 
+    def disk_full(self, full: bool, now: float) -> None:
+        """The disk has hardly any room left, or has room again. Without room a replica leads only if nobody else can.
+
+        A leader hands over to a voter with room. While there is none it leads on, answers reads, and refuses proposals.
+        """
+        self._now = now
+        if full == self._disk_full:
+            return
+        self._disk_full = full
+        self._silences = 0
+        if self._role is Role.LEADER:
+            if full:
+                self.transfer(None, now)
+        elif full and not self._alone and self._role is not Role.FOLLOWER:
+            self._become_follower(self._term, None)
+
     def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
         """The spans that `Effects.fetch` asked for, from exactly that entry on; empty if they are gone."""
         self._now = now
@@ -338,6 +367,8 @@ class RaftCore(Election, Following):
                 self._begin_round()
         elif self._answer_due:
             self._answer_appends()
+        if self._abstaining:
+            self._seek_release()
         if self._asked:
             self._ask_leader()
         effects.storage = self._issue_storage()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raftlog.consensus.messages import Heartbeat, ReadIndexReq, ReadIndexResp
 from raftlog.consensus.progress import Progress
-from raftlog.consensus.state import CoreState
+from raftlog.consensus.state import OWN_READ, CoreState
 from raftlog.consensus.types import NodeId, Role
 
 _LEASE_SHARE = 0.8
@@ -46,6 +46,21 @@ class Reading(CoreState):
     def _on_read_index_resp(self, message: ReadIndexResp) -> None:
         for ctx in self._asked.answered(message.ctx):
             self._answer_read(None, ctx, message.index)
+
+    # -- abstaining --------------------------------------------------------------------------------------------
+
+    def _seek_release(self) -> None:
+        """Vote again once everything is durable here that was committed before some read of this run.
+
+        What this replica acknowledged in earlier runs, and may have lost, is below that wherever it was counted: the
+        leader answers only after an entry of its own term is committed and a majority has confirmed that it leads.
+        """
+        if self._abstain_until is not None:
+            if self._verified_durable >= self._abstain_until:
+                self._abstaining = False
+        elif self._leader_id is not None and self._now >= self._abstain_ask_at and not self._asked.holds(OWN_READ):
+            self._abstain_ask_at = self._now + self.config.heartbeat_seconds
+            self._read(OWN_READ)
 
     # -- leading -----------------------------------------------------------------------------------------------
 

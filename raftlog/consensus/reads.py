@@ -84,6 +84,10 @@ class Asked:
     def __bool__(self) -> bool:
         return bool(self.waiting or self._questions)
 
+    def holds(self, ctx: int) -> bool:
+        """Whether the read ``ctx`` is open."""
+        return ctx in self.waiting or any(ctx in reads for _, reads in self._questions.values())
+
     def ask(self, now: float) -> int:
         """The number of a question that stands for everything that waits."""
         self._number += 1

@@ -30,6 +30,9 @@ from raftlog.consensus.types import (
 NEVER: Final = 2**63
 """An index that no log reaches."""
 
+OWN_READ: Final = -1
+"""The number of a read that the core does for itself."""
+
 PRIORITY_SECONDS: Final = 0.1
 """How much longer a replica waits before its first round if another one is preferred; half of it in the second, and so
 on."""
@@ -51,6 +54,7 @@ class CoreState:
         commit: int,
         rng: random.Random,
         now: float,
+        abstaining: bool = False,
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -87,6 +91,14 @@ class CoreState:
         self._votes: dict[NodeId, bool] = {}
         self._failed_rounds = 0
         self._disk_slow = False
+        self._disk_full = False
+        # How often in a row patience ran out while this node left the campaigning to others.
+        self._silences = 0
+
+        # Abstaining: what must be durable here before this node votes again, and when to ask (again) how much that is.
+        self._abstaining = abstaining
+        self._abstain_until: int | None = None
+        self._abstain_ask_at = now
 
         # A leader: where its term begins, what is not committed yet, and when it beats next.
         # ``_settle_due`` says that a change of membership was committed and its next step is to be taken.
@@ -304,7 +316,7 @@ class CoreState:
         low, high = self.config.election_timeout_seconds_min, self.config.election_timeout_seconds_max
         self._quiet_since = self._now
         self._campaigns = 0
-        if self._alone:
+        if self._alone and not self._abstaining:
             self._patience = 0.0
         else:
             self._patience = self._rng.uniform(low, high) + (high - low) * self._outranked
@@ -335,7 +347,9 @@ class CoreState:
 
     def _answer_read(self, asker: NodeId | None, ctx: int, index: int | None) -> None:
         """``index`` is to be applied before a read is answered; None if that cannot be told."""
-        if asker is None:
+        if asker is None and ctx == OWN_READ:
+            self._abstain_until = index
+        elif asker is None:
             self._answered_reads.append((ctx, index))
             self._dirty = True
         else:

@@ -271,3 +271,4 @@ class CoreStatus:
     uncommitted_bytes: int
     peers: tuple[PeerStatus, ...]
     conf: ConfState
+    abstaining: bool = False

@@ -113,7 +113,7 @@ class Group:
     def __getitem__(self, node: NodeId) -> RaftCore:
         return self.cores[node]
 
-    def start(self, node: NodeId, commit: int = 0) -> None:
+    def start(self, node: NodeId, commit: int = 0, *, abstaining: bool = False) -> None:
         """(Re)start ``node`` from its disk."""
         disk = self.disks[node]
         self.writes[node].clear()
@@ -128,6 +128,7 @@ class Group:
             commit=commit,
             rng=random.Random(f"{node}{self.now}"),
             now=self.now,
+            abstaining=abstaining,
         )
 
     # -- time and elections ------------------------------------------------------------------------------------

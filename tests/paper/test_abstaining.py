@@ -1,0 +1,181 @@
+"""Replicas that may have lost what they acknowledged: they elect nobody before they have it again."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.consensus.messages import AppendReq, Denial, Heartbeat, PreVoteReq, PreVoteResp, VoteReq, VoteResp
+from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, Role
+from tests.paper.group import A, B, C, D, E, Group
+
+RELAXED = CoreConfig(durable_commit=False)
+
+
+@pytest.mark.parametrize("abstaining", [True, False])
+def test_relaxed_mode_power_loss(abstaining: bool) -> None:
+    """Committed in memory on A and B, lost on B by a power cut: then B and C must not elect a leader without it."""
+    group = Group(3, config=RELAXED)
+    group.elect(A)
+    group.pass_time(1.0)
+    group.isolate(C)
+    group.slow_disks.add(B)
+    index = group.propose(A)
+    group.deliver()
+    assert group[A].commit == index
+    group.start(B, abstaining=abstaining)
+    group.slow_disks.clear()
+    group.heal()
+    group.isolate(A)
+    group.drop()
+    if not abstaining:
+        with pytest.raises(AssertionError, match=f"differ behind entry {index - 1}, both committed {index}"):
+            group.pass_time(10.0, alive=[B, C])
+        return
+    group.pass_time(10.0, alive=[B, C])
+    assert Role.LEADER not in (group[B].role, group[C].role)
+    group.heal()
+    group.pass_time(6.0)
+    assert not group[B].abstaining
+    assert group.terms(B)[index - 1] == group.terms(A)[index - 1] == 1
+    assert all(group[node].commit > index for node in group.nodes)
+
+
+def test_idle_follower_wiped() -> None:
+    """A follower without its log is filled up again although nobody writes, and has a vote again when it is."""
+    group = Group(3)
+    group.elect(A)
+    group.propose(A, 4)
+    group.deliver()
+    group.disks[C].terms.clear()
+    group.start(C, abstaining=True)
+    assert group[C].abstaining
+    assert group[C].status().abstaining
+    group.pass_time(2.0)
+    assert group.terms(C) == group.terms(A)
+    assert not group[C].abstaining
+    group.isolate(A)
+    group.pass_time(10.0, alive=[B, C])
+    assert Role.LEADER in (group[B].role, group[C].role)
+
+
+def test_abstaining_denies_votes_and_stands_for_none() -> None:
+    group = Group(3)
+    group.start(C, abstaining=True)
+    group.hand_over(PreVoteReq(A, C, 0, 1, LogId(9, 9)))
+    group.hand_over(VoteReq(A, C, 5, LogId(9, 9), force=True))
+    answers = [message for message in group.drop() if isinstance(message, PreVoteResp | VoteResp)]
+    assert [(message.granted, message.denial) for message in answers] == [(False, Denial.ABSTAINING)] * 2
+    group.pass_time(20.0, alive=[C])
+    assert group[C].role is Role.FOLLOWER
+    assert group.mail == []
+
+
+def test_acknowledgements_of_the_abstaining_count() -> None:
+    """One voter is cut off and one abstains: the leader goes on committing, since what it sends now is kept."""
+    group = Group(3)
+    group.elect(A)
+    group.isolate(B)
+    group.start(C, abstaining=True)
+    group.slow_disks.add(C)
+    group.pass_time(0.5)
+    index = group.propose(A)
+    group.deliver()
+    assert group[A].commit == index - 1
+    group.finish_writes(C)
+    group.pump()
+    group.deliver()
+    assert group[A].commit == index
+
+
+def test_abstention_lasts_until_the_disk_has_it() -> None:
+    group = Group(3)
+    group.elect(A)
+    group.propose(A, 4)
+    group.deliver()
+    group.disks[C].terms.clear()
+    group.slow_disks.add(C)
+    group.start(C, abstaining=True)
+    group.pass_time(3.0)
+    assert group[C].last_index == 5
+    assert group[C].abstaining
+    group.finish_writes(C)
+    group.pump()
+    assert not group[C].abstaining
+
+
+def test_new_leader_releases_nobody_before_it_knows_what_is_committed() -> None:
+    """An entry was committed by three of five, one of them lost it, and the new leader has not learnt that it was
+    committed. Its announcement is too low to go by: had E a vote, C, D and E could elect C without the entry.
+    """
+    group = Group(5, config=RELAXED)
+    group.elect(A)
+    group.pass_time(1.0)
+    group.isolate(C, D)
+    group.slow_disks.add(E)
+    index = group.propose(A)
+    group.deliver(lambda message: not (isinstance(message, AppendReq) and message.commit >= index))
+    assert group[A].commit == index
+    assert group[B].commit == index - 1
+    group.start(E, index - 1, abstaining=True)
+    group.slow_disks.clear()
+    group.heal()
+    group.isolate(A)
+    group.drop()
+    while group[B].role is not Role.LEADER:
+        group.time_out(B)
+        group.deliver(lambda message: not isinstance(message, AppendReq | Heartbeat))
+    assert group[B].commit == index - 1
+    group.deliver(lambda message: isinstance(message, Heartbeat) or not isinstance(message, AppendReq))
+    group.now += group.config.heartbeat_seconds
+    group[B].tick(group.now)
+    group.pump()
+    group.deliver(lambda message: not isinstance(message, AppendReq))
+    assert group[E].leader_id == B
+    assert group[E].abstaining
+    group.drop()
+    group.pass_time(3.0, alive=[B, C, D, E])
+    assert not group[E].abstaining
+    assert group.terms(E)[index - 1] == 1
+
+
+def test_majority_that_abstains_elects_nobody() -> None:
+    """Whoever still has everything cannot tell; an operator must say whom to trust."""
+    group = Group(3, logs={A: [1, 1]}, term=1)
+    group.start(B, abstaining=True)
+    group.start(C, abstaining=True)
+    group.pass_time(20.0)
+    assert not any(group[node].role is Role.LEADER for node in group.nodes)
+    assert group[A].term == 1
+
+
+def test_single_voter_that_abstains_waits_without_haste() -> None:
+    group = Group(1)
+    group.start(A, abstaining=True)
+    for _ in range(5):
+        deadline = group[A].next_deadline()
+        group.now = max(group.now, deadline)
+        group[A].tick(group.now)
+        group.pump()
+        assert group[A].next_deadline() > group.now
+    assert group[A].role is Role.FOLLOWER
+
+
+def test_release_survives_lost_questions_and_a_change_of_leader() -> None:
+    group = Group(3)
+    group.elect(A)
+    group.propose(A, 3)
+    group.deliver()
+    group.disks[C].terms.clear()
+    group.disks[C].hard_state = HardState(1)
+    group.start(C, abstaining=True)
+    group.cut.add((C, A))
+    group.pass_time(1.0)
+    assert group[C].leader_id == A
+    assert group[C].abstaining
+    group.heal()
+    assert group[A].transfer(B, group.now) is None
+    group.pump()
+    group.pass_time(6.0)
+    assert group[B].role is Role.LEADER
+    assert not group[C].abstaining
+    assert group[C].conf == ConfState((A, B, C))
