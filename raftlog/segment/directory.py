@@ -177,8 +177,7 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
     read = files.pread_padded
     base = stored.starts_at.ref
     # Who found damage while running wants it looked at, wherever it is.
-    trusted_end = 0 if DAMAGED in stored.notes else stored.durable_pos
-    last, stop, unsaved = scan_log(files, base, trusted_end, index)
+    last, stop, unsaved = scan_log(files, base, 0 if DAMAGED in stored.notes else stored.durable_pos, index)
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()
@@ -186,6 +185,10 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
         evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
         decision = decide(evidence)
         if isinstance(decision, Corrupt):
+            # What was taken from sidecars may be damaged, too.
+            index.truncate(base.index + 1)
+            last, stop, _ = scan_log(files, base, 0, index)
+            evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
             ranges, good_end = damaged_ranges(read, evidence, last, starts, segment_bytes)
             raise LogDamaged(files.directory, ranges, good_end, decision.reason)
     files.drop_behind(tail_start)

@@ -102,6 +102,9 @@ class Repair:
             except OSError as error:
                 raise StorageFailed(error.filename or damaged.directory, error.errno or 0, "repair") from error
             self._begin_range()
+            if DAMAGED not in self._state.notes:
+                # Until this is finished, every opening looks at all entries, whatever their sidecars say.
+                self._write_meta(notes={**self._state.notes, DAMAGED: b""})
             self._undo = undo.pop_all()
 
     @property

@@ -110,8 +110,9 @@ def scan_log(
     last, start, trusted = base, base.pos, False
     while start in present:
         before, file_end = last, start + segment_bytes
-        sidecar = decode_sidecar(files.read_sidecar(start)) if file_end <= trusted_end else None
-        if sidecar is not None and file_end in present and agrees(read, sidecar, start, segment_bytes, last):
+        known = file_end <= trusted_end and file_end in present and files.size(start) == segment_bytes
+        sidecar = decode_sidecar(files.read_sidecar(start)) if known else None
+        if sidecar is not None and agrees(read, sidecar, start, segment_bytes, last):
             index.extend(sidecar.part)
             last, trusted = sidecar.last, True
         else:

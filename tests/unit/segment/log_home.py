@@ -48,6 +48,12 @@ class LogHome:
             log.close(clean=False)
         self.opened.clear()
 
+    def distrust(self) -> None:
+        """Remove the sidecars, so that the next opening verifies every entry."""
+        for name in self.disk.listdir(DIRECTORY):
+            if name.endswith(".index"):
+                self.disk.unlink(f"{DIRECTORY}/{name}")
+
     def segment(self, start: int = 0) -> str:
         return f"{DIRECTORY}/{start:020d}"
 

@@ -38,6 +38,7 @@ def segments(home: LogHome) -> dict[str, bytes]:
 
 
 def damaged(home: LogHome) -> LogDamaged:
+    home.distrust()
     with pytest.raises(LogDamaged) as caught:
         home.open()
     return caught.value
@@ -115,6 +116,7 @@ def test_any_damage_to_one_replica_is_repaired(home: LogHome, peer: LogHome, see
             case _:
                 at = rng.randrange(end)
                 home.disk.overwrite(path, at, rng.randbytes(min(3000, end - at)))
+    home.distrust()
     try:
         log = home.open()
     except LogDamaged as found:

@@ -33,6 +33,7 @@ def position(index: int) -> int:
 
 def found(home: LogHome) -> list[tuple[int, int, int | None]]:
     """Each range as start, end, and index of the entry behind it."""
+    home.distrust()
     with pytest.raises(LogDamaged) as caught:
         home.open()
     return [
