@@ -135,7 +135,7 @@ class Broker:
             metadata=metadata,
             store=store,
             appender=self.appender,
-            leads_for_certain=replica.leads_for_certain,
+            read=replica.read,
         )
         self._groups = Groups(
             clients=self._clients,

@@ -3,6 +3,8 @@
 Consumer offsets are replicated like messages. One-way commits gather for a moment and go into the log as one command;
 a commit that wants an answer, and a query about an offset that is on its way, are answered when it is committed. So an
 offset that anybody was told cannot go back, whoever leads next.
+
+What is asked for is answered by followers as well, once they have applied all that was committed when they were asked.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from mq.protocol.headers import (
     encode_response,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.store.consume_queue import ConsumeQueue
 from mq.store.queue_store import QueueStore
 
 PENDING_MAX = 100_000
@@ -37,16 +40,22 @@ class Offsets:
     """The offset handlers of a broker, with the commits that are not replicated yet (leader only).
 
     Args:
-        leads_for_certain: whether no other replica can know of newer offsets.
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
     """
 
     def __init__(
-        self, *, metadata: Metadata, store: QueueStore, appender: Appender, leads_for_certain: Callable[[], bool]
+        self,
+        *,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        read: Callable[[Callable[[bool], None]], None],
     ) -> None:
         self._metadata = metadata
         self._store = store
         self._appender = appender
-        self._leads_for_certain = leads_for_certain
+        self._read = read
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
 
@@ -133,37 +142,43 @@ class Offsets:
         A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
         """
         ext = request.ext
-        if not self._knows_the_newest():
-            return None
         key = (ext.consumer_group, ext.topic, ext.queue_id)
-        if key not in self._gathered and key not in self._replicating:
-            return self._answer(request, key, serialization)
 
-        def committed(known: bool) -> None:
-            if known:
+        def known(is_known: bool) -> None:
+            if is_known:
                 connection.send(self._answer(request, key, serialization))
 
-        self.replicate(committed)
+        if key in self._gathered or key in self._replicating:
+            self.replicate(known)
+        else:
+            self._read(known)
         return None
 
-    def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> bytes:
+    def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> None:
         """Request code 30."""
-        self._check_knows_the_newest()
-        queue = self._store.get(request.ext.topic, request.ext.queue_id)
-        return _offset_reply(request.opaque, 0 if queue is None else queue.max_offset, serialization)
+        self._answer_end(connection, request, serialization, lambda queue: queue.max_offset)
 
-    def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> bytes:
+    def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> None:
         """Request code 31."""
-        self._check_knows_the_newest()
-        queue = self._store.get(request.ext.topic, request.ext.queue_id)
-        return _offset_reply(request.opaque, 0 if queue is None else queue.min_offset, serialization)
+        self._answer_end(connection, request, serialization, lambda queue: queue.min_offset)
 
-    def _knows_the_newest(self) -> bool:
-        return self._appender.is_open and self._leads_for_certain()
+    def _answer_end(
+        self,
+        connection: ClientConnection,
+        request: GetMaxOffset | GetMinOffset,
+        serialization: int,
+        end_of: Callable[[ConsumeQueue], int],
+    ) -> None:
+        def known(is_known: bool) -> None:
+            if is_known:
+                queue = self._store.get(request.ext.topic, request.ext.queue_id)
+                reply = _offset_reply(request.opaque, 0 if queue is None else end_of(queue), serialization)
+            else:
+                code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell"
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+            connection.send(reply)
 
-    def _check_knows_the_newest(self) -> None:
-        if not self._knows_the_newest():
-            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+        self._read(known)
 
     def _answer(self, request: QueryConsumerOffset, key: Key, serialization: int) -> bytes:
         stored = self._known(key)
