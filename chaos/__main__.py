@@ -1,18 +1,29 @@
 """Simulate groups from the command line.
 
-``python -m chaos --seed 42 --trace`` repeats one run, ``python -m chaos --seeds 0-999`` tries a range.
+``python -m chaos --seed 42 --trace`` repeats one run, ``--seeds 0-999`` tries a range, ``--hours 50`` goes on until so
+much time was simulated. Also installed as ``raftmq-sim``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
+from pathlib import Path
 
+from chaos import report
 from chaos.cluster import Outcome, simulate
+from chaos.report import Totals
 from chaos.schedule import SAFETY_SECONDS, draw_scenario
+
+REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
 def _seed_range(text: str) -> range:
@@ -22,16 +33,76 @@ def _seed_range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
+def regressions() -> list[int]:
+    """Seeds that broke a promise once."""
+    lines = (line.partition("#")[0].strip() for line in REGRESSIONS.read_text().splitlines())
+    return [int(line) for line in lines if line]
+
+
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
-def _run(seed: int, seconds: float, *, trace: bool) -> Outcome:
-    outcome = simulate(draw_scenario(seed, seconds), trace=_say if trace else None)
-    if outcome.broke is not None:
-        length = "" if seconds == SAFETY_SECONDS else f" --seconds {seconds:g}"
-        _say(f"seed {seed}: {outcome.broke}\n  repeat it: python -m chaos --seed {seed}{length} --trace")
-    return outcome
+def run_seed(seed: int, seconds: float = SAFETY_SECONDS) -> tuple[Outcome, float]:
+    """Run one seed quietly; returns its outcome and the CPU seconds it took."""
+    started = time.process_time()
+    return simulate(draw_scenario(seed, seconds)), time.process_time() - started
+
+
+def _run_all(seeds: Iterable[int], seconds: float, jobs: int) -> Generator[tuple[Outcome, float], None, None]:
+    """Outcomes as they come; closing the iterator ends the work."""
+    if jobs == 1:
+        yield from (run_seed(seed, seconds) for seed in seeds)
+        return
+    waiting = iter(seeds)
+    running: set[Future[tuple[Outcome, float]]] = set()
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"))
+    try:
+        while True:
+            for seed in itertools.islice(waiting, 4 * jobs - len(running)):
+                running.add(pool.submit(run_seed, seed, seconds))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from sorted((future.result() for future in done), key=lambda result: result[0].seed)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _how_to_repeat(seed: int, seconds: float) -> str:
+    length = "" if seconds == SAFETY_SECONDS else f" --seconds {seconds:g}"
+    return f"python -m chaos --seed {seed}{length} --trace"
+
+
+def _run_one(seed: int, seconds: float, *, trace: bool) -> int:
+    scenario = draw_scenario(seed, seconds)
+    outcome = simulate(scenario, trace=_say if trace else None)
+    if not trace:
+        _say(str(replace(scenario, faults=())))
+    _say(str(replace(outcome, asked={}, happened={})))
+    return int(outcome.broke is not None)
+
+
+def _run_many(
+    options: argparse.Namespace, seeds: Iterable[int], goes_on: Callable[[Totals], bool], command: str
+) -> int:
+    totals, cpu_seconds = Totals(), 0.0
+    with contextlib.closing(_run_all(seeds, options.seconds, options.jobs)) as results:
+        for outcome, cost in results:
+            totals.add(outcome)
+            cpu_seconds += cost
+            if outcome.broke is not None:
+                _say(f"seed {outcome.seed}: {outcome.broke}")
+                _say(f"  repeat it: {_how_to_repeat(outcome.seed, options.seconds)}")
+            if not goes_on(totals) or (options.first and totals.broken):
+                break
+    _say(totals.summary(cpu_seconds))
+    if totals.never_hit and totals.seeds >= 100:
+        _say(f"points that never happened: {', '.join(totals.never_hit)}")
+    if options.report is not None:
+        report.write(options.report, totals, cpu_seconds, command)
+    return int(bool(totals.broken))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,25 +111,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="run this seed")
     which.add_argument("--seeds", type=_seed_range, metavar="A-B", help="run these seeds and sum up")
-    parser.add_argument("--seconds", type=float, default=SAFETY_SECONDS, help="simulated seconds of faults")
-    parser.add_argument("--trace", action="store_true", help="print every event")
-    options = parser.parse_args(arguments)
+    which.add_argument("--hours", type=float, metavar="H", help="run seeds until H hours were simulated")
+    which.add_argument("--regressions", action="store_true", help="run the seeds that broke something once")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="where --hours begins")
+    parser.add_argument("--seconds", type=float, default=SAFETY_SECONDS, help="simulated seconds of faults per seed")
+    parser.add_argument("--trace", action="store_true", help="print every event; with --seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; default: CPUs")
+    parser.add_argument("--budget-seconds", type=float, metavar="S", help="begin nothing new after S seconds")
+    parser.add_argument("--first", action="store_true", help="stop at the first broken promise")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a report to FILE.md and FILE.json")
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(given)
     if options.seed is not None:
-        outcome = _run(options.seed, options.seconds, trace=options.trace)
-        if not options.trace:
-            _say(str(replace(draw_scenario(options.seed, options.seconds), faults=())))
-        _say(str(outcome))
-        return int(outcome.broke is not None)
-    started = time.process_time()
-    outcomes = [_run(seed, options.seconds, trace=options.trace) for seed in options.seeds]
-    broken = [outcome.seed for outcome in outcomes if outcome.broke is not None]
-    _say(
-        f"{len(outcomes)} seeds, {sum(o.steps for o in outcomes)} events, "
-        f"{sum(o.acknowledged for o in outcomes)} acknowledged of {sum(o.committed for o in outcomes)} committed "
-        f"entries, {sum(o.terms for o in outcomes)} terms, {time.process_time() - started:.1f} s CPU; "
-        + (f"broken: {broken}" if broken else "nothing broke")
-    )
-    return int(bool(broken))
+        return _run_one(options.seed, options.seconds, trace=options.trace)
+    deadline = time.monotonic() + options.budget_seconds if options.budget_seconds else float("inf")
+    seeds: Iterable[int] = options.seeds or itertools.count(options.first_seed)
+    if options.regressions:
+        seeds = regressions()
+
+    def goes_on(totals: Totals) -> bool:
+        enough = options.hours is not None and totals.seconds >= options.hours * 3600
+        return not enough and time.monotonic() < deadline
+
+    return _run_many(options, seeds, goes_on, report.shown(given))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A group of cores in simulated time: one loop over a heap of events, and no other source of order or chance.
+"""A group of replicas in simulated time: one loop over a heap of events, and no other source of order or chance.
 
 A run has two parts. In the first anything in the schedule may happen and only safety is asked for. Then everything is
-healed and restarted, and the group must elect a leader, commit something new and agree, within a bound.
+healed and restarted, and the group must elect a leader, commit something new and agree, within a bound; in the end the
+files of all replicas are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -10,44 +11,47 @@ import heapq
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from chaos.faults import (
-    Ambush,
-    Crash,
-    Deaf,
-    DiskSpeed,
-    Fault,
-    Heal,
-    Pause,
-    Restart,
-    Resume,
-    Rumor,
-)
+from chaos.buggify import Buggify
+from chaos.faults import Fault, Heal
 from chaos.history import History, Violation
-from chaos.network import Network
-from chaos.node import Node, Packet
+from chaos.limits import drawn
+from chaos.nemesis import Nemesis
+from chaos.network import Network, Wires
+from chaos.node import DIRECTORY, Node
 from chaos.schedule import Scenario
 from raftlog.consensus.invariants import check_group
-from raftlog.consensus.quorum import majority
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfState, NodeId, Role
+from raftlog.consensus.types import NodeId, Role
+from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageFailed
 
-ENTRY_BYTES = 100
 _GROUP_CHECK_STEPS = 64
+_STALL_POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to; ``digest`` is equal for equal runs, ``broke`` tells the first broken promise."""
+    """What a run came to; ``digest`` is equal for equal runs, ``broke`` tells the first broken promise.
+
+    ``injected`` counts faults by kind, ``effective`` those of them that changed anything. ``asked`` and ``happened``
+    count the points of `Buggify`.
+    """
 
     seed: int
+    seconds: float
     steps: int
     committed: int
     acknowledged: int
+    reads: int
     terms: int
+    elections: int
     digest: int
     broke: str | None
+    injected: dict[str, int] = field(default_factory=dict)
+    effective: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+    happened: dict[str, int] = field(default_factory=dict)
 
 
 class Cluster:
@@ -64,260 +68,304 @@ class Cluster:
         core_class: type[RaftCore] = RaftCore,
         trace: Callable[[str], object] | None = None,
     ) -> None:
-        self._scenario = scenario
-        self._trace = trace
-        self._rng = random.Random(f"{scenario.seed} run")
-        self._network = Network(scenario.nodes, scenario.weather, self._rng)
-        self.history = History(majority(len(scenario.nodes)))
-        conf = ConfState(scenario.nodes)
+        self.scenario = scenario
+        self.trace = trace
+        self.rng = random.Random(f"{scenario.seed} run")
+        self.buggify = Buggify(random.Random(f"{scenario.seed} points"))
+        self.now = 0.0
+        self.steps = 0
+        self.elections = 0
+        self.healing = False
+        self.paused: dict[NodeId, list[Callable[[], None]]] = {}
+        self.network = Network(scenario.nodes, scenario.weather, self.rng)
+        self.wires = Wires(
+            self.network,
+            streams=scenario.streams,
+            at=self.at,
+            now=lambda: self.now,
+            deliver=self._deliver,
+            buggify=self.buggify,
+            rng=self.rng,
+        )
+        self.history = History(self._holders, durable=scenario.config.durable_commit)
         self.nodes = {
             node_id: Node(
                 node_id=node_id,
-                conf=conf,
-                config=scenario.config,
-                core_class=core_class,
+                world=self,
+                scenario=scenario,
                 clock_rate=rate,
-                history=self.history,
-                rng=self._rng,
+                rng=self.rng,
+                core_class=core_class,
             )
             for node_id, rate in zip(scenario.nodes, scenario.clock_rates, strict=True)
         }
-        self.history.watch([node.disk.log for node in self.nodes.values()])
-        self.now = 0.0
-        self.steps = 0
+        self.nemesis = Nemesis(self)
         self._digest = 0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._scheduled = 0
         self._wakes: dict[NodeId, float] = {}
-        self._paused: dict[NodeId, list[Callable[[], None]]] = {}
         self._next_value = 1
-        self._ambush: Ambush | None = None
-        self._healing = False
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run both parts. Raises `Violation` or `AssertionError` where something breaks."""
-        scenario = self._scenario
-        for node in self.nodes.values():
-            node.start(0.0)
-            self._settle(node)
-        for at, fault in scenario.faults:
-            self._at(at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
-        self._at(0.0, self._propose)
-        self._run_until(scenario.safety_seconds)
-        self._heal()
-        self._check_liveness()
+        scenario = self.scenario
+        with drawn(scenario.limits):
+            for node in self.nodes.values():
+                self.start(node)
+            for at, fault in scenario.faults:
+                self.at(at, self._strike, fault)
+            self.at(0.0, self._propose)
+            self._run_until(scenario.safety_seconds)
+            self._heal()
+            self._check_liveness()
 
     def _run_until(self, end: float) -> None:
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, event = heapq.heappop(self._heap)
+        heap = self._heap
+        while heap and heap[0][0] <= end:
+            self.now, _, event, arguments = heapq.heappop(heap)
             self.steps += 1
-            event()
+            event(*arguments)
             if self.steps % _GROUP_CHECK_STEPS == 0:
-                check_group([node.core for node in self.nodes.values() if node.core is not None])
+                self._check_group()
         self.now = end
 
-    def _at(self, time: float, event: Callable[[], None]) -> None:
-        self._scheduled += 1
-        heapq.heappush(self._heap, (time, self._scheduled, event))
+    def _check_group(self) -> None:
+        processes = [node.process for node in self.nodes.values() if node.process is not None]
+        check_group([process.core for process in processes])
+        for process in processes:
+            process.log.check_invariants()
 
-    def _note(self, line: str) -> None:
-        line = f"{self.now:10.6f} {line}"
+    def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
+        """Let ``event`` happen then."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (time, self._scheduled, event, arguments))
+
+    def note(self, line: str) -> None:
+        """Something happened."""
+        line = f"{self.now:.6f} {line}"
         self._digest = zlib.crc32(line.encode(), self._digest)
-        if self._trace is not None:
-            self._trace(line)
+        if self.trace is not None:
+            self.trace(line)
+
+    # -- World, as nodes see it --------------------------------------------------------------------------------
+
+    def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
+        """See `chaos.node.World`."""
+        self.at(self.now + seconds, self._later, node, node.process, step)
+
+    def _later(self, node: Node, process: object, step: Callable[[], object]) -> None:
+        if node.process is process:
+            self.on(node, "goes on", step)
+
+    def process_ends(self, node: Node, error: Exception) -> None:
+        """See `chaos.node.World`."""
+        if not isinstance(error, StorageFailed) or not self.nemesis.may_fail(node.node_id):
+            raise Violation(f"{node.node_id} stops without a reason: {error}") from error
+        self.note(f"{node.node_id} stops: {error}")
+        self.nemesis.end(node, power_cut=False)
+        self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
+
+    def leads(self, node: Node, term: int) -> None:
+        """See `chaos.node.World`."""
+        self.elections += 1
+        self.note(f"{node.node_id} leads term {term}")
+        self.nemesis.elected(node)
+
+    def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
+        return frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def _on(self, node: Node, what: str, step: Callable[[], object]) -> None:
-        """Let something happen at ``node``, now or when it is resumed."""
-        if (waiting := self._paused.get(node.node_id)) is not None:
-            waiting.append(lambda: self._on(node, what, step))
+    def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
+        """Let something happen in the node's process, now or when it is resumed; the end of a turn follows."""
+        if (waiting := self.paused.get(node.node_id)) is not None:
+            process = node.process
+            waiting.append(lambda: self.on(node, what, step) if node.process is process else None)
             return
-        self._note(f"{node.node_id} {what}")
-        step()
-        self._settle(node)
+        if node.process is None:
+            return
+        self.note(f"{node.node_id} {what}")
+        try:
+            step()
+            if self.buggify("turn-with-many-inputs"):
+                self.later(node, self.rng.uniform(0.0, 0.002), lambda: None)
+                return
+            self.settle(node)
+        except StorageFailed as error:
+            # Whatever was to be read, a process whose disk fails it ends.
+            self.process_ends(node, error)
 
-    def _settle(self, node: Node) -> None:
-        """Carry out what a step led to, and arrange for what follows from it."""
-        writes, leading_term = len(node.writes), node.leading_term
-        for packet in node.pump(self.now):
-            self._send(packet)
-        for write in list(node.writes)[writes:]:
-            self._at(write.done_at, lambda: self._finish_writes(node))
-        if self._ambush is not None and node.leading_term > leading_term:
-            self._spring(self._ambush, node.node_id)
-        if node.core is not None:
-            wake = max(node.next_tick(), self.now)
-            if self._wakes.get(node.node_id, float("inf")) > wake:
-                self._wakes[node.node_id] = wake
-                self._at(wake, lambda: self._wake(node, wake))
-
-    def _finish_writes(self, node: Node) -> None:
-        if node.writes and node.writes[0].done_at <= self.now:
-            self._on(node, "disk", lambda: node.complete_writes(self.now))
+    def settle(self, node: Node) -> None:
+        """End a turn of the node, and arrange for its next one."""
+        process = node.process
+        if process is None:
+            return
+        process.pump()
+        if node.process is not process:
+            return
+        wake = max(node.world_time(process.replica.next_deadline()), self.now)
+        if process.writer.busy:
+            wake = min(wake, self.now + _STALL_POLL_SECONDS)
+        if self.buggify("early-tick"):
+            wake = self.now + 0.001
+        if self._wakes.get(node.node_id, float("inf")) > wake:
+            self._wakes[node.node_id] = wake
+            self.at(wake + (self.rng.uniform(0.0, 0.1) if self.buggify("late-tick") else 0.0), self._wake, node, wake)
 
     def _wake(self, node: Node, wake: float) -> None:
         if self._wakes.get(node.node_id) != wake:
             return
         del self._wakes[node.node_id]
-        if node.core is not None:
-            self._on(node, "tick", lambda: node.tick(self.now))
+        if node.process is not None:
+            self.on(node, "ticks", node.process.replica.tick)
 
-    def _send(self, packet: Packet) -> None:
-        message = packet.message
-        node = self.nodes[message.dst]
-        if self._trace is not None:
-            self._trace(f"{self.now:10.6f}   -> {message}")
-        for delay in self._network.delays(message.src, message.dst):
-            self._at(
-                self.now + delay,
-                lambda: self._on(
-                    node, f"<- {type(message).__name__} {message.src}", lambda: node.deliver(packet, self.now)
-                ),
-            )
+    def _deliver(self, src: NodeId, dst: NodeId, frame: bytearray, garbled: bool) -> bool:
+        """A frame arrives; returns False when the receiver cannot read it. A paused receiver reads it later."""
+        node = self.nodes[dst]
+        accepted = True
+
+        def step() -> None:
+            nonlocal accepted
+            if node.process is not None:
+                accepted = node.process.receive(src, frame, garbled=garbled)
+
+        self._digest = zlib.crc32(frame, self._digest)
+        self.on(node, f"<- {src} {frame[4]} {len(frame)}", step)
+        return accepted
 
     def _propose(self) -> None:
         """A client asks whoever believes to lead."""
-        node = self._rng.choice(list(self.nodes.values()))
-        leaders = [n for n in self.nodes.values() if n.core is not None and n.core.role is Role.LEADER]
+        node = self.rng.choice(list(self.nodes.values()))
+        leaders = [n for n in self.nodes.values() if n.process is not None and n.process.core.role is Role.LEADER]
         if leaders:
-            node = self._rng.choice(leaders)
-        self._offer(node, self._rng.randint(1, 4))
-        if not self._healing:
-            self._at(self.now + self._rng.expovariate(1 / self._scenario.proposal_seconds), self._propose)
+            node = self.rng.choice(leaders)
+        self._offer(node, self.rng.randint(1, 4))
+        if not self.healing:
+            self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
     def _offer(self, node: Node, count: int) -> range:
         values = range(self._next_value, self._next_value + count)
         self._next_value += count
-        self._on(node, f"propose {values}", lambda: node.propose(values, ENTRY_BYTES, self.now))
+        if (process := node.process) is not None:
+            nbytes = self.rng.randint(8, self.scenario.body_bytes_max)
+            self.on(node, f"is asked for {values}", lambda: process.propose(values, nbytes))
         return values
 
-    # -- faults ------------------------------------------------------------------------------------------------
-
     def _strike(self, fault: Fault) -> None:
-        if self._healing:
+        if not self.healing:
+            self.note(str(fault))
+            self.nemesis.strike(fault)
+
+    def start(self, node: Node) -> None:
+        """Start the node's process, now or, if its disk refuses, some time later."""
+        if (error := node.start()) is None:
+            self._wakes.pop(node.node_id, None)
+            self.settle(node)
             return
-        self._note(str(fault))
-        match fault:
-            case Crash(node_id):
-                self._crash(self.nodes[node_id])
-            case Restart(node_id):
-                self._restart(self.nodes[node_id])
-            case Pause(node_id):
-                self._paused.setdefault(node_id, [])
-            case Resume(node_id):
-                self._resume(node_id)
-            case DiskSpeed(node_id, seconds_max):
-                self.nodes[node_id].disk_seconds_max = seconds_max
-            case Rumor(node_id, about):
-                node = self.nodes[node_id]
-                self._on(node, f"hears that {about} has ended", lambda: node.hear_of_end(about, self.now))
-            case Ambush():
-                self._ambush = fault
-            case _:
-                self._network.disturb(fault)
+        self._check_refusal(node, error)
+        self.note(f"{node.node_id} does not start: {error}")
+        self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
 
-    def _spring(self, ambush: Ambush, leader: NodeId) -> None:
-        at = self.now + self._rng.uniform(0.0, ambush.delay_seconds_max)
-        back = at + ambush.absence_seconds
-        if ambush.crash:
-            self._at(at, lambda: self._strike(Crash(leader)))
-            self._at(back, lambda: self._strike(Restart(leader)))
-        else:
-            self._at(at, lambda: self._strike(Deaf(leader)))
-            self._at(back, lambda: self._network.reconnect(leader))
+    def restart(self, node: Node) -> None:
+        """Start the node's process unless it runs."""
+        if node.process is None:
+            self.note(f"{node.node_id} starts")
+            self.start(node)
 
-    def _crash(self, node: Node) -> None:
-        if node.core is None:
-            return
-        node.crash()
-        self._paused.pop(node.node_id, None)
-        self._wakes.pop(node.node_id, None)
-        for other in self.nodes.values():
-            # Refused connections tell some of the others.
-            if other is not node and self._network.connected(node.node_id, other.node_id) and self._rng.random() < 0.5:
-                self._at(
-                    self.now + self._rng.uniform(0.0, 0.02),
-                    lambda other=other: self._strike(Rumor(other.node_id, node.node_id)),  # type: ignore[misc]
-                )
+    def _check_refusal(self, node: Node, error: SegmentError) -> None:
+        if not isinstance(error, StorageFailed | DirectoryUnusable) or not self.nemesis.may_fail(node.node_id):
+            raise Violation(f"{node.node_id} does not start, and nothing is wrong with its disk: {error}") from error
 
-    def _restart(self, node: Node) -> None:
-        if node.core is None:
-            node.start(self.now)
-            self._settle(node)
-
-    def _resume(self, node_id: NodeId) -> None:
-        for step in self._paused.pop(node_id, []):
+    def resume(self, node_id: NodeId) -> None:
+        """Let a paused node go on with everything that came in meanwhile."""
+        for step in self.paused.pop(node_id, []):
             step()
 
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         """Stop all faults, and bring everybody back but perhaps a minority."""
-        scenario, rng = self._scenario, self._rng
-        self._note("everything heals")
-        self._healing = True
-        self._ambush = None
-        self._network.disturb(Heal())
-        self._network.disturb(scenario.weather)
-        spare = (len(self.nodes) - 1) // 2 if rng.random() < 0.3 else 0
-        for node in rng.sample(list(self.nodes.values()), len(self.nodes)):
-            node.disk_seconds_max = 0.005
-            self._resume(node.node_id)
-            if spare and node.core is None:
+        self.note("everything heals")
+        self.healing = True
+        self.buggify.calm = True
+        self.nemesis.heal(Heal())
+        spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 else 0
+        for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
+            self.resume(node.node_id)
+            if spare and node.process is None:
                 spare -= 1
             else:
-                self._restart(node)
+                self.restart(node)
+
+    def _running(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.process is not None]
 
     def _check_liveness(self) -> None:
         """A leader is elected in time and commits something new, and all that run come to agree.
 
         With windows as small as some scenarios have them, agreeing may take long; but it must never stand still.
         """
-        patience = 10 * self._scenario.config.election_timeout_seconds_max
-        running = [node for node in self.nodes.values() if node.core is not None]
+        patience = 10 * self.scenario.config.election_timeout_seconds_max
         mark = range(0)
         deadline = self.now + patience
         best = -1
         while self.now < deadline:
             self._run_until(self.now + patience / 40)
-            leader = next((n for n in running if n.core is not None and n.core.role is Role.LEADER), None)
+            running = [node.process for node in self._running() if node.process is not None]
+            leader = next((process for process in running if process.core.role is Role.LEADER), None)
             if leader is None:
                 continue
-            if (progress := sum(node.applied + len(node.disk.log) for node in running)) > best:
+            if (progress := sum(p.replica.applied_index + p.log.durable_index for p in running)) > best:
                 best = progress
                 deadline = self.now + patience
-            if leader.applied < len(leader.log):
+            last_index = leader.log.last_index
+            if leader.replica.applied_index < last_index:
                 continue
-            if leader.log[-1].value not in mark:
-                mark = self._offer(leader, 1)
-            elif all(node.log == leader.log and node.applied == len(node.log) for node in running):
-                self._check_end(running)
+            if self.history.committed[-1].value not in mark:
+                mark = self._offer(leader.node, 1)
+            elif all(p.replica.applied_index == p.log.last_index == last_index and not p.writer.busy for p in running):
+                self._check_end(self._running())
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed nothing moves: "
-            + "; ".join(f"{n.node_id} {n.core.status() if n.core else 'down'}" for n in self.nodes.values())
+            + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
 
     def _check_end(self, running: list[Node]) -> None:
+        """Nothing acknowledged is lost, and the logs are equal, byte by byte."""
+        files: dict[str, tuple[NodeId, bytes]] = {}
         for node in running:
-            self.history.check_acknowledged(node.node_id, node.log)
-            if node.log != self.history.committed:
-                raise Violation(f"agreement: {node.node_id} ends with a log that differs from what was committed")
+            process = node.process
+            assert process is not None, f"{node.node_id} does not run"
+            self.history.check_acknowledged(node.node_id, process.replica.applied_index)
+            start = process.log.end_pos - process.log.end_pos % self.scenario.segment_bytes
+            for name in node.disk.listdir(DIRECTORY):
+                if name.isdigit() and int(name) <= start:
+                    content = node.disk.content(f"{DIRECTORY}/{name}")
+                    first = files.setdefault(name, (node.node_id, content))
+                    if content != first[1]:
+                        raise Violation(f"agreement: segment {name} of {node.node_id} is not that of {first[0]}")
 
     def outcome(self, broke: str | None) -> Outcome:
         """What the run came to so far."""
-        terms = max((node.core.term for node in self.nodes.values() if node.core is not None), default=0)
+        terms = max((node.process.core.term for node in self.nodes.values() if node.process is not None), default=0)
         return Outcome(
-            seed=self._scenario.seed,
+            seed=self.scenario.seed,
+            seconds=self.now,
             steps=self.steps,
             committed=len(self.history.committed),
             acknowledged=len(self.history.acked),
+            reads=self.history.reads,
             terms=terms,
+            elections=self.elections,
             digest=self._digest,
             broke=broke,
+            injected=dict(self.nemesis.injected),
+            effective=dict(self.nemesis.effective),
+            asked=dict(self.buggify.asked),
+            happened=dict(self.buggify.happened),
         )
 
 
@@ -330,6 +378,10 @@ def simulate(
     cluster = Cluster(scenario, core_class, trace)
     try:
         cluster.run()
-    except AssertionError as error:
-        return cluster.outcome(f"{type(error).__name__} at {cluster.now:.6f} s: {error}")
+    except Exception as broken:
+        place = broken.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_qualname}:{place.tb_lineno}" if place is not None else "?"
+        return cluster.outcome(f"{type(broken).__name__} at {cluster.now:.6f} s in {where}: {broken}")
     return cluster.outcome(None)

@@ -126,6 +126,10 @@ class MemoryDisk:
         """Let that many more changing operations happen, then raise `PowerCut` from every one until `crash`."""
         self._power_cut_at = self.operations + operations
 
+    def power_stays(self) -> None:
+        """Take a power cut back that has not come yet."""
+        self._power_cut_at = None
+
     def fail(self, operation: str, number: int, *, after: int = 0) -> None:
         """Make ``operation`` (a method's name) raise `OSError` with that errno once, ``after`` calls from now."""
         self._faults.setdefault(operation, []).append((after, number))
@@ -146,6 +150,21 @@ class MemoryDisk:
     def content(self, path: str) -> bytes:
         """All bytes of a file as a reader sees them."""
         return bytes(self._files[path].current)
+
+    def durable(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes that a power cut leaves for certain; empty when not even the file's name is durable."""
+        file = self._durable_files.get(path)
+        return b"" if file is None else bytes(file.durable[offset : offset + length])
+
+    def no_faults(self) -> None:
+        """Forget failures that were ordered and have not happened, and any limit of room."""
+        self._faults.clear()
+        self.capacity_bytes = None
+
+    @property
+    def used_bytes(self) -> int:
+        """What all files hold together."""
+        return sum(len(file.current) for file in self._files.values())
 
     def open(self, path: str, *, create: bool = False) -> int:
         """See `Disk.open`."""
@@ -303,7 +322,7 @@ class MemoryDisk:
     def _room(self) -> int:
         if self.capacity_bytes is None:
             return 1 << 60
-        return self.capacity_bytes - sum(len(file.current) for file in self._files.values())
+        return self.capacity_bytes - self.used_bytes
 
     def _step(self) -> None:
         if self._power_cut_at is not None and self.operations >= self._power_cut_at:

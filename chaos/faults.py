@@ -44,20 +44,35 @@ class Heal:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How links treat each message: chances of loss and duplication, and latency in seconds.
+    """How links treat each frame: chances of loss, duplication and a flipped bit, and latency in seconds.
 
-    Every message draws its own latency, so a wide range also reorders.
+    Every frame draws its own latency, so a wide range also reorders.
     """
 
     loss: float = 0.0
     duplication: float = 0.0
+    garbling: float = 0.0
     latency_seconds_min: float = 0.001
     latency_seconds_max: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A node stops and loses what its disk had not finished, or some of it."""
+    """The process of a node ends; what it wrote stays in the machine's memory at least."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PowerCut:
+    """The machine of a node stops; of what was not synced any subset of sectors survives."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A node is stopped in order."""
 
     node: NodeId
 
@@ -84,6 +99,31 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockJump:
+    """The clock of a node leaps ahead, as after a suspended machine."""
+
+    node: NodeId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiskError:
+    """The next operation of that name on the disk of a node fails, with that errno."""
+
+    node: NodeId
+    operation: str
+    errno: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """The disk of a node takes ``nbytes`` more, or any number for None."""
+
+    node: NodeId
+    nbytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class DiskSpeed:
     """Each write of a node takes up to ``seconds_max``."""
 
@@ -101,7 +141,7 @@ class Rumor:
 
 @dataclass(frozen=True, slots=True)
 class Ambush:
-    """From now on each new leader is hit within ``delay_seconds_max`` of its election: crashed or made deaf.
+    """From now on each new leader is hit within ``delay_seconds_max`` of its election: its power cut or made deaf.
 
     It comes back ``absence_seconds`` later. Elections that follow one another leave short ends of many terms in the
     logs, which is where commit rules are tried.
@@ -113,5 +153,22 @@ class Ambush:
 
 
 Fault = (
-    Partition | OneWay | CutLink | Deaf | Heal | Weather | Crash | Restart | Pause | Resume | DiskSpeed | Rumor | Ambush
+    Partition
+    | OneWay
+    | CutLink
+    | Deaf
+    | Heal
+    | Weather
+    | Crash
+    | PowerCut
+    | Stop
+    | Restart
+    | Pause
+    | Resume
+    | ClockJump
+    | DiskError
+    | DiskRoom
+    | DiskSpeed
+    | Rumor
+    | Ambush
 )

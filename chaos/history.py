@@ -1,71 +1,117 @@
-"""Everything a simulated group has promised so far, and the checks that it keeps it (Raft thesis, figure 3.2)."""
+"""Everything a simulated group has promised so far, and the checks that it keeps it.
+
+The rules are those of the Raft thesis, figure 3.2, and of a log that is appended to and read by clients:
+
+- one index holds one entry, on every node and for ever, and once seen it stays;
+- a value that was appended once sits at one index at most;
+- what was appended after an acknowledgement lies behind what was acknowledged;
+- every value was asked for, and was not refused;
+- a read that begins after an acknowledgement sees it, and no read sees less than one before it;
+- what was acknowledged is in the log of every node in the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from raftlog.consensus.types import HardState, LogId, NodeId
+import msgspec
+
+from raftlog.consensus.types import ConfState, HardState, NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry with its content; a ``value`` of None opens a term."""
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A committed entry; ``value`` is None for one that no client asked for. ``chain`` vouches for all before it."""
 
     index: int
     term: int
+    kind: int
+    pos: int
+    chain: int
     value: int | None
-    nbytes: int
 
 
 class Violation(AssertionError):
     """A promise was broken."""
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A client's append: what had been acknowledged when it began, and whether it was refused."""
+
+    acked_index: int
+    refused: bool = False
+
+
+Holders = Callable[[int, bytes], frozenset[NodeId]]
+"""``holders(pos, data)``: the nodes on whose disks ``data`` lies durably at physical offset ``pos``."""
+
+
 class History:
     """Watches a group from outside; every method raises `Violation` when what it is told cannot be.
 
     Args:
-        majority: how many disks must hold an entry before it may count as committed.
+        holders: looks at the disks.
+        durable: whether a commit promises that a majority has the entry on disk.
     """
 
-    def __init__(self, majority: int) -> None:
-        self._disks: Sequence[Sequence[Entry]] = ()
-        self._majority = majority
-        self._written: dict[LogId, tuple[Entry, int]] = {}
+    def __init__(self, holders: Holders, *, durable: bool = True) -> None:
+        self._holders = holders
+        self._durable = durable
         self._leaders: dict[int, NodeId] = {}
         self._votes: dict[tuple[int, NodeId], NodeId] = {}
-        self._values: set[int] = set()
+        self._asked: dict[int, _Asked] = {}
+        self._index_of: dict[int, int] = {}
         self.committed: list[Entry] = []
-        self.acked: dict[int, Entry] = {}
+        self.acked: dict[int, int] = {}
+        self.acked_index = 0
+        self._read_index = 0
+        self.reads = 0
+        self.refused = 0
 
-    def watch(self, disks: Sequence[Sequence[Entry]]) -> None:
-        """Look at these durable logs from now on: all nodes', crashed ones included, changing as they write."""
-        self._disks = disks
+    # -- clients -----------------------------------------------------------------------------------------------
 
-    def appended(self, node: NodeId, entry: Entry, prev_term: int) -> None:
-        """Log matching: index and term determine an entry and the one before it, on every node and for ever."""
-        known = self._written.setdefault(LogId(entry.index, entry.term), (entry, prev_term))
-        if known != (entry, prev_term):
-            raise Violation(
-                f"log matching: {node} has {entry} behind term {prev_term}, "
-                f"elsewhere it is {known[0]} behind term {known[1]}"
-            )
+    def asked(self, value: int) -> None:
+        """A client begins to append ``value``; it does so once."""
+        assert value not in self._asked, f"value {value} is asked for a second time"
+        self._asked[value] = _Asked(self.acked_index)
 
-    def lost(self, entries: Iterable[Entry]) -> None:
-        """Entries vanished with the only node that ever had them; their terms may be used again.
+    def refuse(self, value: int) -> None:
+        """A client was told that ``value`` was not appended and never will be."""
+        self._asked[value].refused = True
+        self.refused += 1
 
-        Only a single voter leads before its vote is on disk, and shows nobody what it has not written.
-        """
-        for entry in entries:
-            del self._written[LogId(entry.index, entry.term)]
+    def acknowledge(self, value: int, index: int) -> None:
+        """A client was told that ``value`` is committed at ``index``."""
+        if self._index_of.get(value) != index:
+            raise Violation(f"acknowledged {value} at {index}, committed is {self._index_of.get(value)}")
+        self.acked[index] = value
+        self.acked_index = max(self.acked_index, index)
 
-    def elected(self, node: NodeId, term: int, log: Sequence[Entry]) -> None:
+    def read_floor(self) -> int:
+        """What a read that begins now must see at least."""
+        return max(self.acked_index, self._read_index)
+
+    def read(self, node: NodeId, floor: int, index: int) -> None:
+        """A read that began when ``floor`` was due is answered by ``node`` with everything up to ``index``."""
+        self.reads += 1
+        if index < floor:
+            raise Violation(f"stale read: {node} answers with everything up to {index}, {floor} was due")
+        self._read_index = max(self._read_index, index)
+
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def elected(self, node: NodeId, term: int, last_index: int, chain_at: Callable[[int], int]) -> None:
         """Election safety and leader completeness: one leader per term, and it has everything committed before."""
         if self._leaders.setdefault(term, node) != node:
             raise Violation(f"election safety: {node} and {self._leaders[term]} both lead in term {term}")
-        if list(log[: len(self.committed)]) != self.committed:
-            raise Violation(f"leader completeness: {node} leads term {term} without {self._first_lack(log)}")
+        if not self.committed:
+            return
+        newest = self.committed[-1]
+        if last_index < newest.index:
+            raise Violation(f"leader completeness: {node} leads term {term} without {newest}, it ends at {last_index}")
+        if (chain := chain_at(newest.index)) != newest.chain:
+            raise Violation(f"leader completeness: {node} leads term {term}, not with {newest} but chain {chain}")
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
         """A vote leaves once per term, and not before it is on disk."""
@@ -75,35 +121,45 @@ class History:
         if disk.term < term or (disk.term == term and disk.voted_for != candidate):
             raise Violation(f"vote: {voter} voted for {candidate} in term {term}, on its disk is {disk}")
 
-    def committing(self, node: NodeId, entries: Iterable[Entry]) -> None:
-        """State machine safety and durability: one entry per index, on the disks of a majority."""
-        for entry in entries:
-            if entry.index <= len(self.committed):
-                if self.committed[entry.index - 1] != entry:
-                    raise Violation(f"commit: {node} has {entry}, committed was {self.committed[entry.index - 1]}")
-                continue
-            if entry.index != len(self.committed) + 1:
-                raise Violation(f"commit: {node} commits {entry}, the one before it was never committed")
-            copies = sum(len(disk) >= entry.index and disk[entry.index - 1] == entry for disk in self._disks)
-            if copies < self._majority:
-                raise Violation(f"durability: {node} commits {entry}, it is on {copies} disks of {len(self._disks)}")
-            if entry.value is not None and entry.value in self._values:
-                raise Violation(f"commit: value {entry.value} is committed a second time, as {entry}")
-            if entry.value is not None:
-                self._values.add(entry.value)
-            self.committed.append(entry)
+    def applied(self, node: NodeId, entry: Entry, data: Callable[[], bytes], conf: ConfState) -> None:
+        """State machine safety and durability: one entry per index, on the disks of a majority.
 
-    def acknowledged(self, entry: Entry) -> None:
-        """A client was told that its entry is committed."""
-        self.acked[entry.index] = entry
+        ``data`` gives header and body; ``conf`` says whose majority.
+        """
+        index = entry.index
+        if index <= len(self.committed):
+            if (before := self.committed[index - 1]) != entry:
+                raise Violation(f"commit: {node} has {entry}, committed was {before}")
+            return
+        if index != len(self.committed) + 1:
+            raise Violation(f"commit: {node} commits {entry}, the one before it was never committed")
+        if self._durable:
+            self._check_copies(node, entry, data(), conf)
+        if (value := entry.value) is not None:
+            self._check_value(node, entry, value)
+        self.committed.append(entry)
 
-    def check_acknowledged(self, node: NodeId, log: Sequence[Entry]) -> None:
-        """Everything that a client was told is in ``log``."""
-        for index, entry in self.acked.items():
-            if len(log) < index or log[index - 1] != entry:
-                raise Violation(f"durability: acknowledged {entry} is not in the log of {node}")
+    def check_acknowledged(self, node: NodeId, applied_index: int) -> None:
+        """Everything that a client was told is in the log of ``node``, whose entries were all compared before."""
+        if applied_index < self.acked_index:
+            raise Violation(f"lost write: {node} ends at {applied_index}, acknowledged is {self.acked_index}")
 
-    def _first_lack(self, log: Sequence[Entry]) -> Entry:
-        return next(
-            entry for position, entry in enumerate(self.committed) if position >= len(log) or log[position] != entry
-        )
+    def _check_copies(self, node: NodeId, entry: Entry, data: bytes, conf: ConfState) -> None:
+        holders = self._holders(entry.pos, data)
+        for voters in (conf.voters, conf.outgoing):
+            copies = sum(voter in holders for voter in voters)
+            if voters and 2 * copies <= len(voters):
+                raise Violation(
+                    f"durability: {node} commits {entry}, it is on {copies} disks of {len(voters)} "
+                    f"({', '.join(sorted(holders))} have it)"
+                )
+
+    def _check_value(self, node: NodeId, entry: Entry, value: int) -> None:
+        asked = self._asked.get(value)
+        if asked is None or asked.refused:
+            raise Violation(f"phantom: {node} commits {entry}, which was {'refused' if asked else 'never asked for'}")
+        if value in self._index_of:
+            raise Violation(f"duplicate: {node} commits {entry}, it is at {self._index_of[value]} already")
+        if entry.index <= asked.acked_index:
+            raise Violation(f"order: {entry} was asked for when {asked.acked_index} was acknowledged already")
+        self._index_of[value] = entry.index

@@ -1,16 +1,26 @@
-"""A simulated network between nodes: it delays, drops, doubles, reorders and partitions messages."""
+"""A simulated network between nodes: it delays, drops, doubles, reorders, garbles and partitions frames.
+
+Frames travel in one of two ways, which a run keeps to. As *streams*, like the real connections: in order per lane, and
+a loss breaks the connection with all that is under way in it. As *datagrams*, each on its own: that is harsher than
+any connection, and the consensus core must stand it all the same.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from chaos.buggify import Buggify
 from chaos.faults import CutLink, Deaf, Heal, OneWay, Partition, Weather
 from raftlog.consensus.types import NodeId
+from raftlog.transport import Lane
+
+STUCK_FRAMES_MAX = 1000
+"""What a connection across a cut link takes before it is full."""
 
 
 class Network:
-    """Decides when, and how often, a message arrives."""
+    """Which links work, and how well."""
 
     def __init__(self, nodes: Sequence[NodeId], weather: Weather, rng: random.Random) -> None:
         self._nodes = tuple(nodes)
@@ -23,7 +33,7 @@ class Network:
         match fault:
             case Partition(groups):
                 group_of = {node: number for number, group in enumerate(groups) for node in group}
-                self._cut |= {link for link in self._links() if group_of[link[0]] != group_of[link[1]]}
+                self._cut |= {link for link in self._links() if group_of.get(link[0]) != group_of.get(link[1])}
             case OneWay(src, dst):
                 self._cut.add((src, dst))
             case CutLink(one, other):
@@ -40,16 +50,125 @@ class Network:
         self._cut = {link for link in self._cut if node not in link}
 
     def connected(self, src: NodeId, dst: NodeId) -> bool:
-        """Whether messages get through at all."""
+        """Whether frames get through at all."""
         return (src, dst) not in self._cut
 
-    def delays(self, src: NodeId, dst: NodeId) -> list[float]:
-        """After how many seconds copies of a message from ``src`` to ``dst`` arrive; empty when it is lost."""
-        weather, rng = self.weather, self._rng
-        if (src, dst) in self._cut or rng.random() < weather.loss:
-            return []
-        copies = 2 if rng.random() < weather.duplication else 1
-        return [rng.uniform(weather.latency_seconds_min, weather.latency_seconds_max) for _ in range(copies)]
+    def latency(self) -> float:
+        """How many seconds the next frame takes."""
+        weather = self.weather
+        return self._rng.uniform(weather.latency_seconds_min, weather.latency_seconds_max)
 
     def _links(self) -> list[tuple[NodeId, NodeId]]:
         return [(src, dst) for src in self._nodes for dst in self._nodes if src != dst]
+
+
+class _Stream:
+    """One lane from one node to another."""
+
+    __slots__ = ("arrives_at", "epoch", "opens_at", "stuck")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.opens_at = 0.0
+        self.arrives_at = 0.0
+        self.stuck: list[bytes] = []
+
+
+Deliver = Callable[[NodeId, NodeId, bytearray, bool], bool]
+"""``deliver(src, dst, frame, garbled)``; returns False when the receiver gives up the connection."""
+
+
+class Wires:
+    """Carries frames between nodes.
+
+    Args:
+        at: ``at(time, step, *arguments)`` lets something happen then.
+        now: the time.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        streams: bool,
+        at: Callable[..., None],
+        now: Callable[[], float],
+        deliver: Deliver,
+        buggify: Buggify,
+        rng: random.Random,
+    ) -> None:
+        self._network = network
+        self._as_streams = streams
+        self._at = at
+        self._now = now
+        self._deliver = deliver
+        self._buggify = buggify
+        self._rng = rng
+        self._streams: dict[tuple[NodeId, NodeId, Lane], _Stream] = {}
+        self.blocked = 0
+        """Frames that a cut link held up."""
+
+    def send(self, src: NodeId, dst: NodeId, lane: Lane, frame: bytes) -> bool:
+        """Take one frame; returns False when its lane has no connection or no room."""
+        if self._buggify("no-room-in-lane"):
+            return False
+        weather, rng, now = self._network.weather, self._rng, self._now()
+        connected = self._network.connected(src, dst)
+        self.blocked += not connected
+        if not self._as_streams:
+            if connected and rng.random() >= weather.loss:
+                for _ in range(2 if rng.random() < weather.duplication else 1):
+                    self._at(now + self._network.latency(), self._arrive, src, dst, frame)
+            return True
+        stream = self._stream(src, dst, lane)
+        if now < stream.opens_at:
+            return False
+        if not connected:
+            stream.stuck.append(frame)
+            return len(stream.stuck) < STUCK_FRAMES_MAX
+        if weather.loss and rng.random() < weather.loss / 4:
+            self._break(stream)
+            return True
+        stream.arrives_at = max(stream.arrives_at, now + self._network.latency())
+        self._at(stream.arrives_at, self._arrive_in, stream, stream.epoch, src, dst, frame)
+        return True
+
+    def node_ended(self, node: NodeId) -> None:
+        """The process of ``node`` has ended, and its connections with it."""
+        for (src, dst, _), stream in self._streams.items():
+            if node in (src, dst):
+                self._break(stream)
+
+    def healed(self) -> None:
+        """Links may work again: what is stuck in connections arrives late, or they broke meanwhile."""
+        for (src, dst, _), stream in self._streams.items():
+            if stream.stuck and self._network.connected(src, dst):
+                if not self._buggify("old-frames-after-heal"):
+                    self._break(stream)
+                    continue
+                frames, stream.stuck = stream.stuck, []
+                stream.arrives_at = max(stream.arrives_at, self._now() + self._network.latency())
+                for frame in frames:
+                    self._at(stream.arrives_at, self._arrive_in, stream, stream.epoch, src, dst, frame)
+
+    def _stream(self, src: NodeId, dst: NodeId, lane: Lane) -> _Stream:
+        stream = self._streams.get((src, dst, lane))
+        if stream is None:
+            stream = self._streams[src, dst, lane] = _Stream()
+        return stream
+
+    def _break(self, stream: _Stream) -> None:
+        stream.epoch += 1
+        stream.stuck = []
+        stream.opens_at = self._now() + self._rng.uniform(0.0, 0.5 if self._buggify("slow-reconnect") else 0.03)
+
+    def _arrive_in(self, stream: _Stream, epoch: int, src: NodeId, dst: NodeId, frame: bytes) -> None:
+        if stream.epoch == epoch and not self._arrive(src, dst, frame):
+            self._break(stream)
+
+    def _arrive(self, src: NodeId, dst: NodeId, frame: bytes) -> bool:
+        data = bytearray(frame)
+        garbled = self._network.weather.garbling > 0 and self._rng.random() < self._network.weather.garbling
+        if garbled:
+            data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+        return self._deliver(src, dst, data, garbled)

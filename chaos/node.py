@@ -1,314 +1,342 @@
-"""One simulated replica: a core, its log in memory, and a disk that writes slowly and forgets when it crashes.
+"""One simulated machine: a disk, and at times a process on it that runs the production code unchanged.
 
-It does for simulated entries what `raftlog.replica.Replica` does for real ones, in the same order.
+The process is a `Replica` with its `RaftCore` and its `SegmentLog`; only clock, writer, disk, connections and
+application are simulated.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from chaos.buggify import Buggify
+from chaos.disk import MemoryDisk
+from chaos.disk import PowerCut as OutOfPower
 from chaos.history import Entry, History, Violation
-from raftlog.consensus.effects import Effects, StorageOp
-from raftlog.consensus.messages import AppendReq, Message, VoteResp
+from chaos.network import Wires
+from chaos.schedule import Scenario
+from chaos.writer import SimWriter
+from raftlog import wire
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import (
-    NONE,
-    ConfState,
-    CoreConfig,
-    EntryKind,
-    HardState,
-    NodeId,
-    Refusal,
-    Role,
-    Span,
-)
+from raftlog.consensus.types import ConfState, EntryKind, HardState, LogId, NodeId, Refusal, Role, RoleChange
+from raftlog.replica import CommittedEntry, Replica
+from raftlog.segment.codec import HEADER
+from raftlog.segment.errors import FrameCorrupt, SegmentError
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta import SLOT_BYTES, decode_slot
+from raftlog.transport import Lane
+from raftlog.wire import Kind, WireError
 
-DISK_STALL_SECONDS = 1.0
-
-
-class Packet(NamedTuple):
-    """A message with the entries that its spans stand for."""
-
-    message: Message
-    entries: tuple[Entry, ...]
+DIRECTORY = "/log"
+CLUSTER_ID = "simulated"
+_VALUE_BYTES = 8
 
 
-@dataclass(slots=True)
-class Disk:
-    """What survives a crash."""
-
-    log: list[Entry] = field(default_factory=list)
-    hard_state: HardState = field(default_factory=HardState)
-    commit_hint: int = 0
+def body_of(value: int, nbytes: int) -> bytes:
+    """The body that stands for a value: ``nbytes`` bytes, all of which are told by it."""
+    return value.to_bytes(_VALUE_BYTES).ljust(nbytes, bytes((value % 251,)))
 
 
-class Write(NamedTuple):
-    """A storage operation on its way to the disk."""
+def value_of(body: bytes) -> int:
+    """The value that a body stands for. Raises `Violation` if a byte of it is wrong."""
+    value = int.from_bytes(body[:_VALUE_BYTES])
+    if body != body_of(value, len(body)):
+        raise Violation(f"the body of value {value} was changed: {body[:40]!r}")
+    return value
 
-    ticket: int
-    truncate_from: int | None
-    entries: tuple[Entry, ...]
-    hard_state: HardState | None
-    commit_hint: int
-    submitted_at: float
-    done_at: float
 
-    def apply_log(self, disk: Disk, entries: int) -> None:
-        """Cut the log and write the first ``entries`` of the new ones."""
-        if self.truncate_from is not None:
-            del disk.log[self.truncate_from - 1 :]
-        disk.log += self.entries[:entries]
+class World(Protocol):
+    """What a node needs of the simulation around it."""
 
-    def apply_state(self, disk: Disk) -> None:
-        """Write the hard state and the commit hint."""
-        if self.hard_state is not None:
-            disk.hard_state = self.hard_state
-        disk.commit_hint = self.commit_hint
+    now: float
+    history: History
+    wires: Wires
+    buggify: Buggify
+
+    def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
+        """Let ``step`` happen at the node's process, unless it has ended by then."""
+
+    def process_ends(self, node: Node, error: Exception) -> None:
+        """The node's process gives up."""
+
+    def leads(self, node: Node, term: int) -> None:
+        """The node was elected."""
 
 
 class Node:
-    """A replica that can be crashed, restarted and paused.
-
-    Args:
-        core_class: the core under test.
-        clock_rate: how fast the node's clock runs, 1.0 being right.
-    """
+    """A machine that can lose its power, and a process on it that can be killed, stopped, paused and started."""
 
     def __init__(
         self,
         *,
         node_id: NodeId,
-        conf: ConfState,
-        config: CoreConfig,
-        core_class: type[RaftCore],
+        world: World,
+        scenario: Scenario,
         clock_rate: float,
-        history: History,
         rng: random.Random,
+        core_class: type[RaftCore] = RaftCore,
     ) -> None:
         self.node_id = node_id
-        self._conf = conf
-        self._config = config
+        self.disk = MemoryDisk()
+        self.disk_seconds_max = scenario.disk_seconds_max
+        self.process: Process | None = None
+        self._world = world
+        self._scenario = scenario
         self._core_class = core_class
         self._clock_rate = clock_rate
-        self._history = history
+        self._clock_ahead = 0.0
         self._rng = rng
-        self.disk = Disk()
-        self.disk_seconds_max = 0.005
-        self.core: RaftCore | None = None
-        self.log: list[Entry] = []
-        self.writes: deque[Write] = deque()
-        self.applied = 0
-        self._pending: dict[int, Entry] = {}
-        self._staged: dict[tuple[int, int], Entry] = {}
-        self._out: list[Packet] = []
-        self.leading_term = 0
+        self.checkpoint = 0
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def start(self, now: float) -> None:
-        """Start from what the disk holds."""
-        assert self.core is None, f"{self.node_id} runs already"
-        disk = self.disk
-        self.log = list(disk.log)
-        runs = [
-            (e.index, e.term) for e, before in zip(disk.log, [None, *disk.log], strict=False) if _opens_run(e, before)
+    def start(self) -> SegmentError | None:
+        """Start the process from what the disk holds; returns why it did not start, if the disk is to blame."""
+        assert self.process is None, f"{self.node_id} runs already"
+        if self._world.buggify("crash-while-opening"):
+            self.disk.cut_power_after(self._rng.randrange(12))
+        try:
+            self.process = Process(self, self._world, self._scenario, self._rng, self._core_class)
+        except OutOfPower:
+            self.disk.crash(self._rng)
+            return self.start()
+        except SegmentError as error:
+            self.disk.kill()
+            return error
+        self.disk.power_stays()
+        return None
+
+    def kill(self, *, power_cut: bool) -> None:
+        """The process ends where it stands, and with a power cut the machine does."""
+        process, self.process = self.process, None
+        if process is not None:
+            if self._world.buggify("crash-in-write"):
+                process.writer.stop_midway(self.disk, self._rng.randrange(8))
+            elif self._world.buggify("crash-after-write"):
+                process.writer.stop_midway(self.disk, 1 << 40)
+            process.writer.abandon()
+        if power_cut:
+            self.disk.crash(self._rng)
+        else:
+            self.disk.kill()
+
+    def stop(self) -> None:
+        """The process ends in order."""
+        process, self.process = self.process, None
+        if process is not None:
+            try:
+                process.log.close(clean=True)
+            except (SegmentError, OSError):
+                self.disk.kill()
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        """What the node takes for the time."""
+        return self._world.now * self._clock_rate + self._clock_ahead
+
+    def leap(self, seconds: float) -> None:
+        """The clock goes ahead."""
+        self._clock_ahead += seconds
+
+    def world_time(self, local: float) -> float:
+        """When the node's clock will show ``local``."""
+        return (local - self._clock_ahead) / self._clock_rate + 1e-6
+
+    def disk_latency(self) -> float:
+        """Seconds that the next write takes."""
+        return self._rng.uniform(0.0, self.disk_seconds_max)
+
+    # -- the disk, as it would be found after a power cut ------------------------------------------------------
+
+    def holds(self, pos: int, data: bytes) -> bool:
+        """Whether ``data`` lies durably at a physical offset of the log."""
+        start = pos - pos % self._scenario.segment_bytes
+        return self.disk.durable(f"{DIRECTORY}/{start:020d}", pos - start, len(data)) == data
+
+    def hard_state(self) -> HardState:
+        """Term and vote that are durable."""
+        slots = [
+            decode_slot(self.disk.durable(f"{DIRECTORY}/meta", number * SLOT_BYTES, SLOT_BYTES)) for number in (0, 1)
         ]
-        self.core = self._core_class(
-            node_id=self.node_id,
-            confs=[(0, self._conf)],
-            config=self._config,
-            hard_state=disk.hard_state,
-            term_runs=runs,
-            base=NONE,
-            last_index=len(disk.log),
-            commit=disk.commit_hint,
-            rng=self._rng,
-            now=self._local(now),
+        newest = max((slot for slot in slots if slot is not None), key=lambda slot: slot[0], default=None)
+        if newest is None:
+            return HardState()
+        state = newest[1]
+        return HardState(state.term, None if state.voted_for is None else NodeId(state.voted_for))
+
+
+class Process:
+    """One start of a node: opens the log, builds the replica, and is its application and transport.
+
+    Raises:
+        SegmentError: the log cannot be opened.
+    """
+
+    def __init__(
+        self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
+    ) -> None:
+        self.node = node
+        self.node_id = node.node_id
+        self._world = world
+        self._rng = rng
+        self._durable_commit = scenario.config.durable_commit
+        self.writer = SimWriter(
+            later=lambda seconds, step: world.later(node, seconds, step),
+            latency=node.disk_latency,
+            clock=node.clock,
+            on_done=lambda ticket: self.replica.storage_done(ticket),
+            on_failed=lambda error: world.process_ends(node, error),
+            buggify=world.buggify,
         )
-        self.applied = self.core.commit
-        self.leading_term = 0
+        self.log = SegmentLog.open(
+            DIRECTORY,
+            cluster_id=CLUSTER_ID,
+            node_id=node.node_id,
+            segment_bytes=scenario.segment_bytes,
+            disk=node.disk,
+            tail_bytes_max=scenario.log_tail_bytes_max,
+            writer=self.writer,
+        )
+        log, meta = self.log, self.log.meta
+        self.core = core_class(
+            node_id=node.node_id,
+            confs=[(0, ConfState(scenario.nodes))],
+            config=scenario.config,
+            hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
+            term_runs=log.term_runs,
+            base=LogId(*log.base),
+            last_index=log.last_index,
+            commit=meta.commit_hint,
+            rng=rng,
+            now=node.clock(),
+        )
+        if world.buggify("lost-checkpoint"):
+            node.checkpoint = max(log.base[0], rng.randint(0, node.checkpoint))
+        if world.buggify("replay-everything"):
+            node.checkpoint = log.base[0]
+        self.replica = Replica(
+            core=self.core,
+            log=log,
+            transport=self,
+            application=self,
+            applied_index=node.checkpoint,
+            clock=node.clock,
+            wake=lambda: world.later(node, 0.0, lambda: None),
+        )
+        self._applied = node.checkpoint
+        self._pending: dict[int, int] = {}
+        self._led_term = 0
 
-    def crash(self) -> None:
-        """Stop, keeping of the unfinished writes what a power cut might keep.
+    # -- turns -------------------------------------------------------------------------------------------------
 
-        The log keeps a prefix of what was to be written to it. Hard states lie elsewhere and may be older or newer.
-        """
-        writes, disk = list(self.writes), self.disk
-        whole = self._rng.randint(0, len(writes))
-        for write in writes[:whole]:
-            write.apply_log(disk, len(write.entries))
-        if whole < len(writes) and self._rng.random() < 0.5:
-            writes[whole].apply_log(disk, self._rng.randint(0, len(writes[whole].entries)))
-        for write in writes[: self._rng.randint(0, len(writes))]:
-            write.apply_state(disk)
-        if len(self._conf.voters) == 1:
-            # Entries that were acknowledged or committed are on the disk, or the next `committing` fails.
-            self._history.lost(entry for entry in self.log if entry not in disk.log)
-        self.core = None
-        self.log = []
-        self.writes.clear()
-        self._pending.clear()
-        self._staged.clear()
-        self._out.clear()
-
-    # -- inputs ------------------------------------------------------------------------------------------------
-
-    def deliver(self, packet: Packet, now: float) -> None:
-        """Take a message from the network."""
-        if self.core is None:
-            return
-        for entry in packet.entries:
-            self._staged[entry.index, entry.term] = entry
-        self.core.receive(packet.message, self._local(now))
-
-    def propose(self, values: Sequence[int], nbytes: int, now: float) -> bool:
-        """Append entries as a client asks; returns whether they were taken."""
-        core = self.core
-        if core is None or core.role is not Role.LEADER or core.last_index != len(self.log):
+    def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
+        """Take a frame as it came from the network; returns False when it was no frame."""
+        try:
+            frames, consumed = wire.split_frames(memoryview(data))
+            if consumed != len(data):
+                raise WireError(f"a frame of {len(data)} bytes, {consumed} of which make sense")
+            for kind, payload in frames:
+                self.replica.receive(source, kind, payload)
+        except (WireError, FrameCorrupt) as error:
+            if not garbled:
+                raise Violation(f"{source} sent to {self.node_id} what cannot be read: {error}") from error
             return False
-        index = core.propose(len(values), nbytes * len(values), self._local(now))
-        if isinstance(index, Refusal):
-            return False
-        for offset, value in enumerate(values):
-            entry = Entry(index + offset, core.term, value, nbytes)
-            self._append(entry)
-            self._pending[entry.index] = entry
+        finally:
+            # The buffer belongs to the connection; whoever keeps a part of it will notice.
+            data[:] = b"\xdd" * len(data)
+        if garbled:
+            raise Violation(f"{self.node_id} took a frame of {source} in which a bit was flipped")
         return True
 
-    def complete_writes(self, now: float) -> None:
-        """Finish what the disk has finished by now."""
-        if self.core is None:
-            return
-        ticket = 0
-        while self.writes and self.writes[0].done_at <= now:
-            write = self.writes.popleft()
-            write.apply_log(self.disk, len(write.entries))
-            write.apply_state(self.disk)
-            ticket = write.ticket
-        if ticket:
-            self.core.storage_done(ticket, self._local(now))
+    def propose(self, values: Sequence[int], nbytes: int) -> None:
+        """Append entries as clients ask."""
+        history = self._world.history
+        for value in values:
+            history.asked(value)
 
-    def tick(self, now: float) -> None:
-        """Let time pass."""
-        if self.core is None:
-            return
-        if self.writes and (age := now - self.writes[0].submitted_at) > DISK_STALL_SECONDS:
-            self.core.disk_slow(age, self._local(now))
-        self.core.tick(self._local(now))
+            def build(pos: int, value: int = value) -> tuple[bytes, bytes]:
+                return body_of(value, nbytes), b"%d" % value if value % 3 else b""
 
-    def hear_of_end(self, peer: NodeId, now: float) -> None:
-        """Believe that the process of ``peer`` has ended."""
-        if self.core is not None:
-            self.core.peer_lost(peer, self._local(now))
-
-    def next_tick(self) -> float:
-        """When `tick` must be called."""
-        assert self.core is not None, f"{self.node_id} does not run"
-        return self.core.next_deadline() / self._clock_rate + 1e-6
-
-    # -- effects -----------------------------------------------------------------------------------------------
-
-    def pump(self, now: float) -> list[Packet]:
-        """Carry out what the core decided; returns what leaves."""
-        core = self.core
-        if core is None:
-            return []
-        while core.has_effects:
-            self._carry_out(core, core.take_effects(), now)
-        self._staged.clear()
-        core.check_invariants()
-        if core.last_index != len(self.log):
-            raise Violation(f"{self.node_id}: the core's log ends at {core.last_index}, the node's at {len(self.log)}")
-        out, self._out = self._out, []
-        return out
-
-    def _carry_out(self, core: RaftCore, effects: Effects, now: float) -> None:
-        if effects.failed_from is not None:
-            for index in [index for index in self._pending if index >= effects.failed_from]:
-                del self._pending[index]
-        if effects.storage is not None:
-            self._store(effects.storage, min(core.commit, core.durable), now)
-        for message in effects.send:
-            self._send(message)
-        for fetch in effects.fetch:
-            core.fetched(fetch.peer, self._spans_from(fetch.first, fetch.bytes_max), self._local(now))
-        if effects.commit is not None:
-            self._apply(effects.commit)
-        if effects.role is not None:
-            if effects.role.role is Role.LEADER and effects.role.term > self.leading_term:
-                self.leading_term = effects.role.term
-                self._history.elected(self.node_id, effects.role.term, self.log)
-            if effects.role.role is not Role.LEADER and self._pending:
-                raise Violation(f"{self.node_id} leads no more, the outcome of {sorted(self._pending)} is open")
-
-    def _store(self, op: StorageOp, commit_hint: int, now: float) -> None:
-        if op.truncate_from is not None:
-            if op.truncate_from <= self.applied:
-                raise Violation(f"{self.node_id} cuts its log at {op.truncate_from}, committed is {self.applied}")
-            del self.log[op.truncate_from - 1 :]
-        entries = []
-        for span in op.spans:
-            for index in range(span.first, span.last + 1):
-                if index > len(self.log):
-                    if span.kind is EntryKind.NOOP and (index, span.term) not in self._staged:
-                        self._append(Entry(index, span.term, None, span.nbytes))
-                    else:
-                        self._append(self._staged[index, span.term])
-                entries.append(self.log[index - 1])
-        # Own proposals were appended before an older part of the same operation may have been cut off.
-        latency = self._rng.uniform(0.0, self.disk_seconds_max)
-        done_at = max(now + latency, self.writes[-1].done_at if self.writes else 0.0)
-        self.writes.append(Write(op.ticket, op.truncate_from, tuple(entries), op.hard_state, commit_hint, now, done_at))
-
-    def _append(self, entry: Entry) -> None:
-        assert entry.index == len(self.log) + 1, f"{self.node_id} appends {entry} to {len(self.log)} entries"
-        self._history.appended(self.node_id, entry, self.log[-1].term if self.log else 0)
-        self.log.append(entry)
-
-    def _send(self, message: Message) -> None:
-        entries: tuple[Entry, ...] = ()
-        if isinstance(message, AppendReq):
-            for span in message.spans:
-                entries += tuple(self.log[span.first - 1 : span.last])
-            if any(entry.term != span.term for span in message.spans for entry in self.log[span.first - 1 : span.last]):
-                raise Violation(f"{self.node_id} sends spans {message.spans} that its log does not hold")
-        if isinstance(message, VoteResp) and message.granted:
-            self._history.voted(self.node_id, message.term, message.dst, self.disk.hard_state)
-        self._out.append(Packet(message, entries))
-
-    def _spans_from(self, first: int, bytes_max: int) -> tuple[Span, ...]:
-        spans: list[Span] = []
-        nbytes = 0
-        for entry in self.log[first - 1 :]:
-            nbytes += entry.nbytes
-            if spans and nbytes > bytes_max:
-                break
-            kind = EntryKind.NOOP if entry.value is None else EntryKind.NORMAL
-            if spans and spans[-1].term == entry.term and spans[-1].kind is kind:
-                run = spans[-1]
-                spans[-1] = Span(run.first, entry.index, run.term, run.nbytes + entry.nbytes, kind)
+            index = self.replica.append(nbytes, build)
+            if isinstance(index, Refusal):
+                history.refuse(value)
             else:
-                spans.append(Span(entry.index, entry.index, entry.term, entry.nbytes, kind))
-        return tuple(spans)
+                self._pending[index] = value
 
-    def _apply(self, commit: int) -> None:
-        if commit <= self.applied:
-            raise Violation(f"{self.node_id}: commit index {self.applied} goes back to {commit}")
-        self._history.committing(self.node_id, self.log[self.applied : commit])
-        for index in range(self.applied + 1, commit + 1):
-            if (entry := self._pending.pop(index, None)) is not None:
-                if self.log[index - 1] != entry:
-                    raise Violation(f"{self.node_id} acknowledges {entry}, committed is {self.log[index - 1]}")
-                self._history.acknowledged(entry)
-        self.applied = commit
+    def pump(self) -> None:
+        """End a turn, and check what must hold between turns."""
+        replica, core, log = self.replica, self.core, self.log
+        replica.pump()
+        core.check_invariants()
+        if core.last_index != log.last_index:
+            raise Violation(f"{self.node_id}: the core's log ends at {core.last_index}, the disk's at {log.last_index}")
+        if self._durable_commit and core.durable > log.durable_index:
+            raise Violation(f"{self.node_id}: the core believes in {core.durable}, durable is {log.durable_index}")
+        if replica.applied_index != self._applied:
+            raise Violation(f"{self.node_id}: applied {self._applied}, the replica says {replica.applied_index}")
 
-    def _local(self, now: float) -> float:
-        return now * self._clock_rate
+    # -- PeerSender --------------------------------------------------------------------------------------------
 
+    def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
+        """See `raftlog.replica.PeerSender`."""
+        frame = b"".join(buffers)
+        if len(frame) != nbytes:
+            raise Violation(f"{self.node_id} announces a frame of {nbytes} bytes and sends {len(frame)}")
+        if frame[4] in (Kind.VOTE, Kind.VOTE_RESPONSE):
+            self._check_vote(frame)
+        return self._world.wires.send(self.node_id, peer, lane, frame)
 
-def _opens_run(entry: Entry, before: Entry | None) -> bool:
-    return before is None or before.term != entry.term
+    def _check_vote(self, frame: bytes) -> None:
+        ((kind, payload),), _ = wire.split_frames(memoryview(frame))
+        vote = wire.decode_cold(kind, payload)
+        history = self._world.history
+        if kind is Kind.VOTE:
+            history.voted(self.node_id, vote.term, self.node_id, self.node.hard_state())
+        elif vote.granted:
+            history.voted(self.node_id, vote.term, vote.dst, self.node.hard_state())
+
+    # -- Application -------------------------------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """See `raftlog.replica.Application`."""
+        history, log = self._world.history, self.log
+        for entry in entries:
+            index = entry.index
+            if index != self._applied + 1:
+                raise Violation(f"{self.node_id} applies {index} behind {self._applied}")
+            value = value_of(entry.body) if entry.kind == EntryKind.NORMAL else None
+            if entry.annotation and entry.annotation != b"%d" % (value or 0):
+                raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
+            known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
+            history.applied(self.node_id, known, lambda index=index: self._bytes_of(index), self.core.conf)  # type: ignore[misc]
+            self._applied = index
+            if (asked := self._pending.pop(index, None)) is not None:
+                if asked != value:
+                    raise Violation(f"{self.node_id} was to acknowledge {asked} at {index}, committed is {value}")
+                history.acknowledge(asked, index)
+        if self._applied <= log.durable_index and self._rng.random() < 0.2:
+            self.node.checkpoint = self._applied
+
+    def role_changed(self, change: RoleChange) -> None:
+        """See `raftlog.replica.Application`."""
+        if change.role is Role.LEADER and change.term > self._led_term:
+            self._led_term = change.term
+            self._world.history.elected(self.node_id, change.term, self.log.last_index, self._chain_at)
+            self._world.leads(self.node, change.term)
+        if change.role is not Role.LEADER and (left := [i for i in self._pending if i > self.replica.commit_index]):
+            raise Violation(f"{self.node_id} leads no more, the outcome of {left} is open")
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """See `raftlog.replica.Application`."""
+        for index in [index for index in self._pending if index >= first_index]:
+            del self._pending[index]
+
+    def _chain_at(self, index: int) -> int:
+        entry = self.log.entry(index)
+        return self.log.chain_at(index) if entry is None else entry.chain
+
+    def _bytes_of(self, index: int) -> bytes:
+        data = self.log.read_entries(index, 1)[1]
+        return data[: HEADER.unpack_from(data)[1]]

@@ -6,24 +6,30 @@ small and odd limits, so that every limit is reached.
 
 from __future__ import annotations
 
+import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos.faults import (
     Ambush,
+    ClockJump,
     Crash,
     CutLink,
     Deaf,
+    DiskError,
+    DiskRoom,
     DiskSpeed,
     Fault,
     Heal,
     OneWay,
     Partition,
     Pause,
+    PowerCut,
     Restart,
     Resume,
     Rumor,
+    Stop,
     Weather,
 )
 from raftlog.consensus.types import CoreConfig, NodeId
@@ -34,7 +40,10 @@ SAFETY_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run: ``faults`` are pairs of a time and what happens then, in order of time."""
+    """One run: ``faults`` are pairs of a time and what happens then, in order of time.
+
+    ``streams`` says how frames travel (`chaos.network`), ``limits`` what is smaller than usual (`chaos.limits`).
+    """
 
     seed: int
     nodes: tuple[NodeId, ...]
@@ -43,6 +52,12 @@ class Scenario:
     clock_rates: tuple[float, ...]
     safety_seconds: float
     proposal_seconds: float
+    body_bytes_max: int
+    segment_bytes: int
+    log_tail_bytes_max: int
+    disk_seconds_max: float
+    streams: bool
+    limits: Mapping[str, int]
     kinds: tuple[str, ...]
     faults: tuple[tuple[float, Fault], ...]
 
@@ -62,6 +77,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
+    segment_bytes = rng.choice((512, 1024, 4096, 4096, 16 * 1024, 64 * 1024))
     return Scenario(
         seed=seed,
         nodes=nodes,
@@ -70,6 +86,12 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes),
         safety_seconds=safety_seconds,
         proposal_seconds=rng.choice((0.02, 0.1, 0.1, 0.5)),
+        body_bytes_max=min(rng.choice((20, 100, 100, 1000)), segment_bytes // 3),
+        segment_bytes=segment_bytes,
+        log_tail_bytes_max=rng.choice((1, 500, 5000, 32 * 1024 * 1024)),
+        disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)),
+        streams=not hunted and rng.random() < 0.6,
+        limits=_draw_limits(rng),
         kinds=kinds,
         faults=tuple(faults),
     )
@@ -98,6 +120,16 @@ def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
         tail_spans_max=rng.choice((1, 10, 65_536)),
         catch_up_bytes_max=catch_up_bytes_max,
     )
+
+
+def _draw_limits(rng: random.Random) -> dict[str, int]:
+    drawn = {
+        "APPLY_BYTES_MAX": rng.choice((1, 500, 1024 * 1024)),
+        "UNSYNCED_BYTES_MAX": rng.choice((2000, 64 * 1024 * 1024)),
+        "ANCHOR_BYTES": rng.choice((200, 64 * 1024)),
+        "SYNC_BYTES_MAX": rng.choice((600, 4096, 1024 * 1024)),
+    }
+    return {name: value for name, value in drawn.items() if rng.random() < 0.7}
 
 
 Timed = tuple[float, Fault]
@@ -141,6 +173,7 @@ def _weather(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: 
     storm = Weather(
         loss=rng.choice((0.0, 0.05, 0.3)),
         duplication=rng.choice((0.0, 0.1, 0.5)),
+        garbling=rng.choice((0.0, 0.0, 0.02)),
         latency_seconds_min=0.0005,
         latency_seconds_max=rng.choice((0.005, 0.1, 0.8)),
     )
@@ -152,18 +185,36 @@ def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: fl
     for _ in range(rng.randint(1, 3)):
         node = rng.choice(nodes)
         at = rng.uniform(start, end)
-        faults += [(at, Crash(node)), (at + rng.choice((0.0, 0.05, 1.0, 3.0)), Restart(node))]
+        end_of = rng.choice((Crash, PowerCut, PowerCut, Stop))
+        faults += [(at, end_of(node)), (at + rng.choice((0.0, 0.05, 1.0, 3.0)), Restart(node))]
     return faults
 
 
 def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
     restarts: list[Timed] = [(rng.uniform(start, end), Restart(node)) for node in nodes]
-    return [*((start, Crash(node)) for node in nodes), *restarts]
+    end_of = rng.choice((Crash, PowerCut, PowerCut))
+    return [*((start, end_of(node)) for node in nodes), *restarts]
 
 
 def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
     node = rng.choice(nodes)
     return [(start, Pause(node)), (end, Resume(node))]
+
+
+def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    jumps = rng.randint(1, 3)
+    return [(rng.uniform(start, end), ClockJump(rng.choice(nodes), rng.choice((0.1, 1.0, 30.0)))) for _ in range(jumps)]
+
+
+def _disk_error(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    operation = rng.choice(("fdatasync", "pwritev", "pread", "rename", "sync_directory", "unlink"))
+    number = rng.choice((errno.EIO, errno.EIO, errno.ENOSPC))
+    return [(start, DiskError(rng.choice(nodes), operation, number))]
+
+
+def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    node = rng.choice(nodes)
+    return [(start, DiskRoom(node, rng.choice((0, 1000, 20_000)))), (end, DiskRoom(node, None))]
 
 
 def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
@@ -184,6 +235,9 @@ _KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], Weather, float, flo
     "crash": _crash,
     "crash-all": _crash_all,
     "pause": _pause,
+    "clock": _clock,
+    "disk-error": _disk_error,
+    "disk-full": _disk_full,
     "slow-disk": _slow_disk,
     "rumors": _rumors,
 }

@@ -5,53 +5,68 @@ from __future__ import annotations
 import pytest
 
 from chaos.history import Entry, History, Violation
-from raftlog.consensus.types import HardState, NodeId
+from raftlog.consensus.types import ConfState, HardState, NodeId
 
-A, B = NodeId("a"), NodeId("b")
-ONE = Entry(1, 1, 11, 100)
-TWO = Entry(2, 1, 12, 100)
-OTHER = Entry(2, 2, 13, 100)
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+CONF = ConfState((A, B, C))
+ONE = Entry(1, 1, 1, 0, 101, 11)
+TWO = Entry(2, 1, 1, 100, 102, 12)
+OTHER = Entry(2, 2, 1, 100, 103, 13)
+CHAINS = {1: 101, 2: 102}
+
+
+class Disks:
+    """Who has what; by default two of three have everything."""
+
+    def __init__(self) -> None:
+        self.holders = frozenset({A, B})
+
+    def __call__(self, pos: int, data: bytes) -> frozenset[NodeId]:
+        return self.holders
 
 
 @pytest.fixture
-def history() -> History:
-    history = History(majority=2)
-    history.watch([[ONE, TWO], [ONE, TWO], []])
-    history.committing(A, [ONE])
+def disks() -> Disks:
+    return Disks()
+
+
+@pytest.fixture
+def history(disks: Disks) -> History:
+    history = History(disks)
+    for value in (11, 12, 13):
+        history.asked(value)
+    commit(history, A, ONE)
     return history
 
 
+def commit(history: History, node: NodeId, entry: Entry, conf: ConfState = CONF) -> None:
+    history.applied(node, entry, lambda: b"its bytes", conf)
+
+
 def test_honest_history_passes(history: History) -> None:
-    history.appended(A, ONE, 0)
-    history.appended(B, ONE, 0)
-    history.elected(A, 1, [ONE, TWO])
+    history.elected(A, 1, 2, CHAINS.__getitem__)
     history.voted(B, 1, A, HardState(1, A))
-    history.committing(B, [ONE, TWO])
-    history.acknowledged(TWO)
-    history.check_acknowledged(A, [ONE, TWO])
-
-
-def test_same_place_with_other_content(history: History) -> None:
-    history.appended(A, ONE, 0)
-    with pytest.raises(Violation, match="log matching"):
-        history.appended(B, Entry(1, 1, 99, 100), 0)
-
-
-def test_same_entry_behind_another(history: History) -> None:
-    history.appended(A, OTHER, 1)
-    with pytest.raises(Violation, match="log matching"):
-        history.appended(B, OTHER, 2)
+    commit(history, B, ONE)
+    commit(history, B, TWO)
+    history.acknowledge(12, 2)
+    history.read(A, history.read_floor(), 2)
+    history.check_acknowledged(A, 2)
 
 
 def test_two_leaders_in_a_term(history: History) -> None:
-    history.elected(A, 3, [ONE])
+    history.elected(A, 3, 1, CHAINS.__getitem__)
     with pytest.raises(Violation, match="election safety"):
-        history.elected(B, 3, [ONE])
+        history.elected(B, 3, 1, CHAINS.__getitem__)
 
 
 def test_leader_that_lacks_a_committed_entry(history: History) -> None:
     with pytest.raises(Violation, match="leader completeness"):
-        history.elected(B, 2, [])
+        history.elected(B, 2, 0, CHAINS.__getitem__)
+
+
+def test_leader_with_another_entry_in_its_place(history: History) -> None:
+    with pytest.raises(Violation, match="leader completeness"):
+        history.elected(B, 2, 1, lambda index: 999)
 
 
 def test_two_votes_in_a_term(history: History) -> None:
@@ -68,22 +83,77 @@ def test_vote_that_is_not_on_disk(history: History, disk: HardState) -> None:
 
 def test_other_entry_committed_at_the_same_index(history: History) -> None:
     with pytest.raises(Violation, match="commit"):
-        history.committing(B, [Entry(1, 2, 11, 100)])
+        commit(history, B, Entry(1, 2, 1, 0, 101, 11))
 
 
-def test_commit_on_too_few_disks(history: History) -> None:
+def test_same_entry_behind_another_past(history: History) -> None:
+    with pytest.raises(Violation, match="commit"):
+        commit(history, B, Entry(1, 1, 1, 0, 999, 11))
+
+
+def test_entry_committed_behind_a_hole(history: History) -> None:
+    with pytest.raises(Violation, match="never committed"):
+        commit(history, B, Entry(3, 1, 1, 200, 104, 12))
+
+
+def test_commit_on_too_few_disks(history: History, disks: Disks) -> None:
+    disks.holders = frozenset({A})
     with pytest.raises(Violation, match="durability"):
-        history.committing(A, [OTHER])
+        commit(history, A, TWO)
+
+
+def test_commit_on_disks_that_do_not_count(history: History, disks: Disks) -> None:
+    disks.holders = frozenset({A, NodeId("learner")})
+    with pytest.raises(Violation, match="durability"):
+        commit(history, A, TWO)
+
+
+def test_commit_without_a_majority_of_the_old_voters(history: History) -> None:
+    joint = ConfState((A, B, C), outgoing=(C, NodeId("d"), NodeId("e")))
+    with pytest.raises(Violation, match="durability"):
+        commit(history, A, TWO, joint)
 
 
 def test_value_committed_twice(history: History) -> None:
-    again = Entry(2, 1, 11, 100)
-    history.watch([[ONE, again], [ONE, again]])
-    with pytest.raises(Violation, match="second time"):
-        history.committing(A, [again])
+    with pytest.raises(Violation, match="duplicate"):
+        commit(history, A, Entry(2, 1, 1, 100, 102, 11))
+
+
+def test_value_that_nobody_asked_for(history: History) -> None:
+    with pytest.raises(Violation, match="never asked for"):
+        commit(history, A, Entry(2, 1, 1, 100, 102, 99))
+
+
+def test_value_that_was_refused(history: History) -> None:
+    history.refuse(12)
+    with pytest.raises(Violation, match="refused"):
+        commit(history, A, TWO)
+
+
+def test_value_before_what_was_acknowledged_when_it_was_asked_for(history: History) -> None:
+    commit(history, A, TWO)
+    history.acknowledge(12, 2)
+    history.asked(14)
+    history.committed.pop()
+    with pytest.raises(Violation, match="order"):
+        commit(history, B, Entry(2, 1, 1, 100, 102, 14))
+
+
+def test_stale_read(history: History) -> None:
+    commit(history, A, TWO)
+    history.acknowledge(12, 2)
+    with pytest.raises(Violation, match="stale read"):
+        history.read(B, history.read_floor(), 1)
+
+
+def test_read_that_goes_back(history: History) -> None:
+    history.read(A, 0, 2)
+    with pytest.raises(Violation, match="stale read"):
+        history.read(B, history.read_floor(), 1)
 
 
 def test_acknowledged_entry_that_is_gone(history: History) -> None:
-    history.acknowledged(TWO)
-    with pytest.raises(Violation, match="acknowledged"):
-        history.check_acknowledged(B, [ONE, OTHER])
+    commit(history, A, TWO)
+    history.acknowledge(12, 2)
+    with pytest.raises(Violation, match="lost write"):
+        history.check_acknowledged(B, 1)

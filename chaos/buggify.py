@@ -1,0 +1,50 @@
+"""Named points at the seams of a simulation where something rare, but allowed, happens on purpose.
+
+Each run switches every point on or off, so that their combinations get room; a point that is on happens with a chance
+of its own. The report lists points that never happened: what they were made for was not tried.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Final
+
+POINTS: Final[dict[str, float]] = {
+    "crash-after-write": 0.3,
+    "crash-in-write": 0.5,
+    "crash-while-opening": 0.3,
+    "early-tick": 0.02,
+    "late-markers": 0.3,
+    "late-tick": 0.05,
+    "lost-checkpoint": 0.3,
+    "no-room-in-lane": 0.01,
+    "old-frames-after-heal": 0.5,
+    "one-write-at-a-time": 0.3,
+    "replay-everything": 0.1,
+    "slow-reconnect": 0.2,
+    "slow-write": 0.02,
+    "turn-with-many-inputs": 0.1,
+}
+"""Every point with the chance that it happens, each time it is asked about, in a run that has it switched on."""
+
+
+class Buggify:
+    """The points of one run; ``asked`` and ``happened`` count by name."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._on = {name for name in POINTS if rng.random() < 0.5}
+        self.asked: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
+        self.calm = False
+        """Nothing happens any more: the end of a run is for what must work."""
+
+    def __call__(self, name: str) -> bool:
+        """Whether the point ``name`` happens now."""
+        chance = POINTS[name]
+        self.asked[name] += 1
+        if self.calm or name not in self._on or self._rng.random() >= chance:
+            return False
+        self.happened[name] += 1
+        return True

@@ -1,0 +1,177 @@
+"""Carries out what a schedule orders, and keeps book of what took effect: a fault without effect tests nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from chaos.faults import (
+    Ambush,
+    ClockJump,
+    Crash,
+    CutLink,
+    Deaf,
+    DiskError,
+    DiskRoom,
+    DiskSpeed,
+    Fault,
+    Heal,
+    OneWay,
+    Partition,
+    Pause,
+    PowerCut,
+    Restart,
+    Resume,
+    Rumor,
+    Stop,
+    Weather,
+)
+from chaos.node import Node
+from raftlog.consensus.types import NodeId
+
+if TYPE_CHECKING:
+    from chaos.cluster import Cluster
+
+
+class Nemesis:
+    """Strikes a cluster. ``injected`` and ``effective`` count faults by the name of their class."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng: random.Random = cluster.rng
+        self._ambush: Ambush | None = None
+        self._troubled: set[NodeId] = set()
+        self._cuts: list[tuple[str, int]] = []
+        self.injected: Counter[str] = Counter()
+        self.effective: Counter[str] = Counter()
+
+    def may_fail(self, node_id: NodeId) -> bool:
+        """Whether the disk of a node was made to refuse something, so that its process may end."""
+        return node_id in self._troubled
+
+    def strike(self, fault: Fault) -> None:
+        """Let a fault happen."""
+        name = type(fault).__name__
+        self.injected[name] += 1
+        if self._carry_out(fault):
+            self.effective[name] += 1
+
+    def elected(self, node: Node) -> None:
+        """A node leads; there may be an ambush."""
+        ambush, cluster = self._ambush, self._cluster
+        if ambush is None or cluster.healing:
+            return
+        at = cluster.now + self._rng.uniform(0.0, ambush.delay_seconds_max)
+        back = at + ambush.absence_seconds
+        hit: Fault = PowerCut(node.node_id) if ambush.crash else Deaf(node.node_id)
+        cluster.at(at, self._unless_healed, lambda: self.strike(hit))
+        cluster.at(back, self._unless_healed, lambda: self._come_back(node))
+
+    def _come_back(self, node: Node) -> None:
+        self._cluster.network.reconnect(node.node_id)
+        self._cluster.wires.healed()
+        self._cluster.restart(node)
+
+    def _unless_healed(self, step: Callable[[], None]) -> None:
+        if not self._cluster.healing:
+            step()
+
+    def end(self, node: Node, *, power_cut: bool) -> bool:
+        """End a node's process where it stands; refused connections tell some of the others."""
+        cluster = self._cluster
+        if node.process is None:
+            if power_cut:
+                node.kill(power_cut=True)
+            return False
+        node.kill(power_cut=power_cut)
+        cluster.paused.pop(node.node_id, None)
+        cluster.wires.node_ended(node.node_id)
+        for other in cluster.nodes.values():
+            reached = cluster.network.connected(node.node_id, other.node_id)
+            if other is not node and reached and self._rng.random() < 0.5:
+                rumor = Rumor(other.node_id, node.node_id)
+                cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, rumor)
+        return True
+
+    def heal(self, everything: Heal) -> None:
+        """End all faults, those of disks included."""
+        cluster = self._cluster
+        self._ambush = None
+        self.strike(everything)
+        self.strike(cluster.scenario.weather)
+        for node in cluster.nodes.values():
+            node.disk.no_faults()
+            node.disk_seconds_max = cluster.scenario.disk_seconds_max
+        cluster.wires.healed()
+
+    def _carry_out(self, fault: Fault) -> bool:
+        cluster = self._cluster
+        match fault:
+            case Crash(node_id):
+                return self.end(cluster.nodes[node_id], power_cut=False)
+            case PowerCut(node_id):
+                return self.end(cluster.nodes[node_id], power_cut=True)
+            case Stop(node_id):
+                return self._stop(cluster.nodes[node_id])
+            case Restart(node_id):
+                down = cluster.nodes[node_id].process is None
+                cluster.restart(cluster.nodes[node_id])
+                return down
+            case Pause(node_id):
+                cluster.paused.setdefault(node_id, [])
+                return cluster.nodes[node_id].process is not None
+            case Resume(node_id):
+                held = bool(cluster.paused.get(node_id))
+                cluster.resume(node_id)
+                return held
+            case ClockJump(node_id, seconds):
+                cluster.nodes[node_id].leap(seconds)
+                return cluster.nodes[node_id].process is not None
+            case DiskError(node_id, operation, number):
+                self._troubled.add(node_id)
+                cluster.nodes[node_id].disk.fail(operation, number)
+                return True
+            case DiskRoom(node_id, nbytes):
+                disk = cluster.nodes[node_id].disk
+                self._troubled.add(node_id)
+                disk.capacity_bytes = None if nbytes is None else disk.used_bytes + nbytes
+                return True
+            case DiskSpeed(node_id, seconds_max):
+                cluster.nodes[node_id].disk_seconds_max = seconds_max
+                return True
+            case Rumor():
+                return self._hear(fault)
+            case Ambush():
+                self._ambush = fault
+                return True
+            case Partition() | OneWay() | CutLink() | Deaf():
+                self._cuts.append((type(fault).__name__, cluster.wires.blocked))
+                cluster.network.disturb(fault)
+                return False
+            case Heal():
+                cluster.network.disturb(fault)
+                cluster.wires.healed()
+                cuts, self._cuts = self._cuts, []
+                for name, blocked in cuts:
+                    self.effective[name] += cluster.wires.blocked > blocked
+                return bool(cuts)
+            case Weather():
+                cluster.network.disturb(fault)
+                return True
+
+    def _hear(self, rumor: Rumor) -> bool:
+        node = self._cluster.nodes[rumor.node]
+        process = node.process
+        if process is None:
+            return False
+        self._cluster.on(node, f"hears that {rumor.about} has ended", lambda: process.replica.peer_gone(rumor.about))
+        return True
+
+    def _stop(self, node: Node) -> bool:
+        if node.process is None or node.node_id in self._cluster.paused:
+            return False
+        node.stop()
+        self._cluster.wires.node_ended(node.node_id)
+        return True

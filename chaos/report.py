@@ -1,0 +1,131 @@
+"""What a series of runs came to, as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from chaos.buggify import POINTS
+from chaos.cluster import Outcome
+
+
+@dataclass(slots=True)
+class Totals:
+    """The sums over all runs so far; ``broken`` keeps the outcomes that broke a promise."""
+
+    seeds: int = 0
+    seconds: float = 0.0
+    events: int = 0
+    committed: int = 0
+    acknowledged: int = 0
+    reads: int = 0
+    terms: int = 0
+    elections: int = 0
+    injected: Counter[str] = field(default_factory=Counter)
+    effective: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    broken: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one run."""
+        self.seeds += 1
+        self.seconds += outcome.seconds
+        self.events += outcome.steps
+        self.committed += outcome.committed
+        self.acknowledged += outcome.acknowledged
+        self.reads += outcome.reads
+        self.terms += outcome.terms
+        self.elections += outcome.elections
+        self.injected.update(outcome.injected)
+        self.effective.update(outcome.effective)
+        self.asked.update(outcome.asked)
+        self.happened.update(outcome.happened)
+        if outcome.broke is not None:
+            self.broken.append((outcome.seed, outcome.broke))
+
+    @property
+    def never_hit(self) -> list[str]:
+        """Points that never happened."""
+        return sorted(name for name in POINTS if not self.happened[name])
+
+    def summary(self, cpu_seconds: float) -> str:
+        """One line."""
+        broken = f"broken: {[seed for seed, _ in self.broken]}" if self.broken else "nothing broke"
+        return (
+            f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
+            f"{self.acknowledged} acknowledged of {self.committed} committed entries, {self.reads} reads, "
+            f"{self.elections} elections, {sum(self.effective.values())} faults of {sum(self.injected.values())} took "
+            f"effect, {cpu_seconds:.1f} s CPU ({self.seconds / max(cpu_seconds, 1e-9):.0f} simulated s per CPU s); "
+            f"{broken}"
+        )
+
+    def as_json(self) -> str:
+        """Everything, in one JSON object."""
+        values = asdict(self) | {"never_hit": self.never_hit}
+        return json.dumps(values, indent=1, sort_keys=True) + "\n"
+
+    def as_markdown(self, cpu_seconds: float, command: str) -> str:
+        """A page for people."""
+        lines = [
+            "# Simulation",
+            "",
+            f"`{command}`",
+            "",
+            "| | |",
+            "| --- | ---: |",
+            *_rows(
+                {
+                    "seeds": self.seeds,
+                    "simulated hours": round(self.seconds / 3600, 2),
+                    "CPU seconds": round(cpu_seconds, 1),
+                    "events": self.events,
+                    "committed entries": self.committed,
+                    "acknowledged appends": self.acknowledged,
+                    "linearizable reads": self.reads,
+                    "elections": self.elections,
+                    "broken promises": len(self.broken),
+                }
+            ),
+            "",
+            "## Faults",
+            "",
+            "| fault | ordered | took effect |",
+            "| --- | ---: | ---: |",
+            *[f"| {name} | {count} | {self.effective[name]} |" for name, count in sorted(self.injected.items())],
+            "",
+            "## Points",
+            "",
+            "Rare but allowed behaviour at the seams, switched on in half of the runs each.",
+            "",
+            "| point | asked | happened |",
+            "| --- | ---: | ---: |",
+            *[f"| {name} | {self.asked[name]} | {self.happened[name]} |" for name in sorted(POINTS)],
+            "",
+            f"Never happened: {', '.join(self.never_hit) or 'none'}.",
+            "",
+        ]
+        if self.broken:
+            lines += ["## Broken promises", ""]
+            lines += [f"- `python -m chaos --seed {seed} --trace`: {broke}" for seed, broke in self.broken]
+            lines.append("")
+        return "\n".join(lines)
+
+
+def _rows(values: Mapping[str, float]) -> list[str]:
+    return [f"| {name} | {value:,} |" for name, value in values.items()]
+
+
+def write(path: Path, totals: Totals, cpu_seconds: float, command: str) -> None:
+    """Write the page to ``path`` and the JSON beside it. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(totals.as_markdown(cpu_seconds, command))
+    path.with_suffix(".json").write_text(totals.as_json())
+
+
+def shown(arguments: Sequence[str]) -> str:
+    """The command that was given, for a report."""
+    return " ".join(["python -m chaos", *arguments])
