@@ -33,11 +33,14 @@ from raftlog.segment.directory import DAMAGED
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.repair import ABSTAINING
 from raftlog.segment.writer import Writer
 from raftlog.transport import Transport
 from raftlog.wire import Kind, RangeReq, RangeSource
 
 Log = structlog.stdlib.BoundLogger
+
+DISK_POLL_SECONDS: Final = 1.0
 
 NOTE_CONF: Final = "conf"
 
@@ -59,6 +62,7 @@ class NodeSettings:
         cluster_id, group, segment_bytes: equal on all nodes, for ever.
         directory: of the log; made if it is missing.
         listen: where peers connect.
+        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`.
         catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
         members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
             that will be added to a group that exists. Of no account once the log says who belongs to the group.
@@ -73,6 +77,8 @@ class NodeSettings:
     segment_bytes: int = 64 * 1024 * 1024
     core: CoreConfig = field(default_factory=CoreConfig)
     catch_up_bytes_per_second: float = 50 * 1024 * 1024
+    disk_full_ratio: float = 0.90
+    disk_pause_ratio: float = 0.95
 
     @property
     def identity(self) -> Identity:
@@ -126,13 +132,15 @@ class Run:
         undo.callback(done.close)
         failed = Mailbox(self.reactor, self._storage_failed)
         undo.callback(failed.close)
+        self._disk = RealDisk()
         self.segment_log = SegmentLog.open(
             settings.directory,
             cluster_id=settings.cluster_id,
             node_id=settings.node_id,
             segment_bytes=settings.segment_bytes,
-            disk=RealDisk(),
+            disk=self._disk,
             writer=Writer(on_done=done.put, on_failed=failed.put),
+            notes_if_unclean={} if settings.core.durable_commit else {ABSTAINING: b"1"},
         )
         undo.callback(self.segment_log.close)
         self._hosted = hosted = host(self)
@@ -146,7 +154,7 @@ class Run:
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
         self.replica = Replica(
-            core=_core(settings, self.segment_log, confs, rng),
+            core=_core(settings, self.segment_log, confs, rng, self._abstains(confs[-1][1])),
             log=self.segment_log,
             transport=self.transport,
             application=hosted.application,
@@ -188,6 +196,7 @@ class Run:
                     nursery.start_soon(self.reactor.run)
                     nursery.start_soon(self.transport.run)
                     nursery.start_soon(self._ranges.run)
+                    nursery.start_soon(self._watch_disk)
                     nursery.start_soon(self._timer.run)
                     for task in self._hosted.tasks:
                         nursery.start_soon(task)
@@ -203,6 +212,15 @@ class Run:
             raise failure
         return self._restart_reason is not None
 
+    def _abstains(self, conf: ConfState) -> bool:
+        """Whether entries that this replica acknowledged may be missing: cut off as damaged, or never synced.
+
+        Where nobody syncs before acknowledging, a restart of the machine takes what was in memory with it.
+        """
+        if conf.voters == (self.settings.node_id,):
+            return False  # whom should it ask
+        return ABSTAINING in self.segment_log.notes
+
     def _listen(self, incarnation: str) -> Transport:
         settings = self.settings
         try:
@@ -217,6 +235,13 @@ class Run:
             )
         except (OSError, UnicodeError) as error:
             raise ListenRefused(settings.listen, error) from error
+
+    async def _watch_disk(self) -> None:
+        settings = self.settings
+        while True:
+            free, total = await trio.to_thread.run_sync(self._disk.usage, settings.directory)
+            self.replica.disk_usage(free, total, settings.disk_full_ratio, settings.disk_pause_ratio)
+            await trio.sleep(DISK_POLL_SECONDS)
 
     def _note_damage(self, damage: StorageCorrupt) -> None:
         """Let the next opening look at what could not be read."""
@@ -325,7 +350,11 @@ def _repairing(settings: NodeSettings, damaged: LogDamaged, undo: contextlib.Exi
 
 
 def _core(
-    settings: NodeSettings, segment_log: SegmentLog, confs: list[tuple[int, ConfState]], rng: random.Random
+    settings: NodeSettings,
+    segment_log: SegmentLog,
+    confs: list[tuple[int, ConfState]],
+    rng: random.Random,
+    abstaining: bool,
 ) -> RaftCore:
     meta = segment_log.meta
     return RaftCore(
@@ -339,6 +368,7 @@ def _core(
         commit=meta.commit_hint,
         rng=rng,
         now=trio.current_time(),
+        abstaining=abstaining,
     )
 
 

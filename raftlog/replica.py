@@ -25,6 +25,7 @@ from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.repair import ABSTAINING
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 
@@ -33,6 +34,9 @@ APPLY_BYTES_MAX = 1024 * 1024
 
 DISK_STALL_SECONDS = 1.0
 """Age of the oldest unsynced write from which on the core is told that the disk hangs."""
+
+DISK_EASED = 0.02
+"""By how much less of the disk must be in use until it counts as not full again, so that no single file decides."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """Entries that a follower keeps in memory for a disk that hangs; beyond, it takes no more."""
@@ -136,6 +140,8 @@ class Replica:
         self._removed: frozenset[NodeId] = frozenset()
         self._on_reset = on_reset
         self._barriers = Barriers()
+        self._abstaining = core.abstaining
+        self._disk_full = self._paused = False
         self._to_record: list[Callable[[], None]] = []
         self._recording: deque[tuple[int, list[Callable[[], None]]]] = deque()
         # Entries that came in since the last pump; the core decides which of them enter the log.
@@ -208,6 +214,19 @@ class Replica:
         self._wake()
         return refusal
 
+    def disk_usage(self, free_bytes: int, total_bytes: int, full_ratio: float, pause_ratio: float) -> None:
+        """Learn how full the disk is; to be called about once a second.
+
+        From ``full_ratio`` in use on, this replica takes no proposals and prefers not to lead; from ``pause_ratio`` on
+        it takes no entries from a leader either. It votes in any case, for which space is reserved.
+        """
+        used = 1 - free_bytes / total_bytes
+        self._disk_full = used >= full_ratio - (DISK_EASED if self._disk_full else 0)
+        self._paused = used >= pause_ratio - (DISK_EASED if self._paused else 0)
+        self.core.disk_full(self._disk_full, self._clock())
+        if self.core.has_effects:
+            self._wake()
+
     def drop_prefix(self, base_pos: int) -> None:
         """Let the log begin at ``base_pos``, for which `SegmentLog.drop_prefix` says what must hold.
 
@@ -239,7 +258,7 @@ class Replica:
         if kind is Kind.APPENDED:
             self.core.receive(wire.decode_appended(payload, source, target), now)
         elif kind is Kind.APPEND:
-            if self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
+            if self._paused or self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
                 return  # the leader sends it again; only its heartbeats, on the other lane, tell that it lives
             message = wire.decode_append(payload, source, target)
             for ref, entry, annotation in zip(message.refs, message.entries, message.annotations, strict=True):
@@ -287,6 +306,9 @@ class Replica:
         self._staged.clear()
         if self._applied_index < self._commit_index:
             self._apply()
+        if self._abstaining and not core.abstaining:
+            self._abstaining = False
+            self.remember(ABSTAINING, None)
         if self._barriers:
             self._barriers.applied(self._applied_index)
 

@@ -238,6 +238,9 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
         listen=settings.replication_address,
         members={NodeId(name): format_address(address) for name, address in members.items()},
         segment_bytes=settings.segment_bytes,
+        catch_up_bytes_per_second=settings.catch_up_bytes_per_second,
+        disk_full_ratio=settings.disk_full_ratio,
+        disk_pause_ratio=max(0.95, settings.disk_full_ratio),
         core=CoreConfig(
             heartbeat_seconds=settings.heartbeat_seconds,
             announce_seconds=_ANNOUNCE_SECONDS,

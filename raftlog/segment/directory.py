@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,6 +86,7 @@ def open_directory(
     segment_bytes: int,
     preallocation: Preallocation,
     store_id: str | None,
+    notes_if_unclean: Mapping[str, bytes],
 ) -> Opened:
     """Lock a directory, check that it is ours, and recover its log; see `SegmentLog.open`."""
     if segment_bytes < SEGMENT_BYTES_MIN:
@@ -107,6 +109,9 @@ def open_directory(
             last = _recover(files, stored, index)
             boot_id = disk.boot_id()
             state = _starting_state(stored, meta, last, boot_id)
+            if unclean := not stored.clean and stored.boot_id not in ("", boot_id):
+                # Together with the new boot id, so that no later opening misses what this one noticed.
+                state = msgspec.structs.replace(state, notes={**state.notes, **notes_if_unclean})
             if not state.store_id:
                 state = msgspec.structs.replace(state, store_id=store_id or secrets.token_hex(8))
             meta.write(state)
@@ -118,7 +123,6 @@ def open_directory(
         except StorageFailed as error:
             raise _translate(directory, error.errno, error.path) from error
         undo.pop_all()
-    unclean = not stored.clean and stored.boot_id not in ("", boot_id)
     return Opened(disk, lock_fd, files, meta, state, index, last, unclean)
 
 

@@ -106,6 +106,7 @@ class SegmentLog:
         writer: LogWriter | None = None,
         preallocation: Preallocation | None = None,
         store_id: str | None = None,
+        notes_if_unclean: Mapping[str, bytes] = MappingProxyType({}),
     ) -> SegmentLog:
         """Open the log in ``directory``, which is made if it is missing, and recover from whatever happened to it.
 
@@ -115,6 +116,7 @@ class SegmentLog:
             writer: not started yet; None carries out every submit at once.
             preallocation: how new files get their length; None chooses by `Preallocation.for_segment`.
             store_id: name of a directory that has none yet; None draws one.
+            notes_if_unclean: notes that are set, durably on return, if `restarted_unclean`.
 
         Raises:
             DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
@@ -129,6 +131,7 @@ class SegmentLog:
             segment_bytes=segment_bytes,
             preallocation=preallocation or Preallocation.for_segment(segment_bytes),
             store_id=store_id,
+            notes_if_unclean=notes_if_unclean,
         )
         return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
 

@@ -86,7 +86,10 @@ class Member:
         finally:
             self.ended.set()
 
-    async def stop(self) -> None:
+    async def stop(self, *, clean: bool = True) -> None:
+        """Stop the node; not ``clean``, its log looks as after a crash."""
+        if not clean:
+            self.replica.log.close(clean=False)
         self.scope.cancel()
         await self.ended.wait()
 
@@ -138,13 +141,14 @@ class Member:
 class Group:
     """Nodes of one group, and the nursery that they run in."""
 
-    def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, directory: Path, nursery: trio.Nursery, config: CoreConfig) -> None:
+        self._config = config
         self.directory = directory
         self.members: dict[str, Member] = {}
         self._nursery = nursery
 
     def make(self, name: str, members: dict[str, str], port: int | None = None) -> Member:
-        member = Member(self.directory, name, port or free_ports(1)[0], members)
+        member = Member(self.directory, name, port or free_ports(1)[0], members, config=self._config)
         self.members[name] = member
         return member
 
@@ -165,13 +169,15 @@ class Group:
 
 
 @asynccontextmanager
-async def group(directory: Path, names: Iterable[str] = ("n0", "n1", "n2")) -> AsyncIterator[Group]:
+async def group(
+    directory: Path, names: Iterable[str] = ("n0", "n1", "n2"), *, config: CoreConfig = CONFIG
+) -> AsyncIterator[Group]:
     """A running group of these voters."""
     names = list(names)
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     async with trio.open_nursery() as nursery:
-        running = Group(directory, nursery)
+        running = Group(directory, nursery, config)
         for name in names:
             await running.start(running.make(name, addresses, ports[name]))
         yield running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal
 from raftlog.segment.errors import StorageCorrupt
-from tests.unit.replica.members import SEGMENT_BYTES, Member, group
+from raftlog.segment.repair import ABSTAINING
+from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(100)]
@@ -172,3 +174,56 @@ async def test_damage_found_by_a_read_is_repaired_in_place(tmp_path: Path) -> No
         assert path.read_bytes() == good
         await leader.append_all([b"after"])
         await hurt.until(lambda member: member.application.bodies[-1] == b"after")
+
+
+async def test_relaxed_mode_power_loss_of_one_makes_it_abstain_until_it_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relaxed = dataclasses.replace(CONFIG, durable_commit=False)
+    async with group(tmp_path, config=relaxed) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES[:10])
+        lost = nodes.others(leader)[0]
+        await lost.until(lambda member: member.application.bodies == BODIES[:10])
+        await lost.stop(clean=False)
+        for member in nodes.others(lost):
+            await member.stop()
+        monkeypatch.setattr("raftlog.segment.disk.RealDisk.boot_id", lambda disk: "another")
+        await nodes.start(lost)
+        assert lost.replica.core.abstaining
+        assert ABSTAINING in lost.replica.log.notes
+        await lost.stop(clean=False)
+        await nodes.start(lost)
+        assert lost.replica.core.abstaining, "the second start must not forget what the first one noticed"
+        for member in nodes.others(lost):
+            await nodes.start(member)
+        await lost.until(lambda member: not member.replica.core.abstaining)
+        await lost.until(lambda member: ABSTAINING not in member.replica.log.notes)
+
+
+async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> None:
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        leader.replica.disk_usage(10, 100, 0.9, 0.95)
+        assert leader.append(b"x") is Refusal.DISK_FULL
+        leader.replica.disk_usage(11, 100, 0.9, 0.95)
+        assert leader.append(b"x") is Refusal.DISK_FULL, "a little room is no reason to begin anew"
+        leader.replica.disk_usage(13, 100, 0.9, 0.95)
+        await leader.append_all([b"x"])
+
+
+async def test_a_follower_without_room_takes_nothing_and_catches_up_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.node.DISK_POLL_SECONDS", 1000.0)
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all([b"before"])
+        full = nodes.others(leader)[0]
+        await full.until(lambda member: member.application.bodies == [b"before"])
+        full.replica.disk_usage(4, 100, 0.9, 0.95)
+        end = full.replica.log.end_pos
+        await leader.append_all(BODIES[:20])
+        assert full.replica.log.end_pos == end
+        full.replica.disk_usage(50, 100, 0.9, 0.95)
+        await full.until(lambda member: member.application.bodies == [b"before", *BODIES[:20]])
