@@ -12,6 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Broker:
             entry_bytes_max=min(settings.entry_bytes_max, settings.segment_bytes - ENTRY_OVERHEAD_BYTES),
             rounds_in_flight=settings.rounds_in_flight,
             wall_clock_ms=wall_clock_ms,
-            disk_used=lambda: disk_used(settings.data_dir),
+            disk_used=partial(disk_used, settings.data_dir),
         )
         self._sends = Sends(
             settings=settings,
@@ -157,11 +158,14 @@ class Broker:
             clock=self._clock,
         )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
-        self.status = Status(settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters)
+        used = partial(disk_used, settings.data_dir)
+        self.status = Status(
+            settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters, disk_used=used
+        )
         self._group_admin = GroupAdmin(
             settings=settings,
             replica=replica,
-            disk_used=lambda: disk_used(settings.data_dir),
+            disk_used=used,
             clock=self._clock,
             log=self._log,
         )

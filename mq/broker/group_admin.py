@@ -206,8 +206,9 @@ class GroupAdmin:
         peers = {peer.peer: peer for peer in status.peers}
         addresses = dict(status.conf.addresses)
         members = []
-        for node in sorted(status.conf.members):
-            member = MemberView(node_id=node, role=_role(status.conf, node), address=addresses.get(node, ""))
+        for name, role in member_roles(status.conf).items():
+            node = NodeId(name)
+            member = MemberView(node_id=node, role=role, address=addresses.get(node, ""))
             if node == status.node_id:
                 member.active, member.state, member.priority = True, status.role.value, self._settings.priority
                 member.match_index, member.lag_entries = status.last.index, 0
@@ -240,6 +241,11 @@ class GroupAdmin:
 
 def _nobody(done: bool, code: str, text: str) -> None:
     raise AssertionError("the answer has no receiver yet")
+
+
+def member_roles(conf: ConfState) -> dict[str, MemberRole]:
+    """What each member is in a configuration."""
+    return {node: _role(conf, node) for node in sorted(conf.members)}
 
 
 def _role(conf: ConfState, node: NodeId) -> MemberRole:

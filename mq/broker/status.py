@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from mq.broker.connection import ClientConnection
+from mq.broker.group_admin import member_roles
 from mq.broker.settings import BrokerSettings
 from mq.protocol import bodies
 from mq.protocol.codes import MQ_VERSION, ResponseCode
@@ -18,6 +19,7 @@ class Status:
 
     Args:
         counters: figures of the running process, added to the answer as they are.
+        disk_used: which part of the disk is in use, 0 to 1.
     """
 
     def __init__(
@@ -27,11 +29,13 @@ class Status:
         replica: Replica,
         boot_ms: int,
         counters: Callable[[], dict[str, int]],
+        disk_used: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._replica = replica
         self._boot_ms = boot_ms
         self._counters = counters
+        self._disk_used = disk_used
 
     def table(self) -> dict[str, str]:
         """Everything as name and text."""
@@ -61,6 +65,12 @@ class Status:
             "raftmq.appliedIndex": str(replica.applied_index),
             "raftmq.durableIndex": str(core.durable),
             "raftmq.commitPosition": str(commit_position),
+            "raftmq.baseIndex": str(status.base.index),
+            "raftmq.basePosition": str(log.base_pos),
+            "raftmq.priority": str(settings.priority),
+            "raftmq.abstaining": str("abstaining" in log.notes).lower(),
+            "raftmq.diskUsed": f"{self._disk_used():.4f}",
+            "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
             "raftmq.endPosition": str(log.end_pos),
             "raftmq.durability": settings.durability,
             "raftmq.peers": json.dumps(peers, separators=(",", ":")),

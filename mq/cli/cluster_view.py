@@ -48,6 +48,15 @@ class ReplicaStatus:
     lag_bytes: int | None = None
     broker_id: int | None = None
     """The id under which name servers list it; 0 is who takes messages."""
+    member: str | None = None
+    """Voter, learner, incoming or outgoing, as the leader says; None if it is no member."""
+    base_index: int | None = None
+    """The entry behind which its log begins."""
+    priority: int | None = None
+    abstaining: bool = False
+    """It lost entries that it had acknowledged, and does not vote until it has them again."""
+    disk_used: float | None = None
+    """Which part of its disk is in use, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
     leading = [a.figures for a in answers if a.figures is not None and a.figures.get("raftmq.role") == "leader"]
     leader = max(leading, key=lambda figures: _number(figures, "term") or 0, default=None)
     peers: dict[str, dict[str, object]] = json.loads(leader.get("raftmq.peers", "{}")) if leader else {}
+    members: dict[str, str] = json.loads(leader.get("raftmq.members", "{}")) if leader else {}
     replicas = []
     for answer in sorted(answers, key=lambda a: a.broker_id):
         if answer.figures is None:
@@ -97,6 +107,7 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
             known = _replica_status(answer.address, answer.figures, leader, peers)
             replicas.append(replace(known, broker_id=answer.broker_id))
     replicas += _silent_peers(replicas, leader, peers)
+    replicas = [replace(replica, member=members.get(replica.node_id)) for replica in replicas]
     durability = next((a.figures.get("raftmq.durability") for a in answers if a.figures is not None), None)
     return GroupStatus(
         cluster=cluster,
@@ -136,6 +147,10 @@ def _replica_status(
         commit_position=commit_position,
         lag_entries=lag_entries,
         lag_bytes=lag_bytes,
+        base_index=_number(figures, "baseIndex"),
+        priority=_number(figures, "priority"),
+        abstaining=figures.get("raftmq.abstaining") == "true",
+        disk_used=float(figures["raftmq.diskUsed"]) if "raftmq.diskUsed" in figures else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
@@ -49,15 +50,36 @@ def table_of(group: GroupStatus) -> Table:
     )
     for heading in ("replica", "address", "role"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("term", "committed", "position", "lag"):
+    for heading in ("term", "committed", "position", "lag", "disk"):
         table.add_column(heading, justify="right", no_wrap=True)
     for replica in group.replicas:
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
         term, committed = ("-" if n is None else f"{n:,}" for n in (replica.term, replica.commit_index))
         position = "-" if replica.commit_position is None else decimal(replica.commit_position)
         address = replica.address or "-"
-        table.add_row(replica.node_id, address, replica.role, term, committed, position, _lag(replica), style=style)
+        disk = "-" if replica.disk_used is None else f"{replica.disk_used:.0%}"
+        table.add_row(
+            replica.node_id, address, role_of(replica), term, committed, position, _lag(replica), disk, style=style
+        )
+    if notes := "\n".join(note for replica in group.replicas for note in _notes(replica)):
+        table.caption, table.caption_justify = notes, "left"
     return table
+
+
+def role_of(replica: ReplicaStatus) -> str:
+    """What a replica is: its role in the term, or its part in the group where that says more."""
+    if replica.role in (UNREACHABLE, "leader") or replica.member in (None, "voter"):
+        return replica.role
+    return replica.member or replica.role
+
+
+def _notes(replica: ReplicaStatus) -> Iterator[str]:
+    if replica.priority:
+        yield f"{replica.node_id} has priority {replica.priority}"
+    if replica.base_index:
+        yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
+    if replica.abstaining:
+        yield f"{replica.node_id} abstains: it lost entries that it had acknowledged, and fetches them"
 
 
 def _lag(replica: ReplicaStatus) -> str:

@@ -97,3 +97,21 @@ def shown(group: GroupStatus) -> str:
     output = io.StringIO()
     Console(width=200, file=output).print(table_of(group))
     return output.getvalue()
+
+
+def test_learners_priorities_bases_and_disks_are_shown() -> None:
+    members = json.dumps({"n0": "voter", "n1": "voter", "n7": "learner"})
+    leader = figures("n0", "leader", peers=peers(), members=members, priority="5", diskUsed="0.421", baseIndex="0")
+    learner = figures("n7", "follower", baseIndex="41", abstaining="true", diskUsed="0.93")
+    [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower")), answer(8, learner)])
+    assert [(r.node_id, r.member, r.base_index) for r in group.replicas] == [
+        ("n0", "voter", 0),
+        ("n1", "voter", None),
+        ("n7", "learner", 41),
+    ]
+    lines = shown(group).splitlines()
+    assert any(line.startswith("n7") and "learner" in line and "93%" in line for line in lines)
+    assert "n0 has priority 5" in shown(group)
+    assert "n7 keeps entries from 42 on" in shown(group)
+    assert "n7 abstains" in shown(group)
+    assert "n1 " not in "\n".join(line for line in lines if "priority" in line or "keeps" in line)
