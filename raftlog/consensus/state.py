@@ -349,6 +349,7 @@ class CoreState:
         """``index`` is to be applied before a read is answered; None if that cannot be told."""
         if asker is None and ctx == OWN_READ:
             self._abstain_until = index
+            self._dirty = True
         elif asker is None:
             self._answered_reads.append((ctx, index))
             self._dirty = True

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.consensus.messages import AppendReq, Heartbeat, HeartbeatResp, Message, ReadIndexReq, ReadIndexResp
-from raftlog.consensus.types import CoreConfig, Role
-from tests.paper.group import A, B, C, Group
+from raftlog.consensus.messages import (
+    AppendReq,
+    Heartbeat,
+    HeartbeatResp,
+    Message,
+    ReadIndexReq,
+    ReadIndexResp,
+    TimeoutNow,
+)
+from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, Role
+from tests.paper.group import A, B, C, D, Group
 
 LEASES = CoreConfig(lease_reads=True)
 
@@ -296,3 +304,65 @@ def test_clock_jump_forward(node: str) -> None:
     leaders = [peer for peer in group.nodes if group[peer].role is Role.LEADER]
     assert len(leaders) == 1
     assert group[leaders[0]].term <= 2
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_read_during_transfer(leases: bool) -> None:
+    """Who was told to take over may lead at any moment, so the leader's lease ends there; rounds tell as ever."""
+    group = Group(3, config=CoreConfig(lease_reads=leases))
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.pass_time(1.0)
+    assert group[A].transfer(B, group.now) is None
+    group.pump()
+    told = group.drop(lambda message: isinstance(message, TimeoutNow))
+    confirmed = group.read(A)
+    assert confirmed not in group.answers
+    group.deliver()
+    assert group.answers[confirmed] == group[A].commit
+    group.isolate(A)
+    group.cut.discard((A, B))
+    group.hand_over(told[0])
+    group.deliver()
+    group.propose(B)
+    group.deliver()
+    assert group[A].role is Role.LEADER
+    stale, asked = group.read(A), group.read(C)
+    group.deliver()
+    assert stale not in group.answers
+    assert group.answers[asked] == group[B].commit
+    group.heal()
+    group.pass_time(1.0)
+    assert group.answers[stale] is None
+
+
+def test_reads_under_way_need_no_answer_of_who_left() -> None:
+    """Of three voters one is removed while two are silent: the read is answered when those that are left suffice."""
+    group = Group(2)
+    group.elect(A)
+    group.pass_time(1.0)
+    assert isinstance(group[A].propose_conf(ConfChange(ConfChangeKind.REMOVE, B), group.now), int)
+    group.pump()
+    group.deliver(lambda message: not is_beat(message))
+    ctx = group.read(A)
+    group.drop(is_beat)
+    group.cut |= {(A, B), (B, A)}
+    group.pass_time(1.0)
+    assert group[A].conf.voters == (A,)
+    assert group.answers[ctx] is not None
+
+
+def test_learner_reads_through_the_leader() -> None:
+    group = Group(4, voters=3)
+    group.elect(A)
+    group.pass_time(0.5)
+    assert isinstance(group[A].propose_conf(ConfChange(ConfChangeKind.ADD_LEARNER, D, "d:1"), group.now), int)
+    group.pump()
+    group.pass_time(1.0)
+    ctx = group.read(D)
+    group.deliver()
+    assert group.answers[ctx] == group[A].commit
+    group.isolate(B, C)
+    ctx = group.read(A)
+    group.deliver()
+    assert ctx not in group.answers, "a learner confirms nothing"
