@@ -54,8 +54,17 @@ class FailoverCluster:
         return next(node for number, node in enumerate(self.node_ids) if self.networks.host(number) == host)
 
     async def start_namesrv(self) -> None:
-        """Start the name server, outside of all namespaces."""
+        """Start the name server, outside of all namespaces, and wait until it listens. Raises ClusterFailed."""
         await self._spawn("namesrv", [], ["namesrv", "--listen", self.namesrv])
+        for _ in range(200):
+            try:
+                stream = await trio.open_tcp_stream(OUTSIDE, NAMESRV_PORT)
+            except OSError:
+                await trio.sleep(0.1)
+            else:
+                await trio.aclose_forcefully(stream)
+                return
+        raise ClusterFailed(f"no name server at {self.namesrv}; logs are in {self.directory}")
 
     async def start(self, node: str) -> None:
         """Start a broker; does not wait until it serves."""
@@ -142,7 +151,6 @@ async def open_cluster(directory: Path) -> AsyncIterator[FailoverCluster]:
     async with open_networks(NODES) as networks, trio.open_nursery() as nursery:
         cluster = FailoverCluster(directory, networks, nursery)
         await cluster.start_namesrv()
-        await trio.sleep(1.0)  # brokers that find no name server ask again much later
         for node in cluster.node_ids:
             await cluster.start(node)
         await cluster.wait_settled()

@@ -14,6 +14,7 @@ something to do, or for s seconds, and only A looks at its clock. ``wait s``: al
 ``cut A [B]`` or ``cut A->B``, ``heal``.
 ``slow A``, ``fast A``, ``write A [n]``: hold writes back, stop that, finish n. ``stall A s``: tell A that its oldest
 write is s seconds old. ``full A yes``: its disk is full. ``compact A 5``: drop entries up to 5 from its log.
+``install C A``: C begins anew where the log of A begins, as after a reset.
 ``crash A [keep=n]``: n of its unfinished writes survive. ``restart A [abstaining]``. ``lost A B``: tell A that the
 process of B ended.
 ``propose A [n] [size=100]``, ``read A [n]``, ``transfer A [B]``, ``change A add D`` (``promote D``, ``remove D``,
@@ -323,6 +324,14 @@ class Runner:
         for log in (node.disk, node.written):
             log[:] = [span for span in log if span.first > base]
         node.core.compact(base, self._now)
+
+    def _do_install(self, name: NodeId, source: NodeId) -> None:
+        """What the shell does with a finished reset: another log takes the place of the old one, and a new start."""
+        node, other = self.nodes[name], self.nodes[source]
+        index = other.base.index
+        node.base, node.base_conf, node.disk, node.written = other.base, other.base_conf, [], []
+        self._do_restart(name)
+        self._say(f"{name}: log begins behind {index}")
 
     # -- what clients and operators want -------------------------------------------------------------------------
 
