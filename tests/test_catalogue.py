@@ -114,13 +114,9 @@ ELSEWHERE = {
 """Scenarios without a test here, each with the reason."""
 
 AWAITED = """
-    half_connected_5 quorum_loss_partial prevote_longer_log_vs_candidate prevote_storm_during_catchup priority_decay
-    idle_follower_wiped bandwidth_delay_100ms control_lane_under_bulk read_during_transfer joint_replace_1_of_3
-    joint_shrink_5_to_3 remove_leader recovered_joint_commits_first transfer_ok transfer_to_dead transfer_to_lagging
-    transfer_target_crashes transfer_during_conf_change snapshot_during_append retention_races_replication
-    reset_interrupted fsync_error lost_fsync_power_cut misdirected stale_sector_read disk_full_on_leader
-    disk_full_on_follower relaxed_mode_power_loss meta_write_crash_each_step segment_roll_crash_each_step
-    truncate_crash_each_step rolling_restart_under_load simulator_soak
+    quorum_loss_partial prevote_longer_log_vs_candidate prevote_storm_during_catchup bandwidth_delay_100ms
+    control_lane_under_bulk read_during_transfer reset_interrupted fsync_error lost_fsync_power_cut misdirected
+    stale_sector_read meta_write_crash_each_step truncate_crash_each_step rolling_restart_under_load simulator_soak
 """
 """Scenarios whose features are on their way; a name leaves when its test is here."""
 
