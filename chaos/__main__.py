@@ -22,6 +22,7 @@ from chaos import report
 from chaos.cluster import Outcome, simulate
 from chaos.report import Totals
 from chaos.schedule import SAFETY_SECONDS, draw_scenario
+from raftlog.consensus.trace import Trace
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
@@ -75,9 +76,15 @@ def _how_to_repeat(seed: int, seconds: float) -> str:
     return f"python -m chaos --seed {seed}{length} --trace"
 
 
-def _run_one(seed: int, seconds: float, *, trace: bool) -> int:
+def _run_one(seed: int, seconds: float, *, trace: bool, ndjson: Path | None) -> int:
     scenario = draw_scenario(seed, seconds)
-    outcome = simulate(scenario, trace=_say if trace else None)
+    told = _say if trace else None
+    if ndjson is None:
+        outcome = simulate(scenario, trace=told)
+    else:
+        with ndjson.open("w") as file:
+            events = Trace(lambda line: print(line, file=file))
+            outcome = simulate(scenario, core_class=events.core_class(), trace=told)
     if not trace:
         _say(str(replace(scenario, faults=())))
     _say(str(replace(outcome, asked={}, happened={})))
@@ -116,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="where --hours begins")
     parser.add_argument("--seconds", type=float, default=SAFETY_SECONDS, help="simulated seconds of faults per seed")
     parser.add_argument("--trace", action="store_true", help="print every event; with --seed")
+    parser.add_argument("--ndjson", type=Path, metavar="FILE", help="write the cores' events to FILE; with --seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; default: CPUs")
     parser.add_argument("--budget-seconds", type=float, metavar="S", help="begin nothing new after S seconds")
     parser.add_argument("--first", action="store_true", help="stop at the first broken promise")
@@ -123,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(given)
     if options.seed is not None:
-        return _run_one(options.seed, options.seconds, trace=options.trace)
+        return _run_one(options.seed, options.seconds, trace=options.trace, ndjson=options.ndjson)
     deadline = time.monotonic() + options.budget_seconds if options.budget_seconds else float("inf")
     seeds: Iterable[int] = options.seeds or itertools.count(options.first_seed)
     if options.regressions:

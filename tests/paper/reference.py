@@ -121,7 +121,8 @@ class Reference:
             self._demand(state["term"] >= term, "terms never fall", f"{node}: {state['term']} after {term} on disk")
             if state["term"] == term and vote:
                 self._demand(state["vote"] == vote, "one vote", f"{node} forgot its vote for {vote} in term {term}")
-            self._demand_survival(node, known, log)
+            if self._durable_commit:
+                self._demand_survival(node, known, log)
         for first, _ in log.runs:
             self._settle_opening(node, log, first)
         replica = Replica(state["term"], state["vote"], commit=state["commit"], log=log)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.__main__ import main
 from raftlog.consensus.trace import OWN_EVENTS, Trace
 from tests.paper.group import A, B, C, Group
 from tests.paper.reference import RuleBroken, check
@@ -138,3 +140,14 @@ def test_bent_story_is_noticed(rule: str) -> None:
     with pytest.raises(RuleBroken) as broken:
         check(BENT[rule]())
     assert broken.value.rule == rule
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 8, 12])
+def test_simulated_group_keeps_the_rules(seed: int, tmp_path: Path) -> None:
+    """Faults of all kinds, membership changes and resets, told by the cores and judged by the paper."""
+    path = tmp_path / "events.ndjson"
+    assert main(["--seed", str(seed), "--seconds", "10", "--ndjson", str(path)]) == 0
+    with path.open() as lines:
+        reference = check(lines)
+    assert reference.lines > 200
