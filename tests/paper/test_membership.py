@@ -343,16 +343,10 @@ def test_recovered_joint_that_is_committed_is_ended_by_the_next_leader() -> None
 
 def test_joint_election_needs_both_majorities() -> None:
     """A majority of the new voters alone elects nobody while the change is under way."""
-    group = Group(5, voters=2)
-    group.elect(A)
-    for node in (C, D):
-        change(group, A, add(node))
-        group.pass_time(1.0)
-    change(group, A, promote(C))
-    group.pass_time(1.0)
-    # Old: a b c, new: a b c d; the joint entry is everywhere, the final one nowhere, and a and b are gone.
-    change(group, A, promote(D))
-    group.deliver(lambda message: isinstance(message, AppendReq))
+    group = with_learner()
+    change(group, A, replace(B, D))
+    group.deliver(lambda message: isinstance(message, AppendReq) and message.dst != B)
+    assert group[C].conf == group[D].conf == ConfState((A, D, C), (A, B, C), (), ((D, "d:1"),))
     crash(group, A)
     group.isolate(A, B)
     group.pass_time(20.0, [C, D])
@@ -360,7 +354,23 @@ def test_joint_election_needs_both_majorities() -> None:
     group.heal()
     group.isolate(A)
     group.pass_time(20.0, [B, C, D])
-    assert group[leader_of(group, B, C, D)].conf.voters == (A, B, C, D)
+    assert group[leader_of(group, C, D)].conf.voters == (A, D, C)
+
+
+def test_joint_commit_needs_both_majorities() -> None:
+    """Nor does a majority of the new voters alone commit, not even the change itself, nor does one of the old."""
+    for lost in ((B, C), (C, D)):
+        group = with_learner()
+        commit = group[A].commit
+        group.isolate(A, *{B, C, D} - {*lost})
+        change(group, A, replace(B, D))
+        group.propose(A)
+        group.deliver()
+        assert group[A].conf.is_joint
+        assert group[A].commit == commit
+        group.heal()
+        group.pass_time(2.0)
+        assert group[A].conf.voters == (A, D, C)
 
 
 def test_removed_server_campaigns() -> None:

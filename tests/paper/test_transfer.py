@@ -52,6 +52,29 @@ def test_transfer_ok_waits_for_the_disk_of_the_target() -> None:
     assert leads(group, B)
 
 
+def test_transfer_ok_leaves_no_proposal_in_doubt() -> None:
+    """It waits until all are committed, though not for longer than until the next heartbeat."""
+    for patient in (True, False):
+        group = settled_group()
+        group.slow_disks |= {A, C}
+        group.propose(A)
+        group[A].transfer(B, group.now)
+        group.deliver()
+        assert not [message for message in group.delivered if isinstance(message, TimeoutNow)]
+        if patient:
+            group.finish_writes(A)
+            group.pump()
+            group.deliver()
+        group.slow_disks.clear()
+        group.pass_time(0.0 if patient else 0.3)
+        group.finish_writes(A)
+        group.finish_writes(C)
+        group.pump()
+        group.deliver()
+        assert group[B].role is Role.LEADER
+        assert (group.failed_from == {}) == patient
+
+
 def test_transfer_ok_to_the_best_there_is() -> None:
     """Nobody in particular is asked for: priority goes first, then who has more; never a learner."""
     group = settled_group(4, voters=3, c=-1, b=-2, a=0, d=7)
