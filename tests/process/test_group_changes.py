@@ -1,0 +1,161 @@
+"""`raftmq group` against real brokers: nodes come and go under a producer, and every stored message is there after."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.client import Admin, Message, MessageQueue, Producer, SendResult
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+SETTINGS = {"segment_bytes": "262144", "message_bytes_max": "65536", "entry_bytes_max": "65536"}
+
+
+async def raftmq(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    with trio.fail_after(90):
+        return await trio.run_process(
+            [sys.executable, "-m", "mq.cli", *arguments], capture_stdout=True, capture_stderr=True, check=False
+        )
+
+
+class Group:
+    """A group of three under a producer, and brokers that join it."""
+
+    def __init__(self, cluster: DevCluster, ports: Ports, nursery: trio.Nursery) -> None:
+        self.cluster = cluster
+        self._ports = ports
+        self._nursery = nursery
+        self._rng = random.Random(1)
+        self.stored: list[SendResult] = []
+
+    async def command(self, *arguments: str, code: int = 0) -> str:
+        """What `raftmq group` prints; its exit code must be ``code``."""
+        done = await raftmq("group", *arguments, "--namesrv", self.cluster.namesrv)
+        said = (done.stdout if code == 0 else done.stderr).decode().strip()
+        assert done.returncode == code, (arguments, done.stdout, done.stderr)
+        return said
+
+    async def view(self) -> dict[str, dict[str, object]]:
+        answer = json.loads(await self.command("status", "--json"))
+        return {member["node_id"]: member for member in answer["view"]["members"]}
+
+    def replication(self, number: int) -> str:
+        return f"{HOST}:{self._ports.replication[number]}"
+
+    async def join(self, number: int) -> None:
+        """Start a broker that waits to be added."""
+        node_id = f"n{number}"
+        command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", node_id]
+        command += [
+            "--replication-listen",
+            self.replication(number),
+            "--listen",
+            f"{HOST}:{self._ports.clients[number]}",
+        ]
+        command += ["--namesrv", self.cluster.namesrv, "--data-dir", str(self.cluster.directory / node_id)]
+        for name, value in SETTINGS.items():
+            command += ["--set", f"{name}={value}"]
+        with self.cluster.log_path(node_id).open("ab") as log:
+            run = partial(trio.run_process, command, stdout=log, stderr=subprocess.STDOUT, check=False)
+            await self._nursery.start(run)
+
+    async def produce(self, producer: Producer) -> None:
+        while True:
+            result = await producer.send(Message("T", self._rng.randbytes(4000)), timeout=30)
+            assert isinstance(result, SendResult)
+            self.stored.append(result)
+            await trio.lowlevel.checkpoint()
+
+    async def grown(self, count: int) -> None:
+        """Until so many more messages were stored."""
+        goal = len(self.stored) + count
+        with trio.fail_after(60):
+            while len(self.stored) < goal:  # noqa: ASYNC110 - other processes have no event to wait for
+                await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def group_of_three(directory: Path) -> AsyncIterator[Group]:
+    """With a producer at work; at the end every stored message must have a place of its own within its queue."""
+    ports = Ports.free(5, random.Random())
+    first = Ports(ports.namesrv, ports.clients[:3], ports.replication[:3])
+    async with (
+        DevCluster.open(directory, ports=first, settings=SETTINGS) as cluster,
+        Admin(cluster.namesrv) as admin,
+        trio.open_nursery() as nursery,
+    ):
+        await admin.create_topic("T", 2)
+        group = Group(cluster, ports, nursery)
+        async with Producer(cluster.namesrv) as producer:
+            with trio.CancelScope() as producing:
+                async with trio.open_nursery() as sending:
+                    sending.start_soon(group.produce, producer)
+                    await group.grown(300)
+                    yield group
+                    producing.cancel()
+        places = {(result.queue.queue_id, result.queue_offset) for result in group.stored}
+        assert len(places) == len(group.stored)
+        for queue_id in range(2):
+            end = await admin.max_offset(MessageQueue("T", "broker-a", queue_id))
+            assert end >= sum(place[0] == queue_id for place in places)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Path) -> None:
+    async with group_of_three(tmp_path) as group:
+        assert len(list((tmp_path / "n0" / "commitlog").glob("0*"))) > 3  # several files are closed
+        await group.join(3)
+        said = await group.command("add", f"n3@{group.replication(3)}", "--voter")
+        assert said.splitlines()[-1] == "n3 is a voter now"
+        members = await group.view()
+        assert {name: member["role"] for name, member in members.items()} == dict.fromkeys(
+            ("n0", "n1", "n2", "n3"), "voter"
+        )
+        assert "n3 leads in term" in await group.command("transfer", "n3")
+        await group.grown(50)
+        assert "CHANGE" not in await group.command("remove", "n0")
+        assert sorted(await group.view()) == ["n1", "n2", "n3"]
+        await group.grown(50)
+
+
+async def test_a_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
+    async with group_of_three(tmp_path) as group:
+        leader = await group.cluster.leader()
+        dead = next(node for node in group.cluster.node_ids if node != leader)
+        group.cluster.kill(dead)
+        await group.grown(50)
+        await group.join(4)
+        said = await group.command("replace", dead, f"n4@{group.replication(4)}")
+        assert said == f"n4 is a voter now in the place of {dead}"
+        members = await group.view()
+        assert dead not in members
+        assert members["n4"]["role"] == "voter"
+        # With it in place another one may fail.
+        other = next(node for node in group.cluster.node_ids if node not in (leader, dead))
+        group.cluster.kill(other)
+        await group.grown(50)
+
+
+async def test_commands_that_make_no_sense_say_why(tmp_path: Path) -> None:
+    async with group_of_three(tmp_path) as group:
+        assert "INVALID_CHANGE: n9 is no learner" in await group.command("promote", "n9", code=1)
+        assert "INVALID_CHANGE: n0 is a member already" in await group.command("add", "n0@h:1", code=1)
+        assert "UNKNOWN_NODE: n9 is no voter; voters are n0, n1, n2" in await group.command("transfer", "n9", code=1)
+        assert "UNKNOWN_NODE: n9 is no voter" in await group.command("replace", "n9", "n4@h:1", code=1)
+        assert "'n4' is no NODE@HOST:PORT" in await group.command("add", "n4", code=2)
+        # A learner that nobody started does not catch up; it is not promoted.
+        said = await group.command("add", f"n4@{group.replication(4)}", "--voter", "--wait", "1", code=1)
+        assert "NOT_CAUGHT_UP: n4 has not caught up within 1 s; it stays a learner" in said
+        assert "NOT_CAUGHT_UP" in await group.command("promote", "n4", code=1)
+        assert await group.command("remove", "n4") == "n4 is no member any more"
