@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,7 @@ from raftlog.segment.errors import (
     MetaCorrupt,
     StorageFailed,
 )
-from raftlog.segment.files import Preallocation, SegmentFiles
+from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.recovery import (
@@ -34,10 +35,13 @@ from raftlog.segment.recovery import (
     decide,
     end_of_data,
     examine,
+    in_words,
 )
 from raftlog.segment.sidecar import scan_log
 
 LOCK_NAME: Final = "LOCK"
+OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|snapshot|.*\.tmp|\d{20}\.index")
+"""What may lie in a log's directory besides its segments."""
 SEGMENT_BYTES_MIN: Final = 256
 DAMAGED: Final = "damaged"
 """The note with which a running node says where it found damage; see `encode_damaged`."""
@@ -59,7 +63,10 @@ _UNUSABLE: Final = frozenset(
 
 @dataclass(slots=True)
 class Opened:
-    """A directory that is locked and in order; ``last`` is the log's last entry, or a stand-in for the base."""
+    """A directory that is locked and in order; ``last`` is the log's last entry, or a stand-in for the base.
+
+    ``found`` says in words how it was found.
+    """
 
     disk: Disk
     lock_fd: int
@@ -69,6 +76,7 @@ class Opened:
     index: LogIndex
     last: EntryRef
     restarted_unclean: bool
+    found: str
 
     def close(self) -> None:
         """Close all files and release the directory."""
@@ -106,7 +114,9 @@ def open_directory(
             files.base_pos = stored.starts_at.pos
             files.drop_below(files.base_pos)
             index = LogIndex(segment_bytes)
-            last = _recover(files, stored, index)
+            last, found = _recover(files, stored, index)
+            if foreign := foreign_names(disk.listdir(directory), segment_bytes):
+                found += f"; not ours and left alone: {', '.join(foreign)}"
             boot_id = disk.boot_id()
             state = _starting_state(stored, meta, last, boot_id)
             if unclean := not stored.clean and stored.boot_id not in ("", boot_id):
@@ -123,7 +133,14 @@ def open_directory(
         except StorageFailed as error:
             raise _translate(directory, error.errno, error.path) from error
         undo.pop_all()
-    return Opened(disk, lock_fd, files, meta, state, index, last, unclean)
+    return Opened(disk, lock_fd, files, meta, state, index, last, unclean, found)
+
+
+def foreign_names(names: Iterable[str], segment_bytes: int) -> list[str]:
+    """Those of a directory's names that no log makes, sorted."""
+    return sorted(
+        name for name in names if not OWN_NAMES.fullmatch(name) and segment_start(name, segment_bytes) is None
+    )
 
 
 def lock_directory(disk: Disk, directory: str) -> int:
@@ -175,7 +192,7 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
     )
 
 
-def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRef:
+def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[EntryRef, str]:
     segment_bytes = files.segment_bytes
     starts = files.starts
     read = files.pread_padded
@@ -185,9 +202,11 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()
+    found = f"closed in order: last index {last.index} ends at {end_pos}"
     if not (stored.clean and stored.durable_pos == end_pos):
         evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
         decision = decide(evidence)
+        found = in_words(decision, evidence)
         if isinstance(decision, Corrupt):
             # What was taken from sidecars may be damaged, too.
             index.truncate(base.index + 1)
@@ -205,7 +224,7 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> EntryRe
         files.sync(tail_start)
     for start, sidecar in unsaved:
         files.write_sidecar(start, sidecar)
-    return last
+    return last, found
 
 
 def _translate(directory: str, number: int, path: str) -> DirectoryUnusable | StorageFailed:

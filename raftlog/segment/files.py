@@ -41,6 +41,11 @@ class Preallocation(enum.Enum):
         return cls.ZERO if segment_bytes <= ZERO_FILL_SEGMENT_BYTES_MAX else cls.RESERVE
 
 
+def segment_start(name: str, segment_bytes: int) -> int | None:
+    """Where the segment of this name begins; None for the name of something else."""
+    return int(name) if _NAME.fullmatch(name) and int(name) % segment_bytes == 0 else None
+
+
 class SegmentFiles:
     """All segments of one directory.
 
@@ -67,7 +72,8 @@ class SegmentFiles:
             if name.endswith(".tmp"):
                 disk.unlink(os.path.join(directory, name))
         # A name that no segment can have is somebody else's file; it is left alone.
-        self._starts = {int(name) for name in names if _NAME.fullmatch(name) and int(name) % segment_bytes == 0}
+        starts = (segment_start(name, segment_bytes) for name in names)
+        self._starts = {start for start in starts if start is not None}
 
     @property
     def starts(self) -> list[int]:

@@ -32,7 +32,7 @@ from raftlog.segment.codec import (
 from raftlog.segment.directory import Opened, open_directory
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import EntryGone, LogDiverged, SegmentError
-from raftlog.segment.files import Preallocation
+from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
@@ -166,6 +166,16 @@ class SegmentLog:
     def last_ticket(self) -> int:
         """The ticket of the last `submit`; 0 before the first."""
         return self._last_ticket
+
+    @property
+    def found(self) -> str:
+        """What opening found, in words."""
+        return self._opened.found
+
+    @property
+    def files(self) -> SegmentFiles:
+        """The files underneath, for whoever verifies them; not to be written to."""
+        return self._files
 
     @property
     def durable_pos(self) -> int:

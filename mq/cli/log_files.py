@@ -1,0 +1,139 @@
+"""`raftmq log`: what the files of a stopped node say. Nothing in them is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mq.cli.errors import EXIT_FAILED, CommandFailed
+
+if TYPE_CHECKING:
+    from raftlog.segment.codec import EntryRef
+    from raftlog.segment.recovery import DamagedRange
+    from raftlog.segment.verify import StoppedLog
+
+app = typer.Typer(help="Verify and print the log of a stopped node; nothing is changed.", no_args_is_help=True)
+
+Directory = Annotated[Path, typer.Argument(help="A broker's data directory, or the commitlog in it.", metavar="DIR")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+KINDS = {1: "normal", 2: "no-op", 3: "config"}
+EXCERPT_BYTES = 48
+
+
+@app.command("verify")
+def verify(directory: Directory, as_json: AsJson = False) -> None:
+    """Check every entry, and say what a start would do.
+
+    Exit code 0: intact, or a torn end that a start cuts off. 1: damaged, to be repaired from other replicas.
+    2: unusable, or in use by a running node.
+    """
+    from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
+
+    with _stopped(directory) as log:
+        report = log.report()
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "directory": report.directory,
+                    "verdict": report.verdict,
+                    "node": report.state.node_id if report.state else None,
+                    "cluster": report.state.cluster_id if report.state else None,
+                    "firstIndex": report.first_index,
+                    "lastIndex": report.last.index if report.last else None,
+                    "damaged": [[damage.pos, damage.end] for damage in report.ranges],
+                    "findings": report.findings,
+                }
+            )
+        )
+    else:
+        owner = f", node {report.state.node_id} of {report.state.cluster_id}" if report.state else ""
+        print(f"{report.directory}{owner}")
+        for finding in report.findings:
+            print(f"  {finding}")
+        print(report.verdict)
+    if report.verdict == UNUSABLE:
+        raise CommandFailed(f"{report.directory} is unusable")
+    if report.verdict == DAMAGED_STATE:
+        raise CommandFailed(f"{report.directory} is damaged", EXIT_FAILED)
+
+
+@app.command("dump")
+def dump(
+    directory: Directory,
+    from_index: Annotated[int, typer.Option("--from", min=1, help="Index of the first entry.", metavar="INDEX")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help=f"The first {EXCERPT_BYTES} bytes of each body.")] = False,
+) -> None:
+    """Print entries, with what is damaged in between."""
+    with _stopped(directory) as log:
+        if log.state is None:
+            raise CommandFailed(f"{log.directory}: no slot of the vote file is valid")
+        rows = (_row(log, found, bodies) for found in islice(log.entries(from_index), count))
+        if as_json:
+            for row in rows:
+                print(json.dumps(row))
+            return
+        columns = ["index", "term", "kind", "position", "size", "crc", "chain", *(["body"] if bodies else []), "note"]
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*(str(row.get(column, "")) for column in columns))
+        Console().print(table)
+
+
+@contextmanager
+def _stopped(directory: Path) -> Iterator[StoppedLog]:
+    from raftlog import RealDisk, SegmentError
+    from raftlog.segment.verify import StoppedLog
+
+    inner = directory / "commitlog"
+    try:
+        log = StoppedLog(RealDisk(), str(inner if inner.is_dir() else directory))
+        try:
+            yield log
+        finally:
+            log.close()
+    except SegmentError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _row(log: StoppedLog, found: EntryRef | DamagedRange, bodies: bool) -> dict[str, Any]:
+    from raftlog.consensus.confchange import decode_conf
+    from raftlog.segment import CONFIG
+    from raftlog.segment.codec import EntryRef
+
+    if not isinstance(found, EntryRef):
+        return {"position": found.pos, "size": found.end - found.pos, "note": "damaged"}
+    row: dict[str, Any] = {
+        "index": found.index,
+        "term": found.term,
+        "kind": KINDS[found.kind],
+        "position": found.pos,
+        "size": found.size,
+        "crc": f"{log.body_crc(found):08x}",
+        "chain": f"{found.chain:08x}",
+    }
+    if found.kind == CONFIG:
+        try:
+            conf = decode_conf(log.body(found))
+        except ValueError as error:
+            row["note"] = str(error)
+        else:
+            outgoing = f" from {' '.join(conf.outgoing)}" if conf.outgoing else ""
+            learners = f", learners {' '.join(conf.learners)}" if conf.learners else ""
+            row["note"] = f"voters {' '.join(conf.voters)}{outgoing}{learners}"
+    if bodies:
+        start = log.body(found)[:EXCERPT_BYTES]
+        printable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in start)
+        row["body"] = f"{start.hex(' ', 4)} {printable}"
+    return row

@@ -1,0 +1,92 @@
+"""`raftmq log verify` and `dump` on directories of stopped nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mq.cli.app import app
+from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
+from raftlog import RealDisk
+from raftlog.consensus.confchange import encode_conf
+from raftlog.consensus.types import ConfState, NodeId
+from raftlog.segment import CONFIG, NORMAL, SegmentLog
+
+
+def opened(path: Path) -> SegmentLog:
+    return SegmentLog.open(str(path / "commitlog"), cluster_id="c", node_id="n1", segment_bytes=4096, disk=RealDisk())
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    log = opened(tmp_path)
+    log.append(CONFIG, 1, 1, encode_conf(ConfState((NodeId("n1"), NodeId("n2")), (), (NodeId("n3"),))))
+    for index in range(2, 100):
+        log.append(NORMAL, index, 1, b"hello \x00 world" * 4)
+    log.submit(1)
+    log.close()
+    return tmp_path
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, ["log", *map(str, args)])
+
+
+def refusal(result: Result) -> CommandFailed:
+    assert isinstance(result.exception, CommandFailed), result.output
+    return result.exception
+
+
+def test_intact_log_is_said_to_be(data_dir: Path) -> None:
+    for directory in (data_dir, data_dir / "commitlog"):
+        result = run("verify", directory)
+        assert result.exit_code == 0
+        assert "good up to index 99" in result.output
+        assert result.output.endswith("intact\n")
+
+
+def test_damaged_log_ends_with_code_1(data_dir: Path) -> None:
+    with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff")
+    result = run("verify", data_dir)
+    assert refusal(result).exit_code == EXIT_FAILED
+    assert "repairable from peers" in result.output
+    found = json.loads(run("verify", data_dir, "--json").output)
+    assert found["verdict"] == "damaged"
+    assert len(found["damaged"]) == 1
+    assert "damaged" in run("dump", data_dir).output
+
+
+def test_running_node_is_left_alone(data_dir: Path) -> None:
+    log = opened(data_dir)
+    for command in ("verify", "dump"):
+        failed = refusal(run(command, data_dir))
+        assert failed.exit_code == EXIT_REFUSED
+        assert "in use by process" in str(failed)
+    log.close()
+
+
+def test_directory_without_a_log(tmp_path: Path) -> None:
+    assert "there is no log in it" in str(refusal(run("verify", tmp_path)))
+    assert refusal(run("verify", tmp_path / "absent")).exit_code == EXIT_REFUSED
+
+
+def test_both_slots_bad_ends_with_code_2(data_dir: Path) -> None:
+    (data_dir / "commitlog" / "meta").write_bytes(b"garbage" * 1000)
+    assert refusal(run("verify", data_dir)).exit_code == EXIT_REFUSED
+    assert "no slot" in str(refusal(run("dump", data_dir)))
+
+
+def test_dump_as_lines_of_json(data_dir: Path) -> None:
+    rows = [json.loads(line) for line in run("dump", data_dir, "--json", "--count", "3").output.splitlines()]
+    assert [row["index"] for row in rows] == [1, 2, 3]
+    assert (rows[0]["kind"], rows[0]["note"]) == ("config", "voters n1 n2, learners n3")
+    assert rows[1]["position"] == rows[0]["size"]
+    row = json.loads(run("dump", data_dir, "--json", "--from", "98", "--bodies", "--count", "1").output)
+    assert row["index"] == 98
+    assert "hello . world" in row["body"]
+    assert "config" in run("dump", data_dir).output

@@ -1,0 +1,133 @@
+"""What is said about a directory that nobody has open: the row of the decision table that opening would take."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.segment.codec import EntryRef
+from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable
+from raftlog.segment.meta import SLOT_BYTES
+from raftlog.segment.verify import DAMAGED_STATE, INTACT, TORN, UNUSABLE, Report, StoppedLog
+from tests.unit.segment.log_home import DIRECTORY, LogHome
+
+META = f"{DIRECTORY}/meta"
+
+
+@pytest.fixture
+def full(home: LogHome) -> LogHome:
+    log = home.open()
+    home.put(log, *[b"x" * 52] * 130)
+    home.submit(log, commit_hint=130)
+    log.close(clean=True)
+    return home
+
+
+def everything(home: LogHome) -> dict[str, bytes]:
+    return {name: home.disk.content(f"{DIRECTORY}/{name}") for name in home.disk.listdir(DIRECTORY)}
+
+
+def report(home: LogHome) -> Report:
+    before = everything(home)
+    stopped = StoppedLog(home.disk, DIRECTORY)
+    found = stopped.report()
+    stopped.close()
+    assert everything(home) == before, "verifying changed something"
+    return found
+
+
+def said(found: Report) -> str:
+    return "\n".join(found.findings)
+
+
+def test_intact(full: LogHome) -> None:
+    found = report(full)
+    assert found.verdict == INTACT
+    assert found.last is not None
+    assert (found.first_index, found.last.index) == (1, 130)
+    assert "intact: entries are good up to index 130" in said(found)
+    assert full.open().found.startswith("closed in order: last index 130")
+
+
+def test_torn_end_is_told_and_left(home: LogHome) -> None:
+    log = home.open()
+    home.put(log, b"x" * 52)
+    home.close_all()
+    home.disk.overwrite(home.segment(), 100, b"\xa5" * 50)
+    found = report(home)
+    assert found.verdict == TORN
+    assert "torn end: entries are good up to index 1" in said(found)
+    assert "would cut off 50 bytes at 100" in said(found)
+    assert home.open().found.startswith("torn end")
+
+
+def test_damaged_range_is_repairable(full: LogHome) -> None:
+    full.disk.flip_bit(full.segment(), 360)
+    found = report(full)
+    assert found.verdict == DAMAGED_STATE
+    assert "bytes 300..400 are damaged; repairable from peers, entry 5 behind them is intact" in said(found)
+
+
+def test_damaged_end(full: LogHome) -> None:
+    full.disk.flip_bit(full.segment(3 * 4096), 960)
+    assert "nothing vouches for their end" in said(report(full))
+
+
+def test_gap_between_segments(full: LogHome) -> None:
+    full.disk.unlink(full.segment(4096))
+    found = report(full)
+    assert found.verdict == DAMAGED_STATE
+    assert f"gap between segments: {4096:020d} to {8192:020d} is missing" in said(found)
+    assert "segment is missing" in said(found)
+
+
+def test_foreign_file_is_named(full: LogHome) -> None:
+    for name in ("notes.txt", "00000000000000000123"):
+        full.disk.open(f"{DIRECTORY}/{name}", create=True)
+    found = report(full)
+    assert found.verdict == INTACT
+    assert "left alone: 00000000000000000123, notes.txt" in said(found)
+    assert full.open().found.endswith("left alone: 00000000000000000123, notes.txt")
+
+
+def test_truncated_meta_slot(full: LogHome) -> None:
+    full.disk.truncate(full.disk.open(META), SLOT_BYTES + 20)
+    found = report(full)
+    assert "slot 1: truncated to 20 bytes" in said(found)
+    assert found.verdict == (INTACT if found.state else UNUSABLE)
+    full.open()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_both_slots_bad_or_no_vote_file_at_all(full: LogHome, gone: bool) -> None:
+    if gone:
+        full.disk.unlink(META)
+    else:
+        full.disk.flip_bit(META, 20)
+        full.disk.flip_bit(META, SLOT_BYTES + 20)
+    found = report(full)
+    assert found.verdict == UNUSABLE
+    assert "term and vote are lost" in said(found)
+
+
+def test_locked_or_empty_directory(home: LogHome) -> None:
+    home.open()
+    with pytest.raises(DirectoryLocked):
+        StoppedLog(home.disk, DIRECTORY)
+    home.disk.mkdir("/empty")
+    with pytest.raises(DirectoryUnusable, match="no log"):
+        StoppedLog(home.disk, "/empty")
+    with pytest.raises(DirectoryUnusable):
+        StoppedLog(home.disk, "/missing")
+
+
+def test_entries_with_what_is_damaged_in_between(full: LogHome) -> None:
+    full.disk.flip_bit(full.segment(), 360)
+    full.disk.flip_bit(full.segment(8192), 60)
+    stopped = StoppedLog(full.disk, DIRECTORY)
+    found = [entry.index if isinstance(entry, EntryRef) else (entry.pos, entry.end) for entry in stopped.entries()]
+    assert found == [1, 2, 3, (300, 400), *range(5, 81), (4096 + 4000, 8292), *range(82, 131)]
+    indexes = [entry.index for entry in stopped.entries(100) if isinstance(entry, EntryRef)]
+    assert indexes == list(range(100, 131))
+    first = next(entry for entry in stopped.entries() if isinstance(entry, EntryRef))
+    assert stopped.body(first) == b"x" * 52
+    stopped.close()
