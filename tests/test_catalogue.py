@@ -115,8 +115,8 @@ ELSEWHERE = {
 
 AWAITED = """
     quorum_loss_partial prevote_longer_log_vs_candidate prevote_storm_during_catchup bandwidth_delay_100ms
-    control_lane_under_bulk read_during_transfer reset_interrupted fsync_error lost_fsync_power_cut misdirected
-    stale_sector_read meta_write_crash_each_step truncate_crash_each_step rolling_restart_under_load simulator_soak
+    control_lane_under_bulk read_during_transfer reset_interrupted
+    meta_write_crash_each_step truncate_crash_each_step rolling_restart_under_load simulator_soak
 """
 """Scenarios whose features are on their way; a name leaves when its test is here."""
 
