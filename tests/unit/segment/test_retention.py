@@ -1,0 +1,81 @@
+"""Which files of a log go: by age, hour, size and disk, and never what somebody needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.segment.index import SegmentInfo
+from raftlog.segment.retention import RetentionPolicy, Situation, droppable
+
+FILE = 100
+HOUR_MS = 3_600_000
+
+SEGMENTS = [
+    SegmentInfo(
+        start=number * FILE,
+        end=(number + 1) * FILE,
+        first_index=10 * number + 1,
+        last_index=10 * number + 10,
+        closed=True,
+    )
+    for number in range(2, 7)
+] + [SegmentInfo(start=700, end=740, first_index=71, last_index=74, closed=False)]
+NEWEST = {200: 1, 300: 2, 400: None, 500: 4, 600: 5, 700: 6}
+"""Hour in which the newest message of a file came."""
+
+
+def newest_ms(segment: SegmentInfo) -> int | None:
+    hour = NEWEST[segment.start]
+    return None if hour is None else hour * HOUR_MS
+
+
+def situation(**given: int) -> Situation:
+    usual = {"now_ms": 0, "hour": 4, "floor_pos": 10_000, "wanted_pos": 10_000}
+    return Situation(**usual | {"disk_used_bytes": 500, "disk_total_bytes": 1000} | given)
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "base"),
+    [
+        # By age: two hours after the newest message of a file.
+        ({}, {"now_ms": 3 * HOUR_MS}, None),
+        ({}, {"now_ms": 3 * HOUR_MS + 1}, 300),
+        ({}, {"now_ms": 4 * HOUR_MS + 1}, 500),  # with a file that has no messages behind it
+        ({}, {"now_ms": 99 * HOUR_MS}, 700),  # never the active one
+        # Only in its hour.
+        ({"hour": 4}, {"now_ms": 99 * HOUR_MS, "hour": 4}, 700),
+        ({"hour": 4}, {"now_ms": 99 * HOUR_MS, "hour": 5}, None),
+        # By size, at any hour: of five closed files.
+        ({"bytes_max": 500}, {}, None),
+        ({"bytes_max": 499}, {}, 300),
+        ({"bytes_max": 250, "hour": 4}, {"hour": 5}, 500),
+        ({"bytes_max": 1}, {}, 700),
+        # By the disk: until less than four fifths are in use.
+        ({}, {"disk_used_bytes": 799}, None),
+        ({}, {"disk_used_bytes": 800}, 300),
+        ({"hour": 4}, {"disk_used_bytes": 950, "hour": 5}, 400),
+        # Held back by what this node needs, and by others until it gets tight.
+        ({"bytes_max": 1}, {"floor_pos": 399}, 300),
+        ({"bytes_max": 1}, {"floor_pos": 199}, None),
+        ({"bytes_max": 1}, {"wanted_pos": 450}, 400),
+        ({}, {"now_ms": 99 * HOUR_MS, "wanted_pos": 0}, None),
+        ({}, {"disk_used_bytes": 870, "wanted_pos": 0}, None),
+        ({}, {"disk_used_bytes": 880, "wanted_pos": 0}, 300),
+        ({}, {"disk_used_bytes": 1000, "wanted_pos": 0}, 400),
+        ({}, {"disk_used_bytes": 1000, "wanted_pos": 0, "floor_pos": 0}, None),
+    ],
+)
+def test_what_goes(policy: dict[str, int], now: dict[str, int], base: int | None) -> None:
+    chosen = RetentionPolicy(**{"age_ms_max": 2 * HOUR_MS} | policy)  # type: ignore[arg-type]
+    assert droppable(SEGMENTS, newest_ms, chosen, situation(**now)) == base
+
+
+def test_only_the_files_that_go_and_one_more_are_looked_into() -> None:
+    asked: list[int] = []
+
+    def noting(segment: SegmentInfo) -> int | None:
+        asked.append(segment.start)
+        return newest_ms(segment)
+
+    droppable(SEGMENTS, noting, RetentionPolicy(age_ms_max=2 * HOUR_MS), situation(now_ms=4 * HOUR_MS))
+    assert asked == [200, 300]
