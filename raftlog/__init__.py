@@ -21,6 +21,7 @@ from raftlog.consensus.types import (
     Role,
     RoleChange,
 )
+from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
 from raftlog.node import Hosted, ListenRefused, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Replica
 from raftlog.segment.disk import RealDisk
@@ -48,23 +49,30 @@ __all__ = [
     "Listener",
     "LogId",
     "Mailbox",
+    "Node",
     "NodeId",
     "NodeSettings",
+    "NotLeader",
+    "OutcomeUnknown",
     "RaftCore",
     "Reactor",
     "RealDisk",
     "Refusal",
+    "Refused",
     "Replica",
     "Role",
     "RoleChange",
     "Run",
     "SegmentError",
     "SegmentLog",
+    "SnapshotMissing",
+    "StateMachine",
     "StreamSocket",
     "Transport",
     "Writer",
     "decode_conf",
     "format_address",
+    "open_node",
     "parse_address",
     "serve_node",
     "why_invalid",

@@ -99,6 +99,8 @@ class Hosted:
         applied_index: the last entry that it has taken already.
         attach: gets the replica, before anything else happens.
         end_turn: called at the end of each turn of the event loop; must call `Replica.pump`.
+        snapshot: what a peer needs that gets the log only from a later entry on: the index of the last entry in it, and
+            what encodes it, in a worker thread. None when there is none now.
         tasks: run next to the replica until they are cancelled.
     """
 
@@ -106,6 +108,7 @@ class Hosted:
     applied_index: int
     attach: Callable[[Replica], None]
     end_turn: Callable[[], None]
+    snapshot: Callable[[], tuple[int, Callable[[], bytes]] | None] = lambda: None
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
 
 

@@ -102,7 +102,8 @@ class Replica:
     """Joins core, log, transport and application.
 
     Args:
-        applied_index: the last entry that the application has already taken, from its own checkpoint.
+        applied_index: the last entry that the application has already taken, from its own checkpoint. It may be ahead
+            of the log, when it came in a snapshot.
         clock: monotonic seconds.
         wake: asks for another turn soon.
         confs: as given to the core: the entries that set a configuration, and what they set.
@@ -124,9 +125,6 @@ class Replica:
         on_conf: ConfHandler = lambda index, conf, removed: None,
         on_reset: Callable[[NodeId], None] = lambda peer: None,
     ) -> None:
-        assert applied_index <= log.last_index, (
-            f"the application took entry {applied_index}, the log ends at {log.last_index}"
-        )
         self.core = core
         self.log = log
         self._transport = transport
@@ -234,7 +232,7 @@ class Replica:
         """
         first = next(segment.first_index for segment in self.log.segments() if segment.start == base_pos)
         assert first - 1 <= self._applied_index, f"base {first - 1}, applied is {self._applied_index}"
-        self.log.drop_prefix(base_pos, encode_conf(self.core.conf_at(first - 1)))
+        self.log.drop_prefix(base_pos, encode_conf(self.core.conf_at(first - 1)), self._commit_index)
         self.core.compact(first - 1, self._clock())
         self.core.persist(self._clock())
         self._confs = [pair for pair in self._confs[:-1] if pair[0] >= first] + self._confs[-1:]

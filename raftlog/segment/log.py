@@ -278,7 +278,7 @@ class SegmentLog:
         """The files in which entries lie, ascending; the last one is the active one."""
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
-    def drop_prefix(self, base_pos: int, conf: bytes) -> None:
+    def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
         """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable.
 
         What lies below is gone at once for readers, and from the disk some time after the next `submit`. The entry
@@ -286,6 +286,7 @@ class SegmentLog:
 
         Args:
             conf: what the note "conf" is to say: the configuration in force at the new base.
+            committed: highest index known to be committed, if it is more than the last `submit` said.
 
         Raises:
             StorageCorrupt, StorageFailed: the entry before the new base cannot be read; nothing happened.
@@ -293,6 +294,7 @@ class SegmentLog:
         first = self._index.first_at(base_pos)
         assert first is not None, f"no file with entries begins at {base_pos}"
         assert base_pos > self.base_pos, f"base {base_pos}, it is at {self.base_pos} already"
+        self._commit_hint = max(self._commit_hint, committed)
         assert first - 1 <= self._commit_hint, f"base {first - 1}, committed is {self._commit_hint}"
         assert first <= self.durable_index, f"first entry {first}, durable is {self._durable_index}"
         last = self.locate(first - 1)

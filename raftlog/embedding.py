@@ -1,0 +1,267 @@
+"""A replicated state machine in a program of one's own: see ``docs/embedding.md``.
+
+Everything here is for one trio event loop. Underneath is what the broker runs on, with no code path of its own: a
+program in a hurry takes `Node.replica` and appends with plain calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+import structlog
+import trio
+
+from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, Refusal, RoleChange
+from raftlog.node import Hosted, NodeSettings, Run, serve_node
+from raftlog.replica import CommittedEntry, Replica
+from raftlog.segment.disk import Disk, RealDisk, write_fully
+
+SNAPSHOT_NAME: Final = "snapshot"
+_INDEX = struct.Struct(">Q")
+_RETRY_SECONDS: Final = 0.02
+
+
+class StateMachine(Protocol):
+    """What is replicated: the same bodies in the same order make the same state on every node."""
+
+    def apply(self, index: int, body: bytes) -> None:
+        """Take one committed body."""
+
+    def snapshot(self) -> bytes:
+        """Everything that was applied so far."""
+
+    def restore(self, data: bytes) -> None:
+        """Become what `snapshot` gave, on this or on another node."""
+
+
+M = TypeVar("M", bound=StateMachine)
+
+
+class Refused(Exception):
+    """The node did not do what was asked for; nothing happened."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.value)
+        self.refusal = refusal
+
+
+class NotLeader(Refused):
+    """Another node leads: ``leader``, or None when nobody is known to."""
+
+    def __init__(self, leader: NodeId | None) -> None:
+        super().__init__(Refusal.NOT_LEADER)
+        self.leader = leader
+
+
+class OutcomeUnknown(Exception):
+    """What was asked for may happen, may have happened, or never will. Asking again may do it twice."""
+
+
+class SnapshotMissing(Exception):
+    """The log begins in the middle, and the snapshot that stands for its beginning is gone."""
+
+
+class Node(Generic[M]):
+    """A running node; made by `open_node`. After a restart in place ``machine`` is another object."""
+
+    machine: M
+
+    def __init__(self, settings: NodeSettings, machine: Callable[[], M]) -> None:
+        self.settings = settings
+        self._new_machine = machine
+        self._run: Run | None = None
+        self._disk: Disk = RealDisk()
+        self._applied_index = 0
+        self._waiting: dict[int, tuple[trio.Event, list[bool]]] = {}
+
+    @property
+    def replica(self) -> Replica:
+        """The replica of the present run. Raises `OutcomeUnknown` between two runs."""
+        if self._run is None:
+            raise OutcomeUnknown(f"node {self.settings.node_id} is starting")
+        return self._run.replica
+
+    def status(self) -> CoreStatus:
+        """What this node knows of itself and, while it leads, of the others."""
+        return self.replica.core.status()
+
+    async def append(self, body: bytes) -> int:
+        """Replicate ``body``; returns its index once it is committed and applied here.
+
+        Raises:
+            NotLeader: append it there.
+            Refused: too much is under way, no room on the disk, or the like.
+            OutcomeUnknown: leadership was lost meanwhile.
+        """
+        index = self._taken(self.replica.append(len(body), lambda pos: (body, b"")))
+        return await self._until_applied(index)
+
+    async def read(self) -> None:
+        """Wait until ``machine`` has everything that was acknowledged anywhere before this call (linearizable read).
+
+        Works on every node. Raises `OutcomeUnknown` when nobody can tell, for want of a majority.
+        """
+        answered, answers = trio.Event(), list[bool]()
+
+        def on_read(certain: bool) -> None:
+            answers.append(certain)
+            answered.set()
+
+        self.replica.read(on_read)
+        await answered.wait()
+        if not answers[0]:
+            raise OutcomeUnknown("no majority answers")
+
+    async def change(self, change: ConfChange) -> None:
+        """Change the membership; returns once the change is complete and committed. Raises as `append` does."""
+        await self._until_applied(self._taken(self.replica.change(change)))
+        while self.replica.core.conf.is_joint:  # noqa: ASYNC110 - plain state that tells nobody
+            await trio.sleep(_RETRY_SECONDS)
+
+    async def transfer(self, to: NodeId | None = None) -> None:
+        """Hand leadership to ``to``, or to the best other voter; returns once this node leads no more.
+
+        Raises:
+            NotLeader, Refused: it cannot be, or the other node did not take it.
+        """
+        replica = self.replica
+        if (refusal := replica.transfer(to)) is not None:
+            raise self._refused(refusal)
+        while replica.core.transferring:  # noqa: ASYNC110 - plain state that tells nobody
+            await trio.sleep(_RETRY_SECONDS)
+        if replica.is_leader:
+            raise Refused(Refusal.NOT_CAUGHT_UP)
+
+    async def compact(self) -> None:
+        """Write a snapshot, and drop the files of the log that it stands for. Raises OSError; then nothing is lost."""
+        run, replica = self._run, self.replica
+        assert run is not None, "a replica without its run"
+        index, data = self._applied_index, self.machine.snapshot()
+        await trio.to_thread.run_sync(self._write_snapshot, _INDEX.pack(index) + data)
+        last = min(index, replica.log.durable_index - 1)
+        fit = [part.start for part in replica.log.segments() if part.first_index - 1 <= last]
+        if self._run is run and fit and fit[-1] > replica.log.base_pos:
+            replica.drop_prefix(fit[-1])
+
+    async def stop(self) -> None:
+        """End this node, handing leadership over first if it leads and somebody takes it at once."""
+        if self._run is None:
+            return
+        with trio.move_on_after(1.0), contextlib.suppress(Refused):
+            await self.transfer()
+        self._run.stop()
+
+    # -- the application of the replica ----------------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """See `Application.apply`."""
+        for entry in entries:
+            if entry.kind == EntryKind.NORMAL:
+                self.machine.apply(entry.index, bytes(entry.body))
+            self._applied_index = entry.index
+            if (waiting := self._waiting.pop(entry.index, None)) is not None:
+                waiting[1].append(True)
+                waiting[0].set()
+
+    def role_changed(self, change: RoleChange) -> None:
+        """See `Application.role_changed`."""
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """See `Application.outcome_unknown`."""
+        for index in [index for index in self._waiting if index >= first_index]:
+            self._waiting.pop(index)[0].set()
+
+    def host(self, run: Run) -> Hosted:
+        """Build the application for a run, see `raftlog.node`."""
+        self.machine = self._new_machine()
+        self._applied_index = base_index = run.segment_log.base[0]
+        if (snapshot := self._read_snapshot()) is not None and snapshot[0] >= base_index:
+            self._applied_index, data = snapshot
+            self.machine.restore(data)
+        elif base_index:
+            raise SnapshotMissing(f"{self._path}: the log begins behind entry {base_index}")
+        run.undo.callback(self._closed)
+
+        def attach(replica: Replica) -> None:
+            self._run = run
+
+        return Hosted(
+            application=self,
+            applied_index=self._applied_index,
+            attach=attach,
+            end_turn=lambda: run.replica.pump(),
+            snapshot=self._snapshot,
+        )
+
+    def _closed(self) -> None:
+        self._run = None
+        self.outcome_unknown(0)
+
+    def _snapshot(self) -> tuple[int, Callable[[], bytes]]:
+        data = _INDEX.pack(self._applied_index) + self.machine.snapshot()
+        return self._applied_index, lambda: data
+
+    @property
+    def _path(self) -> str:
+        return os.path.join(self.settings.directory, SNAPSHOT_NAME)
+
+    def _read_snapshot(self) -> tuple[int, bytes] | None:
+        try:
+            with open(self._path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        return _INDEX.unpack_from(data)[0], data[_INDEX.size :]
+
+    def _write_snapshot(self, data: bytes) -> None:
+        disk, temporary = self._disk, f"{self._path}.tmp"
+        fd = disk.open(temporary, create=True)
+        try:
+            disk.truncate(fd, 0)
+            write_fully(disk.pwritev, fd, [data], 0)
+            disk.fdatasync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(temporary, self._path)
+        disk.sync_directory(self.settings.directory)
+
+    def _taken(self, index: int | Refusal) -> int:
+        if isinstance(index, Refusal):
+            raise self._refused(index)
+        assert self._run is not None, "an entry was taken between two runs"
+        self._run.reactor.wake()
+        return index
+
+    def _refused(self, refusal: Refusal) -> Refused:
+        return NotLeader(self.replica.core.leader_id) if refusal is Refusal.NOT_LEADER else Refused(refusal)
+
+    async def _until_applied(self, index: int) -> int:
+        done, applied = self._waiting[index] = (trio.Event(), [])
+        await done.wait()
+        if not applied:
+            raise OutcomeUnknown(f"leadership was lost before entry {index} was committed")
+        return index
+
+
+@contextlib.asynccontextmanager
+async def open_node(settings: NodeSettings, machine: Callable[[], M]) -> AsyncIterator[Node[M]]:
+    """Run a node while the block runs; ``machine()`` makes the empty state machine that it begins with.
+
+    Raises:
+        ListenRefused, SegmentError, SnapshotMissing: as `serve_node` does.
+    """
+    node = Node(settings, machine)
+    log = structlog.get_logger("raftlog").bind(group=settings.group, node_id=settings.node_id)
+    async with trio.open_nursery() as nursery:
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            await serve_node(settings, node.host, log=log, task_status=task_status)
+
+        await nursery.start(serve)
+        yield node
+        await node.stop()
+        nursery.cancel_scope.cancel()

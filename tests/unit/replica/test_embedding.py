@@ -1,0 +1,107 @@
+"""The library in a program of one's own, as `docs/embedding.md` describes it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+import raftlog
+from raftlog import Node, NodeId, NodeSettings, NotLeader, OutcomeUnknown, SnapshotMissing
+from tests.unit.replica.group import CLUSTER, free_ports
+from tests.unit.replica.members import CONFIG, SEGMENT_BYTES
+
+DOCUMENT = Path(raftlog.__file__).parents[1] / "docs" / "embedding.md"
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if re.fullmatch(r"n\d \d+", line)] == ["n0 10", "n1 10", "n2 10"]
+
+
+class Words:
+    """Remembers everything."""
+
+    def __init__(self) -> None:
+        self.words: list[bytes] = []
+
+    def apply(self, index: int, body: bytes) -> None:
+        self.words.append(body)
+
+    def snapshot(self) -> bytes:
+        return b" ".join(self.words)
+
+    def restore(self, data: bytes) -> None:
+        self.words = data.split()
+
+
+def node_settings(directory: Path, name: str, ports: dict[str, int]) -> NodeSettings:
+    return NodeSettings(
+        cluster_id=CLUSTER,
+        group="g",
+        node_id=NodeId(name),
+        directory=str(directory / name),
+        listen=("127.0.0.1", ports[name]),
+        members={NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()},
+        segment_bytes=SEGMENT_BYTES,
+        core=CONFIG,
+    )
+
+
+async def ready(*nodes: Node[Words]) -> Node[Words]:
+    """The one of the nodes that leads."""
+    with trio.fail_after(10):
+        while True:
+            for node in nodes:
+                if node.replica.core.ready:
+                    return node
+            await trio.sleep(0.01)
+
+
+@pytest.mark.trio
+async def test_a_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
+    settings = node_settings(tmp_path, "n0", {"n0": free_ports(1)[0]})
+    words = [b"%05d" % number + b"x" * 500 for number in range(100)]
+    async with raftlog.open_node(settings, Words) as node:
+        await ready(node)
+        indexes = [await node.append(word) for word in words]
+        assert indexes == list(range(indexes[0], indexes[0] + 100))
+        await node.read()
+        assert node.machine.words == words
+        await node.compact()
+        assert node.replica.log.base[0] > 50
+        await node.append(b"last")
+    async with raftlog.open_node(settings, Words) as node:
+        await ready(node)
+        await node.read()
+        assert node.machine.words == [*words, b"last"]
+    (tmp_path / "n0" / "snapshot").unlink()
+    with pytest.raises(ExceptionGroup) as raised:
+        async with raftlog.open_node(settings, Words):
+            pass
+    assert raised.group_contains(SnapshotMissing)
+
+
+@pytest.mark.trio
+async def test_a_follower_names_the_leader_and_a_leader_alone_cannot_tell(tmp_path: Path) -> None:
+    ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
+    async with raftlog.open_node(node_settings(tmp_path, "n0", ports), Words) as first:
+        async with raftlog.open_node(node_settings(tmp_path, "n1", ports), Words) as second:
+            leader = await ready(first, second)
+            follower = second if leader is first else first
+            await leader.append(b"word")
+            await follower.read()
+            assert follower.machine.words == [b"word"]
+            with pytest.raises(NotLeader) as refused:
+                await follower.append(b"word")
+            assert refused.value.leader == leader.settings.node_id
+            await leader.transfer()
+            assert await ready(follower) is follower
+        with pytest.raises(OutcomeUnknown):
+            await first.read()
