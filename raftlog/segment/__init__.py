@@ -26,9 +26,11 @@ from raftlog.segment.errors import (
     StorageFailed,
 )
 from raftlog.segment.files import Preallocation
+from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.repair import Repair
+from raftlog.segment.staging import Manifest, Staging, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
@@ -48,17 +50,22 @@ __all__ = [
     "LogDamaged",
     "LogDiverged",
     "LogWriter",
+    "Manifest",
     "MetaCorrupt",
     "MetaState",
     "Preallocation",
     "RealDisk",
     "Repair",
     "SegmentError",
+    "SegmentInfo",
     "SegmentLog",
+    "Staging",
     "StorageCorrupt",
     "StorageFailed",
     "TailEntry",
     "Writer",
+    "decode_manifest",
+    "encode_manifest",
     "frame",
     "initial_chain",
     "scan_entries",

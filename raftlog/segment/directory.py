@@ -38,6 +38,7 @@ from raftlog.segment.recovery import (
     in_words,
 )
 from raftlog.segment.sidecar import scan_log
+from raftlog.segment.staging import install
 
 LOCK_NAME: Final = "LOCK"
 OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|snapshot|.*\.tmp|\d{20}\.index")
@@ -110,6 +111,11 @@ def open_directory(
             undo.callback(files.close)
             given = MetaState(cluster_id, node_id, segment_bytes)
             stored = _stored_state(meta, files, given)
+            if install(disk, directory, files, meta, stored):
+                files.close()
+                files = SegmentFiles(disk, directory, segment_bytes, preallocation)
+                undo.callback(files.close)
+                stored = _stored_state(meta, files, given)
             # What a crash left of files that were dropped from the front.
             files.base_pos = stored.starts_at.pos
             files.drop_below(files.base_pos)

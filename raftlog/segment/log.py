@@ -38,6 +38,7 @@ from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.reader import find_entry, read_run
 from raftlog.segment.sidecar import closed_files
+from raftlog.segment.staging import Manifest
 from raftlog.segment.writer import InlineWriter, LogWriter
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -277,6 +278,24 @@ class SegmentLog:
     def segments(self) -> list[SegmentInfo]:
         """The files in which entries lie, ascending; the last one is the active one."""
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
+
+    def manifest(
+        self, committed: int, *, conf: bytes, snapshot_bytes: int = 0, snapshot_crc: int = 0, snapshot_index: int = 0
+    ) -> Manifest:
+        """What another replica may begin with instead of its own log: the base and all closed files behind it that are
+        durable here and end at or below the index ``committed``.
+
+        Args:
+            conf: the configuration in force at the base.
+
+        Raises:
+            StorageCorrupt, StorageFailed: as `locate`.
+        """
+        limit = min(committed, self.durable_index)
+        closed = [segment for segment in self.segments() if segment.closed and segment.last_index <= limit]
+        last = self.locate(closed[-1].last_index) if closed else self._base_ref()
+        size = self._segment_bytes
+        return Manifest(self._base, last, conf, size, snapshot_bytes, snapshot_crc, snapshot_index)
 
     def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
         """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable.

@@ -1,0 +1,329 @@
+"""A log is replaced by another one's beginning: gathered in pieces, verified, and installed whatever happens."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+
+import pytest
+
+import raftlog.segment.staging
+from chaos.disk import PowerCut
+from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from raftlog.segment.staging import Manifest, Staging, decode_manifest, discard, encode_manifest
+from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
+
+PIECE_BYTES = 500
+SNAPSHOT = random.Random(1).randbytes(1700)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raftlog.segment.staging, "PIECE_BYTES", PIECE_BYTES)
+
+
+@pytest.fixture
+def leader() -> Iterator[LogHome]:
+    """Ten entries to a file of 4 KiB, 95 of them, all committed; the first two files are gone."""
+    home = LogHome()
+    fill(home, 95)
+    yield home
+    home.close_all()
+
+
+def fill(home: LogHome, count: int) -> SegmentLog:
+    log = home.open()
+    rng = random.Random(5)
+    for index in range(1, count + 1):
+        log.append(CONFIG if index % 20 == 0 else NORMAL, index, 1 + index // 33, rng.randbytes(330 + index % 7))
+        home.submit(log, term=9, commit_hint=index)
+    if count > 30:
+        log.drop_prefix(2 * 4096, b"conf at the base")
+        home.submit(log)
+    return log
+
+
+def manifest_of(log: SegmentLog, committed: int = 1000, snapshot: bytes = SNAPSHOT) -> Manifest:
+    return log.manifest(
+        committed,
+        conf=b"conf at the base",
+        snapshot_bytes=len(snapshot),
+        snapshot_crc=zlib.crc32(snapshot),
+        snapshot_index=log.last_index,
+    )
+
+
+def pull(staging: Staging, log: SegmentLog, pieces: int = 10_000, rng: random.Random | None = None) -> int:
+    """Answer requests from a log's files, some of them out of order; how many were answered."""
+    done = 0
+    while done < pieces and (wanted := staging.wanted()) is not None:
+        in_flight = {wanted[:2]}
+        while (rng or random).random() < 0.5 and (another := staging.wanted(in_flight)) is not None:
+            wanted = another
+            in_flight.add(wanted[:2])
+        what, pos, nbytes = wanted
+        assert 0 < nbytes <= PIECE_BYTES
+        assert staging.take(what, pos, log.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes])
+        done += 1
+    return done
+
+
+def assert_replaced(home: LogHome, leader: SegmentLog, manifest: Manifest) -> SegmentLog:
+    log = home.open()
+    assert (log.base, log.base_pos, log.base_chain) == (leader.base, leader.base_pos, leader.base_chain)
+    assert (log.last_index, log.end_pos) == (manifest.end_index, manifest.end_pos)
+    assert all_bodies(log) == all_bodies(leader)[: log.last_index - log.base[0]]
+    assert log.configs == [config for config in leader.configs if config[0] <= log.last_index]
+    assert log.notes["conf"] == b"conf at the base"
+    assert log.notes["snapshot"] == b"%d" % manifest.snapshot_index
+    assert home.disk.content(f"{DIRECTORY}/snapshot") == SNAPSHOT
+    assert set(home.disk.listdir(f"{DIRECTORY}/reset")) <= {"manifest"}  # of a crash behind everything that counts
+    assert log.segments()[-1].end == log.end_pos
+    log.check_invariants()
+    return log
+
+
+def test_manifest_survives_the_wire(leader: LogHome) -> None:
+    manifest = manifest_of(leader.opened[0])
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert (manifest.end_index % 10, manifest.base.pos) == (0, 8192)
+    for bad in (b"", b"\xff", encode_manifest(manifest)[:-3], b"\x01"):
+        with pytest.raises(ValueError, match="no manifest"):
+            decode_manifest(bad)
+
+
+@pytest.mark.parametrize("old_entries", [0, 5, 25])
+def test_lagging_log_is_replaced_and_goes_on(home: LogHome, leader: LogHome, old_entries: int) -> None:
+    source = leader.opened[0]
+    old = fill(home, old_entries)
+    old.set_note("stores", b"kept")
+    home.submit(old, term=11, voted_for="n2")
+    manifest = manifest_of(source)
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    pull(staging, source)
+    assert (staging.complete, staging.missing_bytes) == (True, 0)
+    staging.finish()
+    # The log in use is untouched until it is opened again.
+    assert all_bodies(old) == all_bodies(fill(LogHome(), old_entries))
+    home.close_all()
+    log = assert_replaced(home, source, manifest)
+    assert (log.meta.term, log.meta.voted_for, log.notes["stores"]) == (11, "n2", b"kept")
+    for index in range(log.last_index + 1, source.last_index + 1):
+        entry = source.entry(index)
+        assert entry is not None
+        log.append_framed(source.locate(index), entry.header, entry.body)
+    home.submit(log)
+    assert (log.chain, log.end_pos) == (source.chain, source.end_pos)
+    home.close_all()
+    assert home.open().chain == source.chain
+
+
+def test_base_without_closed_files(home: LogHome) -> None:
+    other = LogHome()
+    source = fill(other, 29)
+    source.drop_prefix(8192, b"conf at the base")
+    other.submit(source)
+    manifest = manifest_of(source)
+    assert (manifest.end_pos, manifest.end_index, list(manifest.starts)) == (8192, source.base[0], [])
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    pull(staging, source)
+    staging.finish()
+    log = assert_replaced(home, source, manifest)
+    home.put(log, b"first", term=9)
+    home.close_all()
+    assert all_bodies(home.open()) == [b"first"]
+
+
+def test_only_committed_and_closed_files_are_offered(leader: LogHome) -> None:
+    log = leader.opened[0]
+    segments = log.segments()
+    assert manifest_of(log).end_index == segments[-2].last_index
+    assert manifest_of(log, committed=segments[2].last_index + 1).end_index == segments[2].last_index
+    assert manifest_of(log, committed=segments[0].last_index - 1).end_index == log.base[0]
+
+
+def test_reset_interrupted_while_gathering(home: LogHome, leader: LogHome) -> None:
+    """Whole files, and the beginning of the one that was under way, are not asked for again."""
+    source = leader.opened[0]
+    manifest = manifest_of(source)
+    total = -(-4096 // PIECE_BYTES) * len(manifest.starts) + -(-len(SNAPSHOT) // PIECE_BYTES)
+    for seed in range(12):
+        rng = random.Random(seed)
+        home.disk.mkdir(DIRECTORY)
+        answered, attempts = 0, 0
+        while True:
+            staging = Staging(home.disk, DIRECTORY, manifest)
+            answered += pull(staging, source, pieces=rng.randrange(1, 20), rng=rng)
+            if staging.complete:
+                break
+            attempts += 1
+            if seed % 2:
+                home.disk.crash(rng)
+            else:
+                staging.close()
+                home.disk.kill()
+        assert attempts > 2
+        if seed % 2 == 0:
+            assert answered <= total + attempts * 10
+        staging.finish()
+        assert_replaced(home, source, manifest).close()
+        home = LogHome()
+
+
+def test_pieces_that_do_not_belong_are_refused_and_asked_for_again(home: LogHome, leader: LogHome) -> None:
+    source = leader.opened[0]
+    manifest = manifest_of(source)
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    rng = random.Random(3)
+    refused = 0
+    while (wanted := staging.wanted()) is not None:
+        what, pos, nbytes = wanted
+        data = bytearray(source.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes])
+        if rng.random() < 0.3:
+            data[rng.randrange(nbytes)] ^= 1 << rng.randrange(8)
+        elif rng.random() < 0.1:
+            del data[-1]
+        refused += not staging.take(what, pos, bytes(data))
+    assert refused > 10
+    staging.finish()
+    assert_replaced(home, source, manifest)
+
+
+def test_another_offer_keeps_what_fits(home: LogHome, leader: LogHome) -> None:
+    """The next leader dropped more and has more; files are equal everywhere."""
+    source = leader.opened[0]
+    earlier = manifest_of(source, committed=source.segments()[4].last_index)
+    staging = Staging(home.disk, DIRECTORY, earlier)
+    pull(staging, source)
+    staging.finish()
+    source.drop_prefix(source.segments()[2].start, b"conf at the base")
+    leader.submit(source)
+    later = manifest_of(source)
+    staging = Staging(home.disk, DIRECTORY, later)
+    assert staging.wanted() == ("log", 7 * 4096, PIECE_BYTES)
+    pull(staging, source)
+    staging.finish()
+    assert_replaced(home, source, later)
+
+
+def test_files_of_another_log_do_not_fit(home: LogHome, leader: LogHome) -> None:
+    source = leader.opened[0]
+    other = LogHome()
+    log = other.open()
+    for index in range(1, 96):
+        log.append(NORMAL, index, 1, bytes(330 + index % 7))
+        other.submit(log, commit_hint=index)
+    staging = Staging(home.disk, DIRECTORY, log.manifest(95, conf=b""))
+    pull(staging, log)
+    staging.finish()
+    staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+    assert staging.wanted() == ("log", 8192, PIECE_BYTES)
+    log.close()
+    # What was marked ready before is not any more.
+    assert home.open().base == (0, 0)
+
+
+def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) -> None:
+    source = leader.opened[0]
+    manifest = manifest_of(source, committed=60)
+    old = fill(LogHome(), 0)
+    old.close()
+    log = home.open()
+    rng = random.Random(5)
+    for index in range(1, 81):
+        log.append(CONFIG if index % 20 == 0 else NORMAL, index, 1 + index // 33, rng.randbytes(330 + index % 7))
+    home.submit(log, term=9)
+    bodies = all_bodies(log)
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    pull(staging, source)
+    staging.finish()
+    home.close_all()
+    log = home.open()
+    assert (log.base, log.last_index) == ((0, 0), 80), "acknowledged entries were replaced by fewer"
+    assert all_bodies(log) == bodies
+    assert home.disk.listdir(f"{DIRECTORY}/reset") == []
+
+
+def test_damaged_log_is_replaced_and_abstains_if_it_knew_of_more(home: LogHome, leader: LogHome) -> None:
+    source = leader.opened[0]
+    log = fill(home, 95)
+    log.set_note("damaged", b"")
+    home.submit(log)
+    home.close_all()
+    manifest = manifest_of(source, committed=60)
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    pull(staging, source)
+    staging.finish()
+    log = assert_replaced(home, source, manifest)
+    assert log.notes.get("abstaining") == b"1"
+
+
+def prepared(leader: SegmentLog, manifest: Manifest, name: str) -> LogHome:
+    home = LogHome()
+    fill(home, 25)
+    home.close_all()
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    pull(staging, leader)
+    if name == "finish":
+        staging.close()
+    else:
+        staging.finish()
+    return home
+
+
+@pytest.mark.parametrize("name", ["finish", "install"])
+def test_reset_interrupted(leader: LogHome, name: str) -> None:
+    """A power cut at each operation: the old log whole, or the new one whole, never a mixture; and then it goes on."""
+    source = leader.opened[0]
+    manifest = manifest_of(source, committed=60)
+    old = all_bodies(fill(LogHome(), 25))
+    seen = set()
+    step = 0
+    while True:
+        finished = False
+        for seed in range(2):
+            home = prepared(source, manifest, name)
+            home.disk.cut_power_after(step)
+            try:
+                if name == "finish":
+                    Staging(home.disk, DIRECTORY, manifest).finish()
+                else:
+                    home.open()
+                finished = True
+            except PowerCut:
+                pass
+            home.close_all()
+            home.disk.crash(random.Random(step * 10 + seed))
+            log = home.open()
+            log.check_invariants()
+            if log.base == (0, 0):
+                assert all_bodies(log) == old, f"step {step}, seed {seed}"
+                seen.add("old")
+                home.close_all()
+                staging = Staging(home.disk, DIRECTORY, manifest)
+                pull(staging, source)
+                staging.finish()
+            else:
+                seen.add("new")
+                home.close_all()
+            log = assert_replaced(home, source, manifest)
+            home.put(log, b"goes on", term=9)
+            home.close_all()
+            assert all_bodies(home.open())[-1] == b"goes on"
+            home.close_all()
+        if finished:
+            break
+        step += 1
+    assert step > (5 if name == "finish" else 20)
+    assert seen == ({"old", "new"} if name == "finish" else {"new"})
+
+
+def test_discard_removes_everything_staged(home: LogHome, leader: LogHome) -> None:
+    source = leader.opened[0]
+    staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+    pull(staging, source)
+    staging.finish()
+    discard(home.disk, DIRECTORY)
+    assert home.disk.listdir(f"{DIRECTORY}/reset") == []
+    assert home.open().base == (0, 0)
