@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import trio
@@ -239,13 +240,20 @@ def main() -> None:
     now = datetime.now(UTC)
     date = f"{now:%Y-%m-%d %H:%M} UTC"
     command = "make bench-failover" + (f' ARGS="{" ".join(sys.argv[1:])}"' if sys.argv[1:] else "")
-    text = markdown(measured, command=command, machine=machine(), date=date)
+    versions = ", ".join(f"{name} {version(name)}" for name in ("raftmq", "trio", "anyio"))
+    text = markdown(measured, command=command, machine=f"{machine()}; {versions}", date=date)
     print(text)
     if plan.no_write:
         return
     (ROOT / "docs" / "reports").mkdir(exist_ok=True)
     (ROOT / "docs" / "reports" / "failover.md").write_text(text)
-    record = {"command": command, "machine": machine(), "date": date, "events": [asdict(each) for each in measured]}
+    record = {
+        "command": command,
+        "machine": machine(),
+        "versions": versions,
+        "date": date,
+        "events": [asdict(each) for each in measured],
+    }
     results = ROOT / "benchmarks" / "results" / f"failover-{now:%Y%m%dT%H%M%SZ}.json"
     results.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote docs/reports/failover.md and {results.relative_to(ROOT)}")
