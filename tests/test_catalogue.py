@@ -114,9 +114,7 @@ ELSEWHERE = {
 """Scenarios without a test here, each with the reason."""
 
 AWAITED = """
-    quorum_loss_partial prevote_longer_log_vs_candidate prevote_storm_during_catchup bandwidth_delay_100ms
-    control_lane_under_bulk read_during_transfer reset_interrupted
-    meta_write_crash_each_step truncate_crash_each_step rolling_restart_under_load simulator_soak
+    control_lane_under_bulk reset_interrupted meta_write_crash_each_step truncate_crash_each_step simulator_soak
 """
 """Scenarios whose features are on their way; a name leaves when its test is here."""
 

@@ -49,7 +49,7 @@ async def gap_during(pulse: Pulse, act: Callable[[], Awaitable[None]]) -> float:
     return pulse.gap
 
 
-async def test_a_rolling_restart_costs_a_client_little(tmp_path: Path) -> None:
+async def test_rolling_restart_under_load_costs_a_client_little(tmp_path: Path) -> None:
     gaps: list[float] = []
     async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random())) as cluster:
         async with Admin(cluster.namesrv) as admin:
