@@ -29,10 +29,12 @@ from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, Nod
 from raftlog.ranges import NO_SNAPSHOT, RangeRefused, RangeServer, read_log
 from raftlog.repairing import NOTE_MEMBERS, NOTE_STORES, Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
+from raftlog.scrubbing import scrub_log
 from raftlog.segment.directory import DAMAGED
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.recovery import encode_damaged
 from raftlog.segment.repair import ABSTAINING
 from raftlog.segment.writer import Writer
 from raftlog.transport import Transport
@@ -146,6 +148,7 @@ class Run:
             notes_if_unclean={} if settings.core.durable_commit else {ABSTAINING: b"1"},
         )
         undo.callback(self.segment_log.close)
+        log.info("log_opened", directory=settings.directory, found=self.segment_log.found)
         self._hosted = hosted = host(self)
         confs = _confs(settings, self.segment_log)
         self.admission = Admission(
@@ -201,6 +204,7 @@ class Run:
                     nursery.start_soon(self._ranges.run)
                     nursery.start_soon(self._watch_disk)
                     nursery.start_soon(self._timer.run)
+                    nursery.start_soon(self._scrub)
                     for task in self._hosted.tasks:
                         nursery.start_soon(task)
                     self.reactor.wake()
@@ -252,8 +256,11 @@ class Run:
         log = self.segment_log
         pos = damage.physical_offset
         end = pos - pos % self.settings.segment_bytes + self.settings.segment_bytes
-        log.set_note(DAMAGED, cbor2.dumps([[pos, end]]))
+        log.set_note(DAMAGED, encode_damaged([(pos, end)]))
         log.submit(log.last_ticket + 1)
+
+    async def _scrub(self) -> None:
+        await scrub_log(self.segment_log, lambda: self.replica.commit_index, log=self._log)
 
     async def _read_range(self, request: RangeReq) -> bytes:
         if request.source is RangeSource.LOG:

@@ -9,7 +9,9 @@ import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import LogDamaged, SegmentLog
+from raftlog.segment.directory import DAMAGED
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
+from raftlog.segment.recovery import encode_damaged
 from raftlog.segment.repair import ABSTAINING, WANTED_BYTES_MAX, Repair
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
@@ -322,3 +324,16 @@ def test_a_failing_disk_ends_the_repair(home: LogHome, peer: LogHome) -> None:
         run(repair, n2=served_by(write(peer)))
     repair.close()
     repair.close()
+
+
+def test_noted_damage_in_a_closed_file_is_looked_for_and_repaired(home: LogHome, peer: LogHome) -> None:
+    """Opening trusts closed files, unless a running node wrote down that it found something."""
+    before = closed(home)
+    flip(home, 5000)
+    log = home.open()
+    log.set_note(DAMAGED, encode_damaged([(5000, 8192)]))
+    home.submit(log)
+    log.close()
+    run(Repair(home.disk, damaged(home), peers=["n2"]), n2=served_by(write(peer)))
+    assert segments(home) == before
+    assert not home.open().notes

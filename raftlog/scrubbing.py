@@ -1,0 +1,59 @@
+"""The task that reads a running node's log through, now and then, at a bounded rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from raftlog.segment.errors import EntryGone, StorageCorrupt
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.scrub import BYTES_PER_SECOND, Scrub
+
+FIRST_ROUND_SECONDS: Final = 300.0
+ROUND_SECONDS: Final = 7 * 24 * 3600.0
+
+
+async def scrub_log(
+    segment_log: SegmentLog,
+    committed_index: Callable[[], int],
+    *,
+    log: structlog.stdlib.BoundLogger,
+    first_round_seconds: float = FIRST_ROUND_SECONDS,
+    round_seconds: float = ROUND_SECONDS,
+    bytes_per_second: float = BYTES_PER_SECOND,
+) -> None:
+    """Verify round after round, until cancelled; the first begins ``first_round_seconds`` from now.
+
+    Raises:
+        StorageCorrupt: an entry is damaged.
+        StorageFailed: the disk refused.
+    """
+    scrub = Scrub(segment_log)
+    await trio.sleep(first_round_seconds)
+    while True:
+        started = trio.current_time()
+        verified = scrub.verified_bytes
+        scrub.begin(committed_index())
+        while True:
+            try:
+                result = await trio.to_thread.run_sync(scrub.step)
+            except EntryGone:
+                break
+            if not scrub.is_current():
+                break
+            if result.damage is not None:
+                pos = result.damage[0]
+                raise StorageCorrupt(segment_log.files.path(segment_log.files.start_of(pos)), pos, result.reason)
+            if result.finished:
+                break
+            await trio.sleep(result.nbytes / bytes_per_second)
+        log.info(
+            "log_scrubbed",
+            nbytes=scrub.verified_bytes - verified,
+            seconds=round(trio.current_time() - started, 1),
+            rounds=scrub.rounds,
+        )
+        await trio.sleep(round_seconds if scrub.is_current() else 0.0)

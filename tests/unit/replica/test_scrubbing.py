@@ -1,0 +1,48 @@
+"""The task that looks for damage in a running node's log."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from raftlog.scrubbing import scrub_log
+from raftlog.segment import StorageCorrupt
+from tests.unit.segment.log_home import LogHome
+
+pytestmark = pytest.mark.trio
+
+LOG: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+async def test_damage_ends_the_task_with_its_place(mock_clock: MockClock) -> None:
+    # Not at once: the clock must not jump while a thread reads.
+    mock_clock.autojump_threshold = 0.02
+    home = LogHome()
+    log = home.open()
+    home.put(log, *[b"x" * 52] * 100)
+    began = trio.current_time()
+    with trio.move_on_after(30 * 24 * 3600) as scope:
+        await scrub_log(log, lambda: 100, log=LOG)
+    assert scope.cancelled_caught, "a healthy log ended it"
+    home.disk.flip_bit(home.segment(4096), 560)
+    with pytest.raises(StorageCorrupt) as caught:
+        await scrub_log(log, lambda: 100, log=LOG, first_round_seconds=5)
+    assert caught.value.physical_offset == 4596
+    assert trio.current_time() - began > 30 * 24 * 3600
+    home.close_all()
+
+
+async def test_rate_is_bounded(mock_clock: MockClock) -> None:
+    # Not at once: the clock must not jump while a thread reads.
+    mock_clock.autojump_threshold = 0.02
+    home = LogHome(segment_bytes=1 << 20)
+    log = home.open()
+    home.put(log, *[b"x" * 10_000] * 80)
+    home.disk.flip_bit(home.segment(), log.locate(79).pos + 60)
+    began = trio.current_time()
+    with pytest.raises(StorageCorrupt):
+        await scrub_log(log, lambda: 80, log=LOG, first_round_seconds=0, bytes_per_second=10_000)
+    assert trio.current_time() - began > 60
+    home.close_all()
