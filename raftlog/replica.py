@@ -225,18 +225,22 @@ class Replica:
         if self.core.has_effects:
             self._wake()
 
-    def drop_prefix(self, base_pos: int) -> None:
+    def drop_prefix(self, base_pos: int) -> bool:
         """Let the log begin at ``base_pos``, for which `SegmentLog.drop_prefix` says what must hold.
 
-        The application must have taken and kept what lies below.
+        The application must have taken and kept what lies below. Returns False if the first entry above is not on disk
+        yet, and nothing happened; call again a moment later.
         """
         first = next(segment.first_index for segment in self.log.segments() if segment.start == base_pos)
         assert first - 1 <= self._applied_index, f"base {first - 1}, applied is {self._applied_index}"
+        if first > self.log.durable_index:
+            return False
         self.log.drop_prefix(base_pos, encode_conf(self.core.conf_at(first - 1)), self._commit_index)
         self.core.compact(first - 1, self._clock())
         self.core.persist(self._clock())
         self._confs = [pair for pair in self._confs[:-1] if pair[0] >= first] + self._confs[-1:]
         self._wake()
+        return True
 
     def remember(self, key: str, value: bytes | None, then: Callable[[], None] = lambda: None) -> None:
         """Set or remove a note of the log, and call ``then`` once that is durable."""

@@ -28,6 +28,7 @@ from mq.broker.metadata import Changes, DeleteTopic, Metadata, decode_command
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.registration import Registration
+from mq.broker.retention import Retention
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings, parse_address
 from mq.broker.status import Status
@@ -50,10 +51,16 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def disk_usage(directory: Path) -> tuple[int, int]:
+    """Free and total bytes of the disk that a directory is on. Raises OSError."""
+    usage = shutil.disk_usage(directory)
+    return usage.free, usage.total
+
+
 def disk_used(directory: Path) -> float:
     """Which part of a directory's disk is in use, 0 to 1. Raises OSError."""
-    usage = shutil.disk_usage(directory)
-    return 1 - usage.free / usage.total
+    free, total = disk_usage(directory)
+    return 1 - free / total
 
 
 class Broker:
@@ -161,6 +168,15 @@ class Broker:
         used = partial(disk_used, settings.data_dir)
         self.status = Status(
             settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters, disk_used=used
+        )
+        self._retention = Retention(
+            settings=settings,
+            replica=replica,
+            store=store,
+            floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
+            disk_usage=partial(disk_usage, settings.data_dir),
+            wall_clock_ms=wall_clock_ms,
+            log=self._log,
         )
         self._group_admin = GroupAdmin(
             settings=settings,
@@ -343,8 +359,13 @@ class Broker:
         self._groups.expire()
 
     def flush_queues(self) -> None:
-        """Let consume queues reach their files, a few at a time."""
+        """Let consume queues reach their files, and forget what is gone from the log, a few at a time."""
         self._store.flush_some()
+        self._store.expire_some(self._replica.log.base_pos)
+
+    def delete_expired(self) -> None:
+        """Let the log begin later if its oldest files may go. Raises OSError."""
+        self._retention.run()
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
         """Capture what was applied so far.

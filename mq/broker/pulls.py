@@ -17,6 +17,7 @@ from mq.protocol.subscription import Subscription, SubscriptionError, parse_tags
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
+from raftlog.segment import EntryGone
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 _READABLE = 4
@@ -184,7 +185,12 @@ class Pulls:
         next_offset = offset + scanned
         if not chosen:
             return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, next_offset, low, high, "NO_MATCHED_MESSAGE")
-        body = self._records(chosen)
+        try:
+            body = self._records(chosen)
+        except EntryGone as gone:
+            # The log was shortened, and this queue is not told yet.
+            low = queue.expire(gone.first)
+            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
         header = pull_response_header(
             pull.request.opaque,
             ResponseCode.SUCCESS,

@@ -168,6 +168,7 @@ class _Host:
                     (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
                     (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
+                    (settings.retention_seconds, lambda: _delete_expired(broker, log)),
                     (settings.offset_commit_seconds, broker.replicate_offsets),
                     (settings.idle_seconds_max, broker.close_idle_connections),
                 ):
@@ -272,6 +273,13 @@ def _flush_queues(broker: Broker, log: Log) -> None:
         broker.flush_queues()
     except OSError as error:
         log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has it all
+
+
+def _delete_expired(broker: Broker, log: Log) -> None:
+    try:
+        broker.delete_expired()
+    except OSError as error:
+        log.error("retention_failed", error=str(error))  # files stay longer than they should
 
 
 async def _every(seconds: float, action: Callable[[], None], reactor: Reactor) -> None:

@@ -164,6 +164,15 @@ class Checkpointer:
         self._directory = directory
         self._queues = queues
         self._last: PendingCheckpoint | None = None
+        self._durable = [_applied_pos(directory, PREVIOUS_NAME), _applied_pos(directory, CHECKPOINT_NAME)]
+
+    @property
+    def floor_pos(self) -> int:
+        """Physical offset below which neither the last durable checkpoint nor the one before it needs the log."""
+        last = self._last
+        if last is not None and last.committed and last.checkpoint.applied_pos != self._durable[1]:
+            self._durable = [self._durable[1], last.checkpoint.applied_pos]
+        return min(self._durable)
 
     def prepare(
         self, *, applied_index: int, applied_term: int, applied_pos: int, state: Callable[[], bytes]
@@ -177,6 +186,7 @@ class Checkpointer:
         OSError (try again later).
         """
         last = self._last
+        _ = self.floor_pos  # take note of the last one before it is forgotten
         if last is not None and last.sync_failure is not None:
             raise CheckpointImpossible(self._queues.root, str(last.sync_failure))
         changes = self._queues.take_changes()
@@ -195,6 +205,14 @@ class Checkpointer:
             # Not in the worker, where a new topic of the same name may just be writing to the same path.
             self._queues.remove_retired(last.changes, since)
         return self._last
+
+
+def _applied_pos(directory: str, name: str) -> int:
+    try:
+        found = load_checkpoint(directory, name)
+    except CheckpointDamaged:
+        return 0
+    return 0 if found is None else found.applied_pos
 
 
 def _keep_previous(directory: str) -> None:

@@ -30,6 +30,7 @@ from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.repair import Repair
+from raftlog.segment.retention import RetentionPolicy, Situation, droppable
 from raftlog.segment.staging import Manifest, Staging, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
@@ -56,15 +57,18 @@ __all__ = [
     "Preallocation",
     "RealDisk",
     "Repair",
+    "RetentionPolicy",
     "SegmentError",
     "SegmentInfo",
     "SegmentLog",
+    "Situation",
     "Staging",
     "StorageCorrupt",
     "StorageFailed",
     "TailEntry",
     "Writer",
     "decode_manifest",
+    "droppable",
     "encode_manifest",
     "frame",
     "initial_chain",

@@ -1,0 +1,128 @@
+"""Deletes the oldest files of the log when their time has come, their space is needed, or there is too much.
+
+Each replica decides for itself. A file goes only when two checkpoints hold all that was derived from it, so that even a
+damaged checkpoint leaves another one to begin from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from mq.broker.settings import BrokerSettings
+from mq.protocol.records import RecordError, decode_record, iter_sizes
+from mq.store.queue_store import QueueStore
+from raftlog import EntryKind, PeerState, Replica, SegmentError
+from raftlog.segment import HEADER_BYTES, RetentionPolicy, SegmentInfo, Situation, droppable
+
+Log = structlog.stdlib.BoundLogger
+
+LAG_GRACE_SEGMENTS = 2
+"""A peer that lacks so many files more than would stay is not waited for; it will fetch whole files."""
+
+_HOUR_MS = 3_600_000
+_LOOK_BACK_ENTRIES = 16
+
+
+class Retention:
+    """The retention of one broker's log.
+
+    Args:
+        floor_pos: physical offset below which no checkpoint needs the log any more.
+        disk_usage: free and total bytes of the log's disk.
+        wall_clock_ms: milliseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        replica: Replica,
+        store: QueueStore,
+        floor_pos: Callable[[], int],
+        disk_usage: Callable[[], tuple[int, int]],
+        wall_clock_ms: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._settings = settings
+        self._replica = replica
+        self._store = store
+        self._floor_pos = floor_pos
+        self._disk_usage = disk_usage
+        self._wall_clock_ms = wall_clock_ms
+        self._log = log
+        self._newest_ms: dict[int, int | None] = {}
+        self._warned = False
+        self._policy = RetentionPolicy(
+            age_ms_max=round(settings.retention_hours * _HOUR_MS),
+            hour=settings.delete_when if settings.delete_when >= 0 else None,
+            bytes_max=settings.retention_bytes,
+            expire_ratio=settings.disk_expire_ratio,
+            force_ratio=(settings.disk_expire_ratio + settings.disk_full_ratio) / 2,
+        )
+
+    def run(self) -> None:
+        """Delete what may go now; called by a timer. Raises OSError when the disk cannot be asked."""
+        log = self._replica.log
+        free, total = self._disk_usage()
+        self._warn_of_disk(1 - free / total if total else 0.0)
+        now_ms = self._wall_clock_ms()
+        now = Situation(
+            now_ms=now_ms,
+            hour=time.localtime(now_ms / 1000).tm_hour,
+            floor_pos=self._floor_pos(),
+            wanted_pos=self._wanted_pos(),
+            disk_used_bytes=total - free,
+            disk_total_bytes=total,
+        )
+        segments = log.segments()
+        try:
+            base_pos = droppable(segments, self._newest, self._policy, now)
+            if base_pos is not None and not self._replica.drop_prefix(base_pos):
+                return
+        except (SegmentError, RecordError) as error:
+            self._log.error("retention_failed", error=str(error))
+            return
+        if base_pos is not None:
+            self._newest_ms = {start: newest for start, newest in self._newest_ms.items() if start >= base_pos}
+            dropped = sum(segment.end <= base_pos for segment in segments)
+            self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
+        self._store.expire_some(log.base_pos)
+
+    def _wanted_pos(self) -> int:
+        """Below this no peer needs the log that is not hopelessly behind."""
+        log, core = self._replica.log, self._replica.core
+        if any(peer.active and peer.state is PeerState.RESET for peer in core.status().peers):
+            return log.base_pos  # it is fetching these very files
+        index = max(core.retain_from(), log.first_index)
+        if index > log.last_index:
+            return log.end_pos
+        wanted = log.locate(index).pos
+        grace = LAG_GRACE_SEGMENTS * self._settings.segment_bytes
+        return wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos
+
+    def _newest(self, segment: SegmentInfo) -> int | None:
+        """When the last message in a closed file was stored; None if there is none near its end."""
+        if segment.start not in self._newest_ms:
+            self._newest_ms[segment.start] = self._read_newest(segment)
+        return self._newest_ms[segment.start]
+
+    def _read_newest(self, segment: SegmentInfo) -> int | None:
+        oldest = max(segment.first_index, segment.last_index - _LOOK_BACK_ENTRIES)
+        for index in range(segment.last_index, oldest - 1, -1):
+            [ref, *_], data = self._replica.log.read_entries(index, 1)
+            if ref.kind == EntryKind.NORMAL:
+                body = memoryview(data)[HEADER_BYTES:]
+                *_, (at, _) = iter_sizes(body)
+                return decode_record(body, verify=False, offset=at).store_timestamp_ms
+        return None
+
+    def _warn_of_disk(self, used: float) -> None:
+        settings = self._settings
+        if used < settings.disk_warn_ratio:
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
+            self._log.warning("disk_fills_up", used=round(used, 3), full_at=settings.disk_full_ratio)

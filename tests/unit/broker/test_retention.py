@@ -1,0 +1,116 @@
+"""A broker whose log is shortened: what is gone is said so, what is left is all there, also after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.unit.broker.running import Client, running, send_ext, until
+
+pytestmark = pytest.mark.trio
+
+MIB = 1024 * 1024
+SMALL = {
+    "segment_bytes": 128 * 1024,
+    "message_bytes_max": 32 * 1024,
+    "retention_bytes": MIB,
+    "retention_seconds": 0.02,
+    "checkpoint_seconds": 0.02,
+}
+COUNT = 400
+
+
+def body(number: int) -> bytes:
+    return b"%06d" % number * 1000
+
+
+async def fill(client: Client, count: int = COUNT, first: int = 0) -> None:
+    for start in range(first, first + count, 20):
+        frames = [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(), body(n)) for n in range(start, start + 20)]
+        await client.stream.send_all(b"".join(data for _, data in frames))
+        for opaque, _ in frames:
+            assert (await client.answer(opaque)).code == 0
+
+
+def log_bytes(log: Path) -> int:
+    return sum(path.stat().st_size for path in log.glob("0*[0-9]"))
+
+
+async def shortened(client: Client, log: Path) -> int:
+    """Wait until little more than the retention's size is left; returns the first offset then."""
+
+    async def is_short() -> bool:
+        await client.info()
+        return log_bytes(log) <= MIB + 3 * SMALL["segment_bytes"]
+
+    await until(is_short)
+    return await client.offset(RequestCode.GET_MIN_OFFSET)
+
+
+async def check(client: Client, low: int, high: int) -> None:
+    assert 0 < low < high
+    assert await client.offset(RequestCode.GET_MIN_OFFSET) == low
+    assert await client.offset(RequestCode.GET_MAX_OFFSET) == high
+    gone = await client.pull(offset=0)
+    assert (gone.code, gone.ext["nextBeginOffset"], gone.ext["minOffset"]) == (
+        ResponseCode.PULL_OFFSET_MOVED,
+        str(low),
+        str(low),
+    )
+    found: list[bytes] = []
+    while (pulled := await client.pull(offset=low + len(found))).code == ResponseCode.SUCCESS:
+        found += [record.body for record in pulled.records]
+    assert found == [body(n) for n in range(low, high)]
+
+
+async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> None:
+    async with running(tmp_path, **SMALL) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        assert (await client.send("Early", b"first of all")).code == 0
+        await client.request(
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 3},
+        )
+        await fill(client)
+        low = await shortened(client, tmp_path / "commitlog")
+        await check(client, low, COUNT)
+        info = await client.info()
+        assert int(info["raftmq.baseIndex"]) > 0
+    for lost in (None, "checkpoint", "consumequeue"):
+        if lost == "checkpoint":
+            (tmp_path / lost).write_bytes(b"rubbish")
+        elif lost is not None:
+            for path in (tmp_path / lost / "T").rglob("*0"):
+                if path.is_file():
+                    path.write_bytes(b"")
+        async with running(tmp_path, **SMALL | {"retention_seconds": 1000}) as broker:
+            client = await broker.connect()
+            await check(client, low, COUNT)
+            assert await client.committed() == 3
+            # A queue whose messages are all gone goes on counting where it was.
+            assert await client.offset(RequestCode.GET_MAX_OFFSET, "Early") >= 1
+            assert await client.offset(RequestCode.GET_MIN_OFFSET, "Early") >= 1
+
+
+async def test_files_stay_for_their_time(tmp_path: Path) -> None:
+    async with running(tmp_path, **SMALL | {"retention_bytes": 64 * MIB, "delete_when": -1}) as broker:
+        client = await broker.connect()
+        await fill(client, 100)
+        await client.wait_for(lambda info: int(info["raftmq.appliedIndex"]) > 5)
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+    # A tenth of a second is over for all of them.
+    young = SMALL | {"retention_bytes": 64 * MIB, "delete_when": -1, "retention_hours": 0.1 / 3600}
+    async with running(tmp_path, **young) as broker:
+        client = await broker.connect()
+        await fill(client, 40, 100)
+
+        async def is_shorter() -> bool:
+            return await client.offset(RequestCode.GET_MIN_OFFSET) > 0
+
+        await until(is_shorter)
+        low, high = [await client.offset(code) for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)]
+        assert high == 140
+        assert [record.body for record in (await client.pull(offset=low)).records][:1] in ([], [body(low)])
