@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mq.broker import server
+from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import Client, running, send_ext, until
 
@@ -114,3 +118,51 @@ async def test_files_stay_for_their_time(tmp_path: Path) -> None:
         low, high = [await client.offset(code) for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)]
         assert high == 140
         assert [record.body for record in (await client.pull(offset=low)).records][:1] in ([], [body(low)])
+
+
+async def test_app_snapshot_and_log_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot and a log without its beginning give the same topics, offsets and queues as the whole."""
+    brokers: list[Broker] = []
+
+    class Caught(Broker):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            brokers.append(self)
+
+    monkeypatch.setattr(server, "Broker", Caught)
+
+    async def state(client: Client) -> list[object]:
+        found: list[object] = [await client.committed(topic=topic) for topic in ("T", "Early", "Late")]
+        for topic in ("T", "Early", "Late"):
+            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
+                found.append(await client.offset(code, topic))
+        return found
+
+    def commit(offset: int) -> dict[str, object]:
+        return {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": offset}
+
+    async with running(tmp_path / "one", **SMALL) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        assert (await client.send("Early", b"first of all")).code == 0
+        await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(3))
+        await fill(client)
+        index, encode = brokers[0].snapshot()
+        snapshot = encode()
+        low = await shortened(client, tmp_path / "one" / "commitlog")
+        await fill(client, 40, COUNT)
+        await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(5))
+        assert (await client.send("Late", b"last of all")).code == 0
+        low = await shortened(client, tmp_path / "one" / "commitlog")
+    still = SMALL | {"retention_seconds": 1000}
+    async with running(tmp_path / "one", **still) as broker:
+        client = await broker.connect()
+        expected = await state(client)
+        low = await client.offset(RequestCode.GET_MIN_OFFSET)
+        assert int((await client.info())["raftmq.baseIndex"]) < index, "the snapshot is ahead of the base"
+    shutil.copytree(tmp_path / "one" / "commitlog", tmp_path / "two" / "commitlog")
+    (tmp_path / "two" / "commitlog" / "snapshot").write_bytes(snapshot)
+    async with running(tmp_path / "two", **still) as broker:
+        client = await broker.connect()
+        assert await state(client) == expected
+        await check(client, low, COUNT + 40)
