@@ -1,90 +1,84 @@
-"""Which files of a log may go. A pure function of what is known about them.
-
-Only whole closed files go, oldest first, and never one that somebody still needs. A full disk may let them go early,
-and a disk that is nearly full does not wait for replicas that lag behind: they get a replacement for their log.
-"""
+"""Which files of a log may be deleted: a pure decision, about whole closed files and always the oldest first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from raftlog.segment.index import SegmentInfo
 
 
-class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When files go. Ratios are the used part of the disk, 0 to 1.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """How long files are kept. Ratios are parts of the disk in use, 0 to 1.
 
     Attributes:
-        age_max_ms: how long a file is kept after its newest message; None for ever.
-        bytes_max: how many bytes of log are kept at most, as far as whole files allow; None for any number.
-        hour: the hour of the day, 0 to 23, in which files go for their age; None for any. Size and a full disk do not
-            wait for it.
-        warn_ratio: above it the operator should know.
-        expire_ratio: above it files go before their age, oldest first, until it is reached.
-        force_ratio: above it nobody waits for lagging replicas.
-        refuse_ratio: above it nothing new should be accepted.
+        age_ms_max: a file goes when its newest message is older, but only during the hour of the day ``hour``.
+        hour: 0 to 23, or None for any time.
+        bytes_max: the oldest files go until the closed ones take no more than this; None: no limit.
+        expire_ratio: from here on the oldest files go, however new they are, until less of the disk is in use.
+        force_ratio: from here on even those go that somebody else still needs.
     """
 
-    age_max_ms: int | None = None
-    bytes_max: int | None = None
+    age_ms_max: int
     hour: int | None = None
-    warn_ratio: float = 0.75
+    bytes_max: int | None = None
     expire_ratio: float = 0.80
-    force_ratio: float = 0.85
-    refuse_ratio: float = 0.90
+    force_ratio: float = 0.88
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What the decision depends on.
+
+    Attributes:
+        now_ms, hour: the time, since the epoch and of the local day.
+        floor_pos: physical offset below which this node itself needs nothing any more.
+        wanted_pos: below which nobody else does; may be above ``floor_pos``.
+        disk_used_bytes, disk_total_bytes: of the file system that the log is on.
+    """
+
+    now_ms: int
+    hour: int
+    floor_pos: int
+    wanted_pos: int
+    disk_used_bytes: int
+    disk_total_bytes: int
 
 
 def droppable(
     segments: Sequence[SegmentInfo],
     newest_ms: Callable[[SegmentInfo], int | None],
     policy: RetentionPolicy,
-    *,
-    now_ms: int,
-    hour: int,
-    floor_pos: int,
-    peers_pos: int,
-    used_bytes: int,
-    total_bytes: int,
+    now: Situation,
 ) -> int | None:
-    """Where the log should begin from now on; None when it should stay as it is.
+    """Where the log may begin from now on, for `SegmentLog.drop_prefix`; None when nothing is to go.
 
     Args:
-        segments: all files, ascending, the active one last.
-        newest_ms: time of a file's newest message, in milliseconds since 1970; None when it has no message, and then
-            its age keeps nobody from dropping it. Asked only for files that may go.
-        now_ms, hour: the time, and the hour of the day where the operator lives.
-        floor_pos: what lies from here on is needed: not applied, not in a checkpoint, not committed, or not durable.
-        peers_pos: what lies from here on is needed by other replicas; see ``force_ratio``.
-        used_bytes, total_bytes: of the disk.
+        segments: as `SegmentLog.segments` lists them.
+        newest_ms: when the newest message of a file was stored, None for a file without messages. Asked for the files
+            that would go and one more, in this order.
     """
-    kept_bytes = sum(segment.end - segment.start for segment in segments)
-    base_pos: int | None = None
+    used = now.disk_used_bytes
+    kept_bytes = sum(segment.end - segment.start for segment in segments if segment.closed)
+    in_hour = policy.hour is None or policy.hour == now.hour
+    base: int | None = None
     for segment in segments:
-        if not segment.closed or segment.end > floor_pos:
+        ratio = used / now.disk_total_bytes if now.disk_total_bytes else 0.0
+        floor = now.floor_pos if ratio >= policy.force_ratio else min(now.floor_pos, now.wanted_pos)
+        if not segment.closed or segment.end > floor:
             break
-        ratio = used_bytes / total_bytes if total_bytes else 0.0
-        if segment.end > peers_pos and ratio <= policy.force_ratio:
+        is_surplus = policy.bytes_max is not None and kept_bytes > policy.bytes_max
+        if not (ratio >= policy.expire_ratio or is_surplus or (in_hour and _is_old(segment, newest_ms, policy, now))):
             break
-        too_many = policy.bytes_max is not None and kept_bytes > policy.bytes_max
-        if not (too_many or ratio > policy.expire_ratio or _has_expired(segment, newest_ms, policy, now_ms, hour)):
-            break
-        base_pos = segment.end
-        nbytes = segment.end - segment.start
-        kept_bytes -= nbytes
-        used_bytes -= nbytes
-    return base_pos
+        base = segment.end
+        used -= segment.end - segment.start
+        kept_bytes -= segment.end - segment.start
+    return base
 
 
-def _has_expired(
-    segment: SegmentInfo,
-    newest_ms: Callable[[SegmentInfo], int | None],
-    policy: RetentionPolicy,
-    now_ms: int,
-    hour: int,
+def _is_old(
+    segment: SegmentInfo, newest_ms: Callable[[SegmentInfo], int | None], policy: RetentionPolicy, now: Situation
 ) -> bool:
-    if policy.age_max_ms is None or policy.hour not in (None, hour):
-        return False
     newest = newest_ms(segment)
-    return newest is None or now_ms - newest > policy.age_max_ms
+    return newest is None or newest < now.now_ms - policy.age_ms_max
