@@ -114,7 +114,7 @@ ELSEWHERE = {
 """Scenarios without a test here, each with the reason."""
 
 AWAITED = """
-    control_lane_under_bulk simulator_soak
+    control_lane_under_bulk
 """
 """Scenarios whose features are on their way; a name leaves when its test is here."""
 

@@ -17,7 +17,7 @@ CHUNK = 20
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", SEEDS[::CHUNK])
-def test_promises_hold(first: int) -> None:
+def test_simulator_soak(first: int) -> None:
     outcomes = [simulate(draw_scenario(seed)) for seed in range(first, first + CHUNK)]
     broken = [f"{o.broke}; repeat it: python -m chaos --seed {o.seed} --trace" for o in outcomes if o.broke]
     assert not broken, "\n".join(broken)
