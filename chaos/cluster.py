@@ -19,12 +19,12 @@ from chaos.history import History, Violation
 from chaos.limits import drawn
 from chaos.nemesis import Nemesis
 from chaos.network import Network, Wires
-from chaos.node import DIRECTORY, Node
+from chaos.node import DIRECTORY, Node, Process
 from chaos.schedule import Scenario
 from raftlog.consensus.invariants import check_group
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NodeId, Role
-from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageFailed
+from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageCorrupt, StorageFailed
 
 _GROUP_CHECK_STEPS = 64
 _STALL_POLL_SECONDS = 0.3
@@ -75,9 +75,11 @@ class Cluster:
         self.now = 0.0
         self.steps = 0
         self.elections = 0
+        self.repairs = 0
         self.healing = False
         self.paused: dict[NodeId, list[Callable[[], None]]] = {}
-        self.network = Network(scenario.nodes, scenario.weather, self.rng)
+        machines = scenario.nodes + scenario.spares
+        self.network = Network(machines, scenario.weather, self.rng)
         self.wires = Wires(
             self.network,
             streams=scenario.streams,
@@ -94,10 +96,11 @@ class Cluster:
                 world=self,
                 scenario=scenario,
                 clock_rate=rate,
+                priority=priority,
                 rng=self.rng,
                 core_class=core_class,
             )
-            for node_id, rate in zip(scenario.nodes, scenario.clock_rates, strict=True)
+            for node_id, rate, priority in zip(machines, scenario.clock_rates, scenario.priorities, strict=True)
         }
         self.nemesis = Nemesis(self)
         self._digest = 0
@@ -161,7 +164,9 @@ class Cluster:
 
     def process_ends(self, node: Node, error: Exception) -> None:
         """See `chaos.node.World`."""
-        if not isinstance(error, StorageFailed) or not self.nemesis.may_fail(node.node_id):
+        damaged = isinstance(error, StorageCorrupt) and bool(node.flips)
+        failed = isinstance(error, StorageFailed) and self.nemesis.may_fail(node.node_id)
+        if not damaged and not failed:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
         self.note(f"{node.node_id} stops: {error}")
         self.nemesis.end(node, power_cut=False)
@@ -189,20 +194,23 @@ class Cluster:
         self.note(f"{node.node_id} {what}")
         try:
             step()
-            if self.buggify("turn-with-many-inputs"):
-                self.later(node, self.rng.uniform(0.0, 0.002), lambda: None)
-                return
-            self.settle(node)
-        except StorageFailed as error:
-            # Whatever was to be read, a process whose disk fails it ends.
+        except (StorageCorrupt, StorageFailed) as error:
             self.process_ends(node, error)
+        if self.buggify("turn-with-many-inputs"):
+            self.later(node, self.rng.uniform(0.0, 0.002), lambda: None)
+        else:
+            self.settle(node)
 
     def settle(self, node: Node) -> None:
         """End a turn of the node, and arrange for its next one."""
         process = node.process
         if process is None:
             return
-        process.pump()
+        try:
+            process.pump()
+        except (StorageCorrupt, StorageFailed) as error:
+            # Whatever was to be read, a process whose disk fails it ends.
+            self.process_ends(node, error)
         if node.process is not process:
             return
         wake = max(node.world_time(process.replica.next_deadline()), self.now)
@@ -242,6 +250,10 @@ class Cluster:
         if leaders:
             node = self.rng.choice(leaders)
         self._offer(node, self.rng.randint(1, 4))
+        if self.rng.random() < 0.4:
+            node = self.rng.choice(list(self.nodes.values()))
+            if node.process is not None:
+                self.on(node, "is read", node.process.read)
         if not self.healing:
             self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
@@ -262,6 +274,9 @@ class Cluster:
         """Start the node's process, now or, if its disk refuses, some time later."""
         if (error := node.start()) is None:
             self._wakes.pop(node.node_id, None)
+            if node.repair is not None:
+                self.note(f"{node.node_id} repairs {node.repair.missing}")
+                self.at(self.now + 0.01, self._repair, node, node.repair)
             self.settle(node)
             return
         self._check_refusal(node, error)
@@ -270,9 +285,26 @@ class Cluster:
 
     def restart(self, node: Node) -> None:
         """Start the node's process unless it runs."""
-        if node.process is None:
+        if node.process is None and node.repair is None:
             self.note(f"{node.node_id} starts")
             self.start(node)
+
+    def _repair(self, node: Node, repair: object) -> None:
+        """Ask one peer for what a damaged log lacks, until it is whole."""
+        if node.repair is not repair or node.repair is None:
+            return
+        if (wanted := node.repair.wanted()) is None:
+            self.repairs += 1
+            node.finish_repair()
+            self.restart(node)
+            return
+        peer = self.rng.choice([other for other in self.nodes.values() if other is not node])
+        if peer.process is not None and self.network.connected(node.node_id, peer.node_id):
+            pos, nbytes = wanted
+            data = peer.process.durable_bytes(pos, min(nbytes, self.rng.choice((60, 1000, nbytes))))
+            self.note(f"{node.node_id} gets {None if data is None else len(data)} bytes at {pos} of {peer.node_id}")
+            node.take_for_repair(peer.node_id, pos, data)
+        self.at(self.now + self.rng.uniform(0.001, 0.05), self._repair, node, repair)
 
     def _check_refusal(self, node: Node, error: SegmentError) -> None:
         if not isinstance(error, StorageFailed | DirectoryUnusable) or not self.nemesis.may_fail(node.node_id):
@@ -291,16 +323,16 @@ class Cluster:
         self.healing = True
         self.buggify.calm = True
         self.nemesis.heal(Heal())
-        spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 else 0
+        spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 and not self.scenario.spares else 0
         for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
             self.resume(node.node_id)
+            if node.flips and node.repair is None:
+                # Opening finds what is damaged.
+                self.nemesis.end(node, power_cut=False)
             if spare and node.process is None:
                 spare -= 1
             else:
                 self.restart(node)
-
-    def _running(self) -> list[Node]:
-        return [node for node in self.nodes.values() if node.process is not None]
 
     def _check_liveness(self) -> None:
         """A leader is elected in time and commits something new, and all that run come to agree.
@@ -313,10 +345,12 @@ class Cluster:
         best = -1
         while self.now < deadline:
             self._run_until(self.now + patience / 40)
-            running = [node.process for node in self._running() if node.process is not None]
-            leader = next((process for process in running if process.core.role is Role.LEADER), None)
+            running = [node.process for node in self.nodes.values() if node.process is not None]
+            leader = max((p for p in running if p.core.role is Role.LEADER), key=lambda p: p.core.term, default=None)
             if leader is None:
                 continue
+            # Nodes that were removed, or have not joined, promise nothing more.
+            running = [process for process in running if process.node_id in leader.core.conf.members]
             if (progress := sum(p.replica.applied_index + p.log.durable_index for p in running)) > best:
                 best = progress
                 deadline = self.now + patience
@@ -325,20 +359,21 @@ class Cluster:
                 continue
             if self.history.committed[-1].value not in mark:
                 mark = self._offer(leader.node, 1)
+            elif any(node.repair is not None for node in self.nodes.values()):
+                continue
             elif all(p.replica.applied_index == p.log.last_index == last_index and not p.writer.busy for p in running):
-                self._check_end(self._running())
+                self._check_end(running)
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed nothing moves: "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
 
-    def _check_end(self, running: list[Node]) -> None:
+    def _check_end(self, running: list[Process]) -> None:
         """Nothing acknowledged is lost, and the logs are equal, byte by byte."""
         files: dict[str, tuple[NodeId, bytes]] = {}
-        for node in running:
-            process = node.process
-            assert process is not None, f"{node.node_id} does not run"
+        for process in running:
+            node = process.node
             self.history.check_acknowledged(node.node_id, process.replica.applied_index)
             start = process.log.end_pos - process.log.end_pos % self.scenario.segment_bytes
             for name in node.disk.listdir(DIRECTORY):

@@ -161,6 +161,10 @@ class MemoryDisk:
         self._faults.clear()
         self.capacity_bytes = None
 
+    def names(self, directory: str) -> list[str]:
+        """Names in a directory, ascending; without fault or cost."""
+        return sorted(os.path.basename(name) for name in self._files if os.path.dirname(name) == directory)
+
     @property
     def used_bytes(self) -> int:
         """What all files hold together."""

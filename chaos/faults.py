@@ -132,6 +132,36 @@ class DiskSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class BitFlip:
+    """A bit of what the log of a node holds durably is another one; ``place`` (0 to 1) says where, 1 being its end."""
+
+    node: NodeId
+    place: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """The leader is asked for a change of membership; ``choice`` (0 to 1) says which of those that make sense."""
+
+    choice: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The leader is asked to hand over, to a node or, for None, to whom it likes."""
+
+    to: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A node drops the oldest files of its log; ``share`` (0 to 1) says how many of those that it may."""
+
+    node: NodeId
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rumor:
     """A node believes that the process of another one has ended, rightly or not."""
 
@@ -169,6 +199,10 @@ Fault = (
     | DiskError
     | DiskRoom
     | DiskSpeed
+    | BitFlip
+    | ChangeMembers
+    | Transfer
+    | Retention
     | Rumor
     | Ambush
 )

@@ -12,7 +12,7 @@ The rules are those of the Raft thesis, figure 3.2, and of a log that is appende
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -121,10 +121,10 @@ class History:
         if disk.term < term or (disk.term == term and disk.voted_for != candidate):
             raise Violation(f"vote: {voter} voted for {candidate} in term {term}, on its disk is {disk}")
 
-    def applied(self, node: NodeId, entry: Entry, data: Callable[[], bytes], conf: ConfState) -> None:
+    def applied(self, node: NodeId, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]) -> None:
         """State machine safety and durability: one entry per index, on the disks of a majority.
 
-        ``data`` gives header and body; ``conf`` says whose majority.
+        ``data`` gives header and body; one of ``confs`` says whose majority.
         """
         index = entry.index
         if index <= len(self.committed):
@@ -134,7 +134,7 @@ class History:
         if index != len(self.committed) + 1:
             raise Violation(f"commit: {node} commits {entry}, the one before it was never committed")
         if self._durable:
-            self._check_copies(node, entry, data(), conf)
+            self._check_copies(node, entry, data(), confs)
         if (value := entry.value) is not None:
             self._check_value(node, entry, value)
         self.committed.append(entry)
@@ -144,15 +144,13 @@ class History:
         if applied_index < self.acked_index:
             raise Violation(f"lost write: {node} ends at {applied_index}, acknowledged is {self.acked_index}")
 
-    def _check_copies(self, node: NodeId, entry: Entry, data: bytes, conf: ConfState) -> None:
+    def _check_copies(self, node: NodeId, entry: Entry, data: bytes, confs: Sequence[ConfState]) -> None:
         holders = self._holders(entry.pos, data)
-        for voters in (conf.voters, conf.outgoing):
-            copies = sum(voter in holders for voter in voters)
-            if voters and 2 * copies <= len(voters):
-                raise Violation(
-                    f"durability: {node} commits {entry}, it is on {copies} disks of {len(voters)} "
-                    f"({', '.join(sorted(holders))} have it)"
-                )
+        if not any(_has_majorities(conf, holders) for conf in confs):
+            raise Violation(
+                f"durability: {node} commits {entry}, on disk it is at {', '.join(sorted(holders)) or 'nobody'}, "
+                f"voters are {confs[-1]}"
+            )
 
     def _check_value(self, node: NodeId, entry: Entry, value: int) -> None:
         asked = self._asked.get(value)
@@ -163,3 +161,8 @@ class History:
         if entry.index <= asked.acked_index:
             raise Violation(f"order: {entry} was asked for when {asked.acked_index} was acknowledged already")
         self._index_of[value] = entry.index
+
+
+def _has_majorities(conf: ConfState, holders: frozenset[NodeId]) -> bool:
+    sets = [voters for voters in (conf.voters, conf.outgoing) if voters]
+    return bool(sets) and all(2 * sum(voter in holders for voter in voters) > len(voters) for voters in sets)

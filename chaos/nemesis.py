@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from chaos.faults import (
     Ambush,
+    BitFlip,
+    ChangeMembers,
     ClockJump,
     Crash,
     CutLink,
@@ -24,12 +26,14 @@ from chaos.faults import (
     PowerCut,
     Restart,
     Resume,
+    Retention,
     Rumor,
     Stop,
+    Transfer,
     Weather,
 )
-from chaos.node import Node
-from raftlog.consensus.types import NodeId
+from chaos.node import DIRECTORY, Node, Process
+from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal, Role
 
 if TYPE_CHECKING:
     from chaos.cluster import Cluster
@@ -141,6 +145,14 @@ class Nemesis:
             case DiskSpeed(node_id, seconds_max):
                 cluster.nodes[node_id].disk_seconds_max = seconds_max
                 return True
+            case BitFlip(node_id, place):
+                return self._flip(cluster.nodes[node_id], place)
+            case ChangeMembers(choice):
+                return self._change_members(choice)
+            case Transfer(to):
+                return self._ask_leader(lambda leader: leader.replica.transfer(to) is None)
+            case Retention(node_id, share):
+                return self._drop_files(cluster.nodes[node_id], share)
             case Rumor():
                 return self._hear(fault)
             case Ambush():
@@ -160,6 +172,72 @@ class Nemesis:
             case Weather():
                 cluster.network.disturb(fault)
                 return True
+
+    def _flip(self, node: Node, place: float) -> bool:
+        if node.repair is not None:
+            return False
+        names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
+        # What lies behind the mark could be a torn write as well, for all that anybody can tell.
+        limit = node.marked_pos()
+        contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
+        written = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
+        at = max(0, int(place * sum(nbytes for _, nbytes in written)) - 1 - self._rng.randrange(60))
+        for name, nbytes in written:
+            if at < nbytes:
+                if len(node.disk.durable(f"{DIRECTORY}/{name}", at, 1)) < 1:
+                    return False
+                node.disk.flip_bit(f"{DIRECTORY}/{name}", at, self._rng.randrange(8))
+                node.flips.append(int(name) + at)
+                return True
+            at -= nbytes
+        return False
+
+    def _ask_leader(self, ask: Callable[[Process], bool]) -> bool:
+        """Ask the newest leader that runs; returns whether it took on what it was asked for."""
+        cluster = self._cluster
+        processes = [node.process for node in cluster.nodes.values() if node.node_id not in cluster.paused]
+        leaders = [process for process in processes if process is not None and process.core.role is Role.LEADER]
+        if not leaders:
+            return False
+        leader = max(leaders, key=lambda process: process.core.term)
+        taken = False
+
+        def step() -> None:
+            nonlocal taken
+            taken = ask(leader)
+
+        cluster.on(leader.node, "is asked by an operator", step)
+        return taken
+
+    def _change_members(self, choice: float) -> bool:
+        def ask(leader: Process) -> bool:
+            conf = leader.core.conf
+            changes = [ConfChange(ConfChangeKind.REMOVE, node) for node in (*conf.voters, *conf.learners)]
+            for node in self._cluster.nodes:
+                if node not in conf.members:
+                    changes += [ConfChange(ConfChangeKind.ADD_LEARNER, node, f"{node}:1")] * 3
+            for learner in conf.learners:
+                changes += [ConfChange(ConfChangeKind.PROMOTE, learner)] * 3
+                changes += [ConfChange(ConfChangeKind.REPLACE, learner, replaced=voter) for voter in conf.voters]
+            change = changes[int(choice * len(changes))]
+            self._cluster.note(f"{change}")
+            return not isinstance(leader.replica.change(change), Refusal)
+
+        return self._ask_leader(ask)
+
+    def _drop_files(self, node: Node, share: float) -> bool:
+        process, cluster = node.process, self._cluster
+        if process is None or node.node_id in cluster.paused:
+            return False
+        floor = min(0 if n.process is None else n.process.log.durable_index for n in cluster.nodes.values())
+        dropped = False
+
+        def step() -> None:
+            nonlocal dropped
+            dropped = process.drop_files(share, floor)
+
+        cluster.on(node, "drops files", step)
+        return dropped
 
     def _hear(self, rumor: Rumor) -> bool:
         node = self._cluster.nodes[rumor.node]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from chaos.buggify import Buggify
@@ -18,13 +19,15 @@ from chaos.network import Wires
 from chaos.schedule import Scenario
 from chaos.writer import SimWriter
 from raftlog import wire
+from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, HardState, LogId, NodeId, Refusal, Role, RoleChange
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
-from raftlog.segment.errors import FrameCorrupt, SegmentError
+from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta import SLOT_BYTES, decode_slot
+from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
+from raftlog.segment.repair import Repair
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 
@@ -74,10 +77,15 @@ class Node:
         world: World,
         scenario: Scenario,
         clock_rate: float,
+        priority: int,
         rng: random.Random,
         core_class: type[RaftCore] = RaftCore,
     ) -> None:
         self.node_id = node_id
+        self.config = replace(scenario.config, priority=priority)
+        self.repair: Repair | None = None
+        self.flips: list[int] = []
+        """Physical offsets at which a bit was flipped."""
         self.disk = MemoryDisk()
         self.disk_seconds_max = scenario.disk_seconds_max
         self.process: Process | None = None
@@ -94,6 +102,7 @@ class Node:
     def start(self) -> SegmentError | None:
         """Start the process from what the disk holds; returns why it did not start, if the disk is to blame."""
         assert self.process is None, f"{self.node_id} runs already"
+        assert self.repair is None, f"{self.node_id} is being repaired"
         if self._world.buggify("crash-while-opening"):
             self.disk.cut_power_after(self._rng.randrange(12))
         try:
@@ -101,15 +110,39 @@ class Node:
         except OutOfPower:
             self.disk.crash(self._rng)
             return self.start()
+        except LogDamaged as error:
+            self.disk.kill()
+            if not self.flips:
+                raise Violation(f"{self.node_id}: damage where nobody did any: {error}") from error
+            others = [node for node in (*self._scenario.nodes, *self._scenario.spares) if node != self.node_id]
+            self.repair = Repair(self.disk, error, peers=others)
+            return None
         except SegmentError as error:
             self.disk.kill()
             return error
         self.disk.power_stays()
         return None
 
+    def take_for_repair(self, source: NodeId, pos: int, data: bytes | None) -> None:
+        """Take what a peer has at ``pos`` of the log, None for nothing."""
+        assert self.repair is not None, f"{self.node_id} repairs nothing"
+        if data is None:
+            self.repair.refused(pos, source)
+        else:
+            self.repair.offer(pos, data, source)
+
+    def finish_repair(self) -> None:
+        """The log is in order again; the process can be started."""
+        assert self.repair is not None, f"{self.node_id} repairs nothing"
+        repair, self.repair = self.repair, None
+        if repair.cut_at is not None:
+            self.checkpoint = 0
+        repair.finish()
+
     def kill(self, *, power_cut: bool) -> None:
         """The process ends where it stands, and with a power cut the machine does."""
         process, self.process = self.process, None
+        self.repair = None
         if process is not None:
             if self._world.buggify("crash-in-write"):
                 process.writer.stop_midway(self.disk, self._rng.randrange(8))
@@ -152,19 +185,29 @@ class Node:
 
     def holds(self, pos: int, data: bytes) -> bool:
         """Whether ``data`` lies durably at a physical offset of the log."""
+        if any(pos <= flip < pos + len(data) for flip in self.flips):
+            return True  # it did, before the disk forgot
         start = pos - pos % self._scenario.segment_bytes
         return self.disk.durable(f"{DIRECTORY}/{start:020d}", pos - start, len(data)) == data
 
     def hard_state(self) -> HardState:
         """Term and vote that are durable."""
+        state = self._meta()
+        if state is None:
+            return HardState()
+        return HardState(state.term, None if state.voted_for is None else NodeId(state.voted_for))
+
+    def marked_pos(self) -> int:
+        """What the disk itself knows to be durable of the log, wherever the truth is."""
+        state = self._meta()
+        return 0 if state is None else state.durable_pos
+
+    def _meta(self) -> MetaState | None:
         slots = [
             decode_slot(self.disk.durable(f"{DIRECTORY}/meta", number * SLOT_BYTES, SLOT_BYTES)) for number in (0, 1)
         ]
         newest = max((slot for slot in slots if slot is not None), key=lambda slot: slot[0], default=None)
-        if newest is None:
-            return HardState()
-        state = newest[1]
-        return HardState(state.term, None if state.voted_for is None else NodeId(state.voted_for))
+        return None if newest is None else newest[1]
 
 
 class Process:
@@ -182,6 +225,7 @@ class Process:
         self._world = world
         self._rng = rng
         self._durable_commit = scenario.config.durable_commit
+        self._segment_bytes = scenario.segment_bytes
         self.writer = SimWriter(
             later=lambda seconds, step: world.later(node, seconds, step),
             latency=node.disk_latency,
@@ -200,10 +244,11 @@ class Process:
             writer=self.writer,
         )
         log, meta = self.log, self.log.meta
+        self.confs = confs = self._configurations(scenario)
         self.core = core_class(
             node_id=node.node_id,
-            confs=[(0, ConfState(scenario.nodes))],
-            config=scenario.config,
+            confs=confs,
+            config=node.config,
             hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
             term_runs=log.term_runs,
             base=LogId(*log.base),
@@ -224,10 +269,23 @@ class Process:
             applied_index=node.checkpoint,
             clock=node.clock,
             wake=lambda: world.later(node, 0.0, lambda: None),
+            confs=confs,
+            on_conf=self._configured,
         )
         self._applied = node.checkpoint
         self._pending: dict[int, int] = {}
         self._led_term = 0
+
+    def _configurations(self, scenario: Scenario) -> list[tuple[int, ConfState]]:
+        """What the log says about membership, as a node puts it together when it starts."""
+        log = self.log
+        first = ConfState(scenario.nodes) if self.node_id in scenario.nodes else ConfState()
+        if (note := log.notes.get("conf")) is not None:
+            first = decode_conf(note)
+        return [(log.base[0], first), *[(index, decode_conf(body)) for index, body in log.configs]]
+
+    def _configured(self, index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
+        self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -264,6 +322,58 @@ class Process:
                 history.refuse(value)
             else:
                 self._pending[index] = value
+
+    def read(self) -> None:
+        """Read as a client does: what is applied when the answer comes must hold all that was due when it was asked."""
+        history = self._world.history
+        floor = history.read_floor()
+
+        def answered(certain: bool) -> None:
+            if certain:
+                history.read(self.node_id, floor, self._applied)
+
+        self.replica.read(answered)
+
+    def durable_bytes(self, pos: int, nbytes: int) -> bytes | None:
+        """Bytes of the log for a peer, as far as they are committed and on disk; None without any."""
+        log = self.log
+        settled = min(self.replica.commit_index, log.durable_index)
+        if settled <= log.base[0] or pos < log.base_pos:
+            return None
+        last = log.locate(settled)
+        end = min(pos + nbytes, last.pos + last.size)
+        return log.pread(pos, end - pos) if end > pos else None
+
+    def drop_files(self, share: float, floor: int) -> bool:
+        """Let the log begin later, not above the entry ``floor``; returns whether it does."""
+        log = self.log
+        floor = min(floor, self.replica.applied_index, self.node.checkpoint, log.durable_index - 1)
+        if floor <= log.base[0]:
+            return False
+        last, size = log.locate(floor), self._segment_bytes
+        starts = range(log.base_pos + size, last.pos + last.size, size)
+        if not starts:
+            return False
+        base_pos = starts[int(share * (len(starts) - 1))]
+        before = self._last_before(base_pos)
+        conf = [conf for index, conf in self.confs if index <= before][-1]
+        now = self.node.clock()
+        log.drop_prefix(base_pos, encode_conf(conf))
+        self.core.compact(log.base[0], now)
+        self.core.persist(now)
+        self.confs = [(log.base[0], conf), *[later for later in self.confs if later[0] > log.base[0]]]
+        return True
+
+    def _last_before(self, pos: int) -> int:
+        """The last entry below a physical offset."""
+        low, high = self.log.base[0], self.log.last_index
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.log.locate(middle).pos < pos:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def pump(self) -> None:
         """End a turn, and check what must hold between turns."""
@@ -302,6 +412,7 @@ class Process:
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
         """See `raftlog.replica.Application`."""
         history, log = self._world.history, self.log
+        confs = [conf for _, conf in self.confs[-2:]]
         for entry in entries:
             index = entry.index
             if index != self._applied + 1:
@@ -310,7 +421,7 @@ class Process:
             if entry.annotation and entry.annotation != b"%d" % (value or 0):
                 raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
             known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
-            history.applied(self.node_id, known, lambda index=index: self._bytes_of(index), self.core.conf)  # type: ignore[misc]
+            history.applied(self.node_id, known, lambda index=index: self._bytes_of(index), confs)  # type: ignore[misc]
             self._applied = index
             if (asked := self._pending.pop(index, None)) is not None:
                 if asked != value:

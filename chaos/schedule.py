@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from chaos.faults import (
     Ambush,
+    BitFlip,
+    ChangeMembers,
     ClockJump,
     Crash,
     CutLink,
@@ -28,8 +30,10 @@ from chaos.faults import (
     PowerCut,
     Restart,
     Resume,
+    Retention,
     Rumor,
     Stop,
+    Transfer,
     Weather,
 )
 from raftlog.consensus.types import CoreConfig, NodeId
@@ -42,11 +46,14 @@ SAFETY_SECONDS = 15.0
 class Scenario:
     """One run: ``faults`` are pairs of a time and what happens then, in order of time.
 
+    The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` are those of all of them.
     ``streams`` says how frames travel (`chaos.network`), ``limits`` what is smaller than usual (`chaos.limits`).
     """
 
     seed: int
     nodes: tuple[NodeId, ...]
+    spares: tuple[NodeId, ...]
+    priorities: tuple[int, ...]
     config: CoreConfig
     weather: Weather
     clock_rates: tuple[float, ...]
@@ -72,7 +79,11 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.01, 0.05) if hunted else (0.001, 0.01, 0.05))
     )
     config = _draw_config(rng, hunted=hunted)
-    faults = _draw_faults(rng, nodes, kinds, weather, safety_seconds)
+    spares: tuple[NodeId, ...] = ()
+    if "membership" in kinds:
+        spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(rng.choice((1, 1, 2))))
+    machines = nodes + spares
+    faults = _draw_faults(rng, machines, kinds, weather, safety_seconds)
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
@@ -81,9 +92,11 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     return Scenario(
         seed=seed,
         nodes=nodes,
+        spares=spares,
+        priorities=tuple(rng.choice((0, 0, 0, 1, 2)) if "transfer" in kinds else 0 for _ in machines),
         config=config,
         weather=weather,
-        clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes),
+        clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in machines),
         safety_seconds=safety_seconds,
         proposal_seconds=rng.choice((0.02, 0.1, 0.1, 0.5)),
         body_bytes_max=min(rng.choice((20, 100, 100, 1000)), segment_bytes // 3),
@@ -222,6 +235,30 @@ def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start
     return [(start, DiskSpeed(node, rng.choice((0.05, 0.5, 3.0)))), (end, DiskSpeed(node, 0.005))]
 
 
+def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    # Always the same node of a run, so that whatever it holds is whole elsewhere.
+    victim = nodes[1 % len(nodes)]
+    if len(nodes) < 3:
+        return []
+    times = [rng.uniform(start, end) for _ in range(rng.randint(1, 3))]
+    flips: list[Timed] = [(at, BitFlip(victim, rng.choice((1.0, rng.random())))) for at in times]
+    return [*flips, (end, rng.choice((Crash, PowerCut, Stop))(victim)), (end + rng.uniform(0.0, 0.5), Restart(victim))]
+
+
+def _membership(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    return [(rng.uniform(start, end), ChangeMembers(rng.random())) for _ in range(rng.randint(2, 8))]
+
+
+def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    times = [rng.uniform(start, end) for _ in range(rng.randint(1, 4))]
+    return [(at, Transfer(rng.choice((None, *nodes)))) for at in times]
+
+
+def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    times = [rng.uniform(start, end) for _ in range(rng.randint(1, 6))]
+    return [(at, Retention(rng.choice(nodes), rng.random())) for at in times]
+
+
 def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
     return [(rng.uniform(start, end), Rumor(rng.choice(nodes), rng.choice(nodes))) for _ in range(rng.randint(1, 6))]
 
@@ -235,6 +272,10 @@ _KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], Weather, float, flo
     "crash": _crash,
     "crash-all": _crash_all,
     "pause": _pause,
+    "bit-flip": _bit_flip,
+    "membership": _membership,
+    "transfer": _transfer,
+    "retention": _retention,
     "clock": _clock,
     "disk-error": _disk_error,
     "disk-full": _disk_full,

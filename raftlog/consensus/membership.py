@@ -51,8 +51,11 @@ class Membership(Leading):
         if why_invalid(self._conf, change) is not None:
             return Refusal.INVALID_CHANGE
         becomes_voter = change.kind in (ConfChangeKind.PROMOTE, ConfChangeKind.REPLACE)
-        if becomes_voter and not self._has_caught_up(self._peers[change.node]):
-            return Refusal.NOT_CAUGHT_UP
+        if becomes_voter:
+            learner = self._peers[change.node]
+            # A node that does not know yet that it belongs to the group does not vote, and its vote may be needed.
+            if learner.match < self._confs[-1][0] or not self._has_caught_up(learner):
+                return Refusal.NOT_CAUGHT_UP
         return None
 
     @property

@@ -40,7 +40,7 @@ def history(disks: Disks) -> History:
 
 
 def commit(history: History, node: NodeId, entry: Entry, conf: ConfState = CONF) -> None:
-    history.applied(node, entry, lambda: b"its bytes", conf)
+    history.applied(node, entry, lambda: b"its bytes", [conf])
 
 
 def test_honest_history_passes(history: History) -> None:
