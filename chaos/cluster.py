@@ -169,6 +169,9 @@ class Cluster:
         if not damaged and not failed:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
         self.note(f"{node.node_id} stops: {error}")
+        if isinstance(error, StorageCorrupt):
+            self._look_for_damage(node, error.physical_offset)
+            return
         self.nemesis.end(node, power_cut=False)
         self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
 
@@ -289,6 +292,15 @@ class Cluster:
             self.note(f"{node.node_id} starts")
             self.start(node)
 
+    def _look_for_damage(self, node: Node, pos: int) -> None:
+        """Open the node's log again so that everything is read: a read failed at ``pos``, or a scrub found it."""
+        if node.process is None:
+            return
+        node.process.note_damage(pos)
+        node.stop()
+        self.wires.node_ended(node.node_id)
+        self.restart(node)
+
     def _repair(self, node: Node, repair: object) -> None:
         """Ask one peer for what a damaged log lacks, until it is whole."""
         if node.repair is not repair or node.repair is None:
@@ -301,9 +313,10 @@ class Cluster:
         peer = self.rng.choice([other for other in self.nodes.values() if other is not node])
         if peer.process is not None and self.network.connected(node.node_id, peer.node_id):
             pos, nbytes = wanted
-            data = peer.process.durable_bytes(pos, min(nbytes, self.rng.choice((60, 1000, nbytes))))
+            data = peer.process.range_for(pos, min(nbytes, self.rng.choice((60, 1000, nbytes))))
             self.note(f"{node.node_id} gets {None if data is None else len(data)} bytes at {pos} of {peer.node_id}")
-            node.take_for_repair(peer.node_id, pos, data)
+            if data != b"":
+                node.take_for_repair(peer.node_id, pos, data)
         self.at(self.now + self.rng.uniform(0.001, 0.05), self._repair, node, repair)
 
     def _check_refusal(self, node: Node, error: SegmentError) -> None:
@@ -326,9 +339,8 @@ class Cluster:
         spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 and not self.scenario.spares else 0
         for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
             self.resume(node.node_id)
-            if node.flips and node.repair is None:
-                # Opening finds what is damaged.
-                self.nemesis.end(node, power_cut=False)
+            if node.flips:
+                self.at(self.now + 0.3, self._look_for_damage, node, 0)
             if spare and node.process is None:
                 spare -= 1
             else:

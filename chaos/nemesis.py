@@ -179,6 +179,8 @@ class Nemesis:
         names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
         # What lies behind the mark could be a torn write as well, for all that anybody can tell.
         limit = node.marked_pos()
+        first = max(n.process.log.base_pos if n.process else limit for n in self._cluster.nodes.values())
+        names = [name for name in names if int(name) >= first]
         contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
         written = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
         at = max(0, int(place * sum(nbytes for _, nbytes in written)) - 1 - self._rng.randrange(60))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import cbor2
+
 from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk
 from chaos.disk import PowerCut as OutOfPower
@@ -19,20 +21,23 @@ from chaos.network import Wires
 from chaos.schedule import Scenario
 from chaos.writer import SimWriter
 from raftlog import wire
-from raftlog.consensus.confchange import decode_conf, encode_conf
+from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, HardState, LogId, NodeId, Refusal, Role, RoleChange
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
+from raftlog.segment.directory import DAMAGED
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
-from raftlog.segment.repair import Repair
+from raftlog.segment.repair import ABSTAINING, Repair
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 
 DIRECTORY = "/log"
 CLUSTER_ID = "simulated"
+DISK_FULL_RATIO, DISK_PAUSE_RATIO = 0.90, 0.95
+DISK_POLL_SECONDS = 1.0
 _VALUE_BYTES = 8
 
 
@@ -121,6 +126,7 @@ class Node:
             self.disk.kill()
             return error
         self.disk.power_stays()
+        self._world.later(self, DISK_POLL_SECONDS, self.process.watch_disk)
         return None
 
     def take_for_repair(self, source: NodeId, pos: int, data: bytes | None) -> None:
@@ -136,7 +142,7 @@ class Node:
         assert self.repair is not None, f"{self.node_id} repairs nothing"
         repair, self.repair = self.repair, None
         if repair.cut_at is not None:
-            self.checkpoint = 0
+            self.checkpoint = repair.meta.starts_at.index
         repair.finish()
 
     def kill(self, *, power_cut: bool) -> None:
@@ -254,6 +260,7 @@ class Process:
             base=LogId(*log.base),
             last_index=log.last_index,
             commit=meta.commit_hint,
+            abstaining=ABSTAINING in log.notes and confs[-1][1].voters != (node.node_id,),
             rng=rng,
             now=node.clock(),
         )
@@ -334,46 +341,42 @@ class Process:
 
         self.replica.read(answered)
 
-    def durable_bytes(self, pos: int, nbytes: int) -> bytes | None:
-        """Bytes of the log for a peer, as far as they are committed and on disk; None without any."""
+    def range_for(self, pos: int, nbytes: int) -> bytes | None:
+        """Bytes of the log for a peer, as far as they are committed and on disk; None when it never will have them.
+
+        Empty when it may have them later.
+        """
         log = self.log
-        settled = min(self.replica.commit_index, log.durable_index)
-        if settled <= log.base[0] or pos < log.base_pos:
+        if pos < log.base_pos or pos >= log.durable_pos:
             return None
-        last = log.locate(settled)
-        end = min(pos + nbytes, last.pos + last.size)
-        return log.pread(pos, end - pos) if end > pos else None
+        settled = min(self.replica.commit_index, log.durable_index)
+        last = log.locate(settled) if settled > log.base[0] else None
+        end = min(pos + nbytes, 0 if last is None else last.pos + last.size)
+        return log.pread(pos, end - pos) if end > pos else b""
 
     def drop_files(self, share: float, floor: int) -> bool:
         """Let the log begin later, not above the entry ``floor``; returns whether it does."""
         log = self.log
         floor = min(floor, self.replica.applied_index, self.node.checkpoint, log.durable_index - 1)
-        if floor <= log.base[0]:
+        files = [s.start for s in log.segments() if s.start > log.base_pos and s.first_index <= floor + 1]
+        if not files:
             return False
-        last, size = log.locate(floor), self._segment_bytes
-        starts = range(log.base_pos + size, last.pos + last.size, size)
-        if not starts:
-            return False
-        base_pos = starts[int(share * (len(starts) - 1))]
-        before = self._last_before(base_pos)
-        conf = [conf for index, conf in self.confs if index <= before][-1]
-        now = self.node.clock()
-        log.drop_prefix(base_pos, encode_conf(conf))
-        self.core.compact(log.base[0], now)
-        self.core.persist(now)
-        self.confs = [(log.base[0], conf), *[later for later in self.confs if later[0] > log.base[0]]]
+        self.replica.drop_prefix(files[int(share * (len(files) - 1))])
         return True
 
-    def _last_before(self, pos: int) -> int:
-        """The last entry below a physical offset."""
-        low, high = self.log.base[0], self.log.last_index
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.log.locate(middle).pos < pos:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def note_damage(self, pos: int) -> None:
+        """Let the next opening look at everything, since something cannot be read."""
+        self.log.set_note(DAMAGED, cbor2.dumps([[pos, pos + self._segment_bytes]]))
+        self.log.submit(self.log.last_ticket + 1)
+
+    def watch_disk(self) -> None:
+        """Look how full the disk is, now and from now on."""
+        try:
+            free, total = self.node.disk.usage(DIRECTORY)
+        except OSError:
+            return
+        self.replica.disk_usage(free, total, DISK_FULL_RATIO, DISK_PAUSE_RATIO)
+        self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
 
     def pump(self) -> None:
         """End a turn, and check what must hold between turns."""
