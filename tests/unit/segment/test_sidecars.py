@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
-from raftlog.segment import CONFIG, NORMAL, LogDamaged, SegmentLog
+from raftlog.segment import CONFIG, NORMAL, Base, LogDamaged, SegmentLog, initial_chain
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.index import ANCHOR_BYTES, LogIndex
-from raftlog.segment.sidecar import Sidecar, decode_sidecar, encode_sidecar
-from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
+from raftlog.segment.sidecar import Sidecar, agrees, decode_sidecar, encode_sidecar
+from tests.unit.segment.log_home import CLUSTER_ID, DIRECTORY, LogHome, all_bodies
 
 KEPT = ("first_index", "last_index", "last_term", "end_pos", "chain", "term_runs", "base", "configs")
 
@@ -103,6 +103,12 @@ def test_sidecars_of_another_content_are_not_believed(home: LogHome) -> None:
     home.submit(log, term=50)
     expected = state(log)
     log.close()
+    base = Base(0, 0, 0, initial_chain(CLUSTER_ID)).ref
+    first = home.disk.content(home.segment())
+    for content, is_right in ((home.disk.content(f"{home.segment()}.index"), True), (stale[sidecars(home)[0]], False)):
+        sidecar = decode_sidecar(content)
+        assert sidecar is not None
+        assert agrees(lambda pos, length: first[pos : pos + length], sidecar, 0, 4096, base) is is_right
     for name, content in stale.items():
         home.disk.overwrite(f"{DIRECTORY}/{name}", 0, content)
     log = home.open()
