@@ -23,10 +23,11 @@ import trio
 from raftlog import wire
 from raftlog._runtime import Deadline, Mailbox, Reactor
 from raftlog.admission import Address, Admission, Identity, format_address
+from raftlog.catchup import Offers, Puller
 from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
-from raftlog.ranges import NO_SNAPSHOT, RangeRefused, RangeServer, read_log
+from raftlog.ranges import RangeServer, read_log
 from raftlog.repairing import NOTE_MEMBERS, NOTE_STORES, Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrubbing import scrub_log
@@ -38,7 +39,7 @@ from raftlog.segment.recovery import encode_damaged
 from raftlog.segment.repair import ABSTAINING
 from raftlog.segment.writer import Writer
 from raftlog.transport import Transport
-from raftlog.wire import Kind, RangeReq, RangeSource
+from raftlog.wire import Kind, RangeReq
 
 Log = structlog.stdlib.BoundLogger
 
@@ -169,6 +170,17 @@ class Run:
             wake=self.reactor.wake,
             confs=confs,
             on_conf=self._configured,
+            on_reset=self._offer,
+        )
+        self._offers = Offers(self.replica, self.transport, hosted.snapshot, settings.segment_bytes, log)
+        self._puller = Puller(
+            self._disk,
+            settings.directory,
+            settings.segment_bytes,
+            self.transport,
+            self.reactor.wake,
+            self._fetched,
+            log,
         )
         self._ranges = RangeServer(
             self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
@@ -202,6 +214,8 @@ class Run:
                     nursery.start_soon(self.reactor.run)
                     nursery.start_soon(self.transport.run)
                     nursery.start_soon(self._ranges.run)
+                    nursery.start_soon(self._offers.run)
+                    nursery.start_soon(self._puller.run)
                     nursery.start_soon(self._watch_disk)
                     nursery.start_soon(self._timer.run)
                     nursery.start_soon(self._scrub)
@@ -263,15 +277,27 @@ class Run:
         await scrub_log(self.segment_log, lambda: self.replica.commit_index, log=self._log)
 
     async def _read_range(self, request: RangeReq) -> bytes:
-        if request.source is RangeSource.LOG:
+        if request.source == "log":
             return await read_log(self.segment_log, self.replica.commit_index, request)
-        raise RangeRefused(NO_SNAPSHOT)
+        return self._offers.read_snapshot(request)
 
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
-        if kind is Kind.RANGE:
-            self._ranges.ask(source, wire.decode_cold(kind, payload))
-            return
-        self.replica.receive(source, kind, payload)
+        match kind:
+            case Kind.RANGE:
+                self._ranges.ask(source, wire.decode_cold(kind, payload))
+            case Kind.RANGE_RESPONSE:
+                self._puller.answered(source, wire.decode_cold(kind, payload))
+            case Kind.RESET_OFFER:
+                self._puller.offered(source, wire.decode_cold(kind, payload))
+            case _:
+                self.replica.receive(source, kind, payload)
+
+    def _offer(self, peer: NodeId) -> None:
+        self._offers.offer(peer)
+
+    def _fetched(self) -> None:
+        # The log that comes may have skipped removals; who has which directory is learned anew.
+        self.replica.remember(NOTE_STORES, None, lambda: self.restart("a log was fetched"))
 
     def _peer_gone(self, peer: NodeId) -> None:
         self.replica.peer_gone(peer)

@@ -26,7 +26,7 @@ from raftlog.segment.disk import Disk
 from raftlog.segment.errors import LogDamaged
 from raftlog.segment.repair import Repair
 from raftlog.transport import Lane, Transport
-from raftlog.wire import Kind, RangeReq, RangeResp, RangeSource
+from raftlog.wire import Kind, RangeReq, RangeResp
 
 Log = structlog.stdlib.BoundLogger
 
@@ -128,7 +128,7 @@ class Repairing:
 
     async def _ask(self, peer: NodeId, pos: int, nbytes: int) -> bool:
         """Ask ``peer`` for bytes; returns whether it is worth to ask it for more."""
-        frame = wire.encode_cold(RangeReq(RangeSource.LOG, pos, nbytes))
+        frame = wire.encode_cold(RangeReq("log", pos, nbytes))
         self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
         self._reactor.wake()
         with trio.move_on_after(ANSWER_SECONDS_MAX):
@@ -151,7 +151,7 @@ class Repairing:
 
     async def _read(self, request: RangeReq) -> bytes:
         data = None
-        if request.source is RangeSource.LOG:
+        if request.source == "log":
             data = self._repair.serve(request.pos, min(request.nbytes, RANGE_BYTES_MAX))
         if data is None:
             # Not for ever: what is damaged here now may come back.

@@ -242,6 +242,15 @@ class Replica:
         self._wake()
         return True
 
+    def decline_reset(self, peer: NodeId) -> None:
+        """There are no files that ``peer`` could fetch: send it entries."""
+        self.core.decline_reset(peer, self._clock())
+        self._wake()
+
+    def wake(self) -> None:
+        """Ask for another turn of the event loop soon."""
+        self._wake()
+
     def remember(self, key: str, value: bytes | None, then: Callable[[], None] = lambda: None) -> None:
         """Set or remove a note of the log, and call ``then`` once that is durable."""
         self.log.set_note(key, value)

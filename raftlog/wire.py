@@ -22,7 +22,7 @@ import enum
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import cbor2
 import msgspec
@@ -127,11 +127,8 @@ class ResetOffer(msgspec.Struct, frozen=True):
     manifest: bytes
 
 
-class RangeSource(enum.Enum):
-    """What a range is a part of."""
-
-    LOG = "log"
-    SNAPSHOT = "snapshot"
+RangeSource = Literal["log", "snapshot"]
+"""What a range is a part of."""
 
 
 class RangeReq(msgspec.Struct, frozen=True):

@@ -387,12 +387,14 @@ class Broker:
         )
         return self._last_checkpoint
 
-    def snapshot(self) -> tuple[int, Callable[[], bytes]]:
+    def snapshot(self) -> tuple[int, Callable[[], bytes]] | None:
         """What a replica needs that gets the log only from a later entry on; see `mq.store.opening`.
 
         Returns the index of that entry, and what encodes the snapshot; it takes time and may run in a worker thread.
+        None while metadata is ahead of the queues, as it is for a while after such a snapshot was loaded.
         """
-        assert self._filling is None, f"a snapshot at entry {self._applied_index}, where metadata is ahead"
+        if self._filling is not None:
+            return None
         index = self._applied_index
         ref = self._replica.log.locate(index)
         state, queues = self._metadata.capture(), ends_of(self._store.table())

@@ -180,6 +180,7 @@ class _Host:
             applied_index=opened.checkpoint.applied_index,
             attach=attach,
             end_turn=broker.end_turn,
+            snapshot=broker.snapshot,
             tasks=(registrar.run, timers),
         )
 

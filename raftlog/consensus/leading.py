@@ -130,11 +130,11 @@ class Leading(Handover, Reading):
             progress.become_probe(first)
             self._dirty = True
 
-    def _needs_reset(self, hint: LogId) -> bool:
+    def _needs_reset(self, progress: Progress, hint: LogId) -> bool:
         """Whether a peer whose log agrees with this one up to ``hint`` at most cannot be helped with entries."""
         base, last_index = self._log.base, self._log.last_index
         if hint.index == 0:
-            return base.index > 0 or last_index > self.config.reset_entries_min
+            return base.index > 0 or (last_index > self.config.reset_entries_min and not progress.by_entries)
         return hint.index < base.index or hint.term < base.term
 
     def _fetch(self, progress: Progress) -> None:
@@ -177,7 +177,7 @@ class Leading(Handover, Reading):
             if message.seq >= progress.trusted_from:
                 self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
             if progress.state is not PeerState.REPLICATE and progress.is_current(message.seq):
-                if message.hint.index == 0 and self._needs_reset(message.hint):
+                if message.hint.index == 0 and self._needs_reset(progress, message.hint):
                     self._reset(progress)
                 else:
                     progress.become_replicate(max(message.accepted, progress.match) + 1)
@@ -186,7 +186,7 @@ class Leading(Handover, Reading):
                 self._dirty = True
         elif progress.is_current(message.seq):
             # A peer that came back with less than it had is filled up again.
-            if self._needs_reset(message.hint):
+            if self._needs_reset(progress, message.hint):
                 progress.lost(message.hint.index)
                 if progress.state is not PeerState.RESET:
                     self._reset(progress)

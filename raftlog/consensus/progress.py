@@ -23,7 +23,8 @@ class Progress:
     ``match`` is the last index known to count for commit there; ``next`` the first one that was not sent yet.
     ``contact_at`` is when the newest message left that the peer has certainly received; ``read_round`` is the newest
     round of reads that it has answered; ``offered_at`` when it was last offered a reset, ``beats`` how many heartbeats
-    it got while it was being reset. An answer to a message before ``trusted_from`` tells nothing about what it holds.
+    it got while it was being reset. ``by_entries`` says that there are no files that it could fetch. An answer to a
+    message before ``trusted_from`` tells nothing about what it holds.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Progress:
         "applied",
         "awaiting",
         "beats",
+        "by_entries",
         "commit_sent",
         "contact_at",
         "disk_ok",
@@ -71,6 +73,7 @@ class Progress:
         self._stamp_at = now
         self.append_seq = 0
         self.trusted_from = 0
+        self.by_entries = False
         self.beats = 0
         self.become_probe(next_index)
 

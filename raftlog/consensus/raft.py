@@ -327,6 +327,15 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
             self._take_fetched(progress, tuple(spans))
 
+    def decline_reset(self, peer: NodeId, now: float) -> None:
+        """`Effects.reset` named a peer, but there is nothing that it could fetch: it gets all entries instead."""
+        self._now = now
+        progress = self._peers.get(peer)
+        if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
+            progress.by_entries = True
+            self._probe(progress, 1, awaiting=False)
+            self._dirty = True
+
     def compact(self, index: int, now: float) -> None:
         """The log's committed entries up to ``index`` were deleted."""
         self._now = now

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import cbor2
 import structlog
 import trio
 
@@ -26,10 +27,11 @@ from tests.unit.replica.group import CLUSTER, Recorder, free_ports
 SEGMENT_BYTES = 16 * 1024
 CONFIG = CoreConfig(
     heartbeat_seconds=0.05,
-    election_timeout_seconds_min=0.4,
-    election_timeout_seconds_max=0.8,
+    election_timeout_seconds_min=1.0,
+    election_timeout_seconds_max=2.0,
     vote_retry_seconds_min=0.05,
     vote_retry_seconds_max=0.1,
+    reset_entries_min=50,
 )
 
 
@@ -70,13 +72,27 @@ class Member:
     def host(self, run: Run) -> Hosted:
         self.run = run
         self.runs += 1
-        self.application = Recorder()
+        self.application = recorder = Recorder()
+        applied_index = run.segment_log.base[0]
+        snapshot = self.directory / "snapshot"
+        if snapshot.exists():
+            applied_index, recorder.bodies = cbor2.loads(snapshot.read_bytes())
+            assert applied_index >= run.segment_log.base[0]
         return Hosted(
-            application=self.application,
-            applied_index=run.segment_log.base[0],
+            application=recorder,
+            applied_index=applied_index,
+            snapshot=self._snapshot,
             attach=lambda replica: None,
             end_turn=lambda: run.replica.pump(),
         )
+
+    def _snapshot(self) -> tuple[int, Callable[[], bytes]]:
+        content = [self.replica.applied_index, list(self.application.bodies)]
+        return self.replica.applied_index, lambda: cbor2.dumps(content)
+
+    def drop_files(self, keep: int = 1) -> None:
+        """Retention: let the log begin with its last ``keep`` files."""
+        self.replica.drop_prefix(self.replica.log.segments()[-keep].start)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self.scope, self.ended = trio.CancelScope(), trio.Event()

@@ -40,7 +40,7 @@ async def test_add_learner_promote_and_remove_the_leader(tmp_path: Path) -> None
         assert not new.conf.members
         await leader.change(add(new))
         await new.until(lambda member: member.application.bodies == BODIES)
-        assert new.conf.learners == (new.name,)
+        await new.until(lambda member: member.conf.learners == (new.name,))
         await leader.change(promote(new))
         await leader.change(remove(leader))
         survivor = await nodes.leader()

@@ -32,7 +32,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.types import LogId, Span
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
 from raftlog.segment.errors import FrameCorrupt
-from raftlog.wire import Hello, RangeReq, RangeResp, RangeSource, ResetOffer, Welcome, WireError
+from raftlog.wire import Hello, RangeReq, RangeResp, ResetOffer, Welcome, WireError
 
 LEADER, FOLLOWER = NodeId("n0"), NodeId("n1")
 CHAIN = initial_chain("c")
@@ -50,8 +50,10 @@ COLD = st.one_of(
     st.builds(ReadIndexReq, **ends, ctx=numbers),
     st.builds(ReadIndexResp, **ends, ctx=numbers, index=st.none() | numbers),
     st.builds(ResetOffer, numbers, st.binary(max_size=50)),
-    st.builds(RangeReq, st.sampled_from(RangeSource), numbers, numbers, numbers),
-    st.builds(RangeResp, st.sampled_from(RangeSource), numbers, numbers, st.binary(max_size=50), st.none() | names),
+    st.builds(RangeReq, st.sampled_from(["log", "snapshot"]), numbers, numbers, numbers),
+    st.builds(
+        RangeResp, st.sampled_from(["log", "snapshot"]), numbers, numbers, st.binary(max_size=50), st.none() | names
+    ),
     st.builds(PreVoteReq, **ends, next_term=numbers, last=ids),
     st.builds(PreVoteResp, **ends, granted=st.booleans(), last=ids, denial=denials),
     st.builds(VoteReq, **ends, last=ids, force=st.booleans()),

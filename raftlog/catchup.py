@@ -1,0 +1,238 @@
+"""Catching up by files: a leader offers what its log still has, a peer fetches it and restarts with it.
+
+A peer that needs entries from below the leader's base, or has nothing while the leader has many files, is not sent
+entries. The leader *offers* its base, its closed files, and a snapshot of its application; the peer *pulls* them at
+its own pace beside the log that it has, over as many interruptions and changes of leader as there are. Meanwhile it
+hears heartbeats as ever. When all is there, the node restarts in place, and opening the log puts the files in.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from raftlog import wire
+from raftlog.consensus.confchange import encode_conf
+from raftlog.consensus.types import NodeId
+from raftlog.ranges import NO_SNAPSHOT, RANGE_BYTES_MAX, RangeRefused
+from raftlog.replica import Replica
+from raftlog.segment.disk import Disk
+from raftlog.segment.meta import Base
+from raftlog.segment.staging import Manifest, Staging, What, decode_manifest, encode_manifest
+from raftlog.transport import Lane, Transport
+from raftlog.wire import RangeReq, RangeResp, ResetOffer, WireError
+
+Log = structlog.stdlib.BoundLogger
+Snapshot = Callable[[], tuple[int, Callable[[], bytes]] | None]
+
+OFFER_SECONDS_MAX: Final = 60.0
+"""For how long an offer stays as it is without being used; its snapshot is in memory that long."""
+
+REQUESTS_MAX: Final = 4
+ANSWER_SECONDS_MAX: Final = 2.0
+"""A request that is not answered by then is sent again."""
+
+_QUEUED_MAX = 64
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Offer:
+    manifest: Manifest
+    snapshot: bytes
+    used_at: float
+
+
+class Offers:
+    """The leader's side: makes offers, and keeps the snapshot that belongs to the newest one.
+
+    Args:
+        snapshot: the application's, see `raftlog.node.Hosted`.
+    """
+
+    def __init__(
+        self, replica: Replica, transport: Transport, snapshot: Snapshot, segment_bytes: int, log: Log
+    ) -> None:
+        self._segment_bytes = segment_bytes
+        self._replica = replica
+        self._transport = transport
+        self._snapshot = snapshot
+        self._log = log
+        self._offer: _Offer | None = None
+        self._peers_in, self._peers = trio.open_memory_channel[NodeId](_QUEUED_MAX)
+
+    def offer(self, peer: NodeId) -> None:
+        """Make ``peer`` an offer; called again and again while it needs one."""
+        if self._replica.log.base[0] == 0 and not self._replica.log.segments()[0].closed:
+            self._replica.decline_reset(peer)
+            return
+        try:
+            self._peers_in.send_nowait(peer)
+        except trio.WouldBlock:
+            return
+
+    def read_snapshot(self, request: RangeReq) -> bytes:
+        """Bytes of the newest snapshot. Raises `RangeRefused` if that is not the one that is asked for."""
+        offer = self._offer
+        if offer is None or offer.manifest.snapshot_crc != request.crc:
+            raise RangeRefused(NO_SNAPSHOT)
+        offer.used_at = trio.current_time()
+        return offer.snapshot[request.pos : request.pos + min(request.nbytes, RANGE_BYTES_MAX)]
+
+    async def run(self) -> None:
+        """Send offers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._forget)
+            async for peer in self._peers:
+                if (offer := await self._current()) is None:
+                    continue
+                offer.used_at = trio.current_time()
+                value = ResetOffer(self._replica.core.term, encode_manifest(offer.manifest))
+                frame = wire.encode_cold(value)
+                self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
+                self._replica.wake()
+
+    async def _forget(self) -> None:
+        while True:
+            await trio.sleep(OFFER_SECONDS_MAX / 4)
+            if self._offer is not None and trio.current_time() > self._offer.used_at + OFFER_SECONDS_MAX:
+                self._offer = None
+
+    async def _current(self) -> _Offer | None:
+        """The offer that is out, if everything in it is still there; else a new one."""
+        if self._offer is not None and self._offer.manifest.base.pos >= self._replica.log.base_pos:
+            return self._offer
+        replica, log = self._replica, self._replica.log
+        captured = self._snapshot() if replica.applied_index >= log.first_index else None
+        if captured is None and log.base[0] > 0:
+            return None  # the peer could do nothing with half of a log
+        base = Base(log.base[0], log.base[1], log.base_pos, log.base_chain)
+        settled = min(replica.commit_index, log.durable_index)
+        whole = [part for part in log.segments() if part.closed and part.last_index < settled]
+        last = log.locate(whole[-1].last_index) if whole else base.ref
+        conf = encode_conf(replica.core.conf_at(base.index))
+        index, data = 0, b""
+        if captured is not None:
+            index, encode = captured
+            data = await trio.to_thread.run_sync(encode)
+        manifest = Manifest(base, last, conf, self._segment_bytes, len(data), zlib.crc32(data), index)
+        self._offer = _Offer(manifest, data, trio.current_time())
+        self._log.info("reset_offered", base=base.index, last=last.index, snapshot=index, snapshot_bytes=len(data))
+        return self._offer
+
+
+class Puller:
+    """The side of the peer that fetches.
+
+    Args:
+        directory: of the log.
+        on_complete: everything was fetched and will replace the log at the next opening.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        segment_bytes: int,
+        transport: Transport,
+        wake: Callable[[], None],
+        on_complete: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._transport = transport
+        self._wake = wake
+        self._on_complete = on_complete
+        self._log = log
+        self._source: NodeId | None = None
+        self._gone = False
+        self._next: Manifest | None = None
+        self._offered = trio.Event()
+        self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
+
+    def offered(self, source: NodeId, offer: ResetOffer) -> None:
+        """Take an offer, if there is none yet, or it comes from another leader, or the old one holds no more.
+
+        Raises:
+            WireError: it cannot be read.
+        """
+        try:
+            manifest = decode_manifest(offer.manifest)
+        except ValueError as error:
+            raise WireError(str(error)) from error
+        if manifest.segment_bytes != self._segment_bytes:
+            raise WireError(f"offer of files of {manifest.segment_bytes} bytes, here are {self._segment_bytes}")
+        if source != self._source or self._gone:
+            self._source, self._gone, self._next = source, False, manifest
+            self._offered.set()
+
+    def answered(self, source: NodeId, response: RangeResp) -> None:
+        """Take the answer to a request."""
+        if source == self._source:
+            try:
+                self._answers_in.send_nowait(response)
+            except trio.WouldBlock:
+                return
+
+    async def run(self) -> None:
+        """Fetch what is offered, then return.
+
+        Raises:
+            StorageFailed: the disk refused.
+        """
+        while True:
+            await self._offered.wait()
+            self._offered = trio.Event()
+            manifest, self._next = self._next, None
+            assert manifest is not None, "an offer without a manifest"
+            staging = await trio.to_thread.run_sync(Staging, self._disk, self._directory, manifest)
+            try:
+                self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
+                await self._fetch(staging)
+                if staging.complete:
+                    await trio.to_thread.run_sync(staging.finish)
+                    self._on_complete()
+                    return
+            finally:
+                staging.close()
+
+    async def _fetch(self, staging: Staging) -> None:
+        """Fetch until all is here, or another offer came."""
+        asked: dict[tuple[What, int], float] = {}
+        told_at = trio.current_time()
+        while not staging.complete and self._next is None:
+            now = trio.current_time()
+            asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
+            while len(asked) < REQUESTS_MAX and (wanted := staging.wanted(asked)) is not None:
+                what, pos, nbytes = wanted
+                asked[what, pos] = now
+                self._ask(RangeReq(what, pos, nbytes, staging.manifest.snapshot_crc))
+            if now > told_at + _PROGRESS_SECONDS:
+                told_at = now
+                self._log.info("reset_progress", source=self._source, missing_bytes=staging.missing_bytes)
+            with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
+                answer = await self._answers.receive()
+            if silence.cancelled_caught:
+                continue
+            what, pos = answer.source, answer.pos
+            if answer.refusal is None:
+                asked.pop((what, pos), None)
+                if not await trio.to_thread.run_sync(staging.take, what, pos, answer.data):
+                    self._log.warning("reset_misfit", source=self._source, what=what, pos=pos)
+                    await trio.sleep(ANSWER_SECONDS_MAX / 4)
+            elif answer.refusal.startswith("gone"):
+                # The source makes another offer in its own time.
+                self._gone = True
+
+    def _ask(self, request: RangeReq) -> None:
+        if self._source is not None:
+            frame = wire.encode_cold(request)
+            self._transport.send(self._source, Lane.CONTROL, [frame], len(frame))
+            self._wake()

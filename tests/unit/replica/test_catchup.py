@@ -1,0 +1,142 @@
+"""A replica that needs more than entries: whole files and a snapshot, fetched while the group goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from raftlog import ConfChange, ConfChangeKind, NodeId
+from raftlog.transport import Lane
+from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group
+
+pytestmark = pytest.mark.trio
+BODIES = [b"%03d" % number * 100 for number in range(200)]
+
+
+async def add_learner(nodes: Group, leader: Member) -> Member:
+    new = nodes.make("n3", {})
+    await nodes.start(new)
+    await leader.change(ConfChange(ConfChangeKind.ADD_LEARNER, new.name, new.address))
+    return new
+
+
+async def promote(leader: Member, new: Member) -> None:
+    await leader.change(ConfChange(ConfChangeKind.PROMOTE, new.name))
+
+
+def same_files(one: Member, other: Member) -> bool:
+    """Whether the closed files that both have are equal, byte by byte."""
+    names = [f"{part.start:020d}" for part in other.replica.log.segments() if part.closed]
+    assert names
+    return all((one.directory / name).read_bytes() == (other.directory / name).read_bytes() for name in names)
+
+
+async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        leader.drop_files(keep=3)
+        assert leader.replica.log.base[0] > 50
+        new = await add_learner(nodes, leader)
+        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert new.replica.log.base == leader.replica.log.base
+        assert same_files(leader, new)
+        await promote(leader, new)
+        await leader.append_all([b"after"])
+        await new.until(lambda member: member.application.bodies == [*BODIES, b"after"])
+        # It can lead, and it comes back by itself.
+        await new.stop()
+        await nodes.start(new)
+        await new.until(lambda member: member.application.bodies == [*BODIES, b"after"])
+        leader = await nodes.leader()
+        await leader.until(lambda member: member.replica.transfer(new.name) is None)
+        await new.until(lambda member: member.replica.core.ready)
+        await new.append_all([b"led by the new one"])
+
+
+async def test_an_empty_learner_fetches_files_of_a_log_that_has_its_beginning(tmp_path: Path) -> None:
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        new = await add_learner(nodes, leader)
+        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert new.replica.log.base == (0, 0)
+        assert same_files(leader, new)
+
+
+async def test_a_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        bodies = [b"%d" % number for number in range(100)]  # more than the limit, in one file
+        await leader.append_all(bodies)
+        assert leader.replica.log.end_pos < SEGMENT_BYTES
+        new = await add_learner(nodes, leader)
+        await new.until(lambda member: member.application.bodies == bodies)
+        assert new.runs == 1
+
+
+async def test_follower_below_base_comes_back_and_is_reset_while_the_group_goes_on(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES[:20])
+        behind = nodes.others(leader)[0]
+        await behind.until(lambda member: member.application.bodies == BODIES[:20])
+        await behind.stop()
+        await leader.append_all(BODIES[20:])
+        for member in nodes.others(behind):
+            await member.until(lambda member: member.application.bodies == BODIES)
+            member.drop_files()
+        with capture_logs() as log:
+            await nodes.start(behind)
+            more = [b"meanwhile %d" % number for number in range(30)]
+            for body in more:
+                await leader.append_all([body])
+            await behind.until(lambda member: member.application.bodies == [*BODIES, *more])
+        assert behind.runs == 3
+        assert [line["event"] for line in log].count("reset_begun") == 1
+        assert behind.replica.log.base == leader.replica.log.base
+        assert set(behind.conf.voters) == {"n0", "n1", "n2"}
+
+
+async def test_reset_survives_a_change_of_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was fetched from the first leader is not fetched again."""
+    monkeypatch.setattr("raftlog.segment.staging.PIECE_BYTES", 4096)
+    monkeypatch.setattr("raftlog.ranges.RANGE_BYTES_MAX", 4096)
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        for member in nodes.members.values():
+            await member.until(lambda member: member.application.bodies == BODIES)
+            member.drop_files(keep=3)
+        new = await add_learner(nodes, leader)
+        staged = new.directory / "reset"
+        await new.until(lambda member: bool(list(staged.glob("*.index"))))
+        await leader.stop()
+        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+
+
+async def test_control_lane_under_bulk(tmp_path: Path) -> None:
+    """A lane full of entries that nobody reads delays no heartbeat and no read."""
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all([b"x"])
+        term = leader.replica.core.term
+        for follower in nodes.others(leader):
+            transport, peer = leader.run.transport, follower.name
+            bulk = transport._outbound[peer, Lane.BULK]
+            port = bulk._sock.getsockname()[1]
+            (inbound,) = [caller for caller in follower.run.transport._inbound if caller.stream.peer[1] == port]
+            follower.run.reactor.modify(inbound.stream._sock.fileno(), 0)  # it reads no more
+            frame = bytes(1024 * 1024)
+            while transport.send(NodeId(peer), Lane.BULK, [frame], len(frame)):
+                bulk.flush()
+            assert bulk.out_bytes > Lane.BULK.queued_bytes_max
+        for _ in range(10):
+            with trio.fail_after(1):
+                assert await leader.read()
+            await trio.sleep(0.25)
+        assert leader.replica.core.ready
+        assert leader.replica.core.term == term
