@@ -103,6 +103,7 @@ class Group:
         self.offers: list[tuple[float, NodeId, NodeId]] = []
         self.answers: dict[int, int | None] = {}
         self._reads: dict[int, int] = {}
+        self._committed = 0
         self.disks: dict[NodeId, Disk] = {}
         self.cores: dict[NodeId, RaftCore] = {}
         for node in self.nodes:
@@ -203,6 +204,7 @@ class Group:
     def _carry_out(self, node: NodeId, core: RaftCore) -> None:
         effects = core.take_effects()
         core.check_invariants()
+        self._committed = max(self._committed, core.commit)
         if effects.failed_from is not None:
             self.failed_from[node] = effects.failed_from
         self.offers += [(self.now, node, peer) for peer in effects.reset]
@@ -247,7 +249,7 @@ class Group:
         No answer may be below what anybody knew to be committed when the read came in, and none comes twice.
         """
         ctx = len(self._reads) + len(self.answers) + 1
-        self._reads[ctx] = max(core.commit for core in self.cores.values())
+        self._reads[ctx] = self._committed
         self[node].read(ctx, self.now)
         self.pump()
         return ctx
