@@ -12,7 +12,7 @@ import pytest
 from raftlog.consensus.types import CoreConfig, NodeId, PeerState, Role
 from tests.paper.group import ENTRY_BYTES, Group
 
-STEPS = 5000
+STEPS = 4000
 
 
 class Walk:
@@ -23,7 +23,7 @@ class Walk:
         self.group = Group(self.rng.choice((3, 5)), config=config)
         self.relaxed = not config.durable_commit
         self.terms: dict[int, int] = {}
-        self.reads = 0
+        self.stopped: NodeId | None = None
 
     def step(self) -> None:
         """Let something happen, most often the arrival of a message."""
@@ -38,7 +38,6 @@ class Walk:
             group[node].propose(rng.randint(1, 3), ENTRY_BYTES, group.now)
         elif roll < 0.95:
             group.read(node)
-            self.reads += 1
         elif roll < 0.952:
             self._restart(node)
         elif roll < 0.957:
@@ -49,7 +48,7 @@ class Walk:
             group[node].transfer(None, group.now)
         elif roll < 0.989:
             group[node].disk_full(rng.random() < 0.3, group.now)
-        elif roll < 0.991:
+        elif roll < 0.9925:
             self._cut(node)
         else:
             self._compact_or_install(node)
@@ -66,16 +65,21 @@ class Walk:
             self.group.hand_over(message)
 
     def _cut(self, node: NodeId) -> None:
+        """Cut a node off, preferably one that leads; half of them do not notice how time goes by either."""
         if self.group.cut:
             self.group.heal()
-        else:
-            self.group.isolate(node)
+            self.stopped = None
+            return
+        leaders = [peer for peer in self.group.nodes if self.group[peer].role is Role.LEADER]
+        node = self.rng.choice([node, *leaders])
+        self.group.isolate(node)
+        self.stopped = self.rng.choice((None, node))
 
     def _pass_time(self) -> None:
         group = self.group
         group.now += self.rng.choice((0.001, 0.01, 0.05, 0.1))
         for node in group.nodes:
-            if self.rng.random() < 0.9:
+            if node != self.stopped and self.rng.random() < 0.9:
                 group[node].tick(group.now)
 
     def _restart(self, node: NodeId) -> None:
@@ -113,6 +117,7 @@ class Walk:
         group = self.group
         group.slow_disks.clear()
         group.heal()
+        self.stopped = None
         for node in group.nodes:
             group.finish_writes(node)
             group[node].disk_full(False, group.now)
@@ -131,7 +136,7 @@ class Walk:
         assert all(group.answers[ctx] == group[leaders[0]].commit for ctx in open_reads)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", ["plain", "leases", "segments"])
 def test_random_walk(kind: str, seed: int) -> None:
     config = CoreConfig(
@@ -147,7 +152,7 @@ def test_random_walk(kind: str, seed: int) -> None:
     assert any(index is not None for index in walk.group.answers.values())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_walk_in_relaxed_mode(seed: int) -> None:
     """Power cuts take what was acknowledged. Nothing committed is lost, though a majority may abstain for good."""
     walk = Walk(seed, CoreConfig(durable_commit=False, inflight_messages_max=4))
