@@ -22,6 +22,7 @@ from raftlog.consensus.types import NodeId
 from raftlog.ranges import NO_SNAPSHOT, RANGE_BYTES_MAX, RangeRefused
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
+from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import Base
 from raftlog.segment.staging import Manifest, Staging, What, decode_manifest, encode_manifest
 from raftlog.transport import Lane, Transport
@@ -68,7 +69,8 @@ class Offers:
 
     def offer(self, peer: NodeId) -> None:
         """Make ``peer`` an offer; called again and again while it needs one."""
-        if self._replica.log.base[0] == 0 and not self._replica.log.segments()[0].closed:
+        if self._replica.log.base[0] == 0 and not self._whole():
+            # Maybe nothing is committed just because this peer lacks it.
             self._replica.decline_reset(peer)
             return
         try:
@@ -97,6 +99,12 @@ class Offers:
                 self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
                 self._replica.wake()
 
+    def _whole(self) -> list[SegmentInfo]:
+        """The closed files that a peer may have: all of them is committed, and durable here."""
+        replica, log = self._replica, self._replica.log
+        settled = min(replica.commit_index, log.durable_index)
+        return [part for part in log.segments() if part.closed and part.last_index < settled]
+
     async def _forget(self) -> None:
         while True:
             await trio.sleep(OFFER_SECONDS_MAX / 4)
@@ -112,8 +120,7 @@ class Offers:
         if captured is None and log.base[0] > 0:
             return None  # the peer could do nothing with half of a log
         base = Base(log.base[0], log.base[1], log.base_pos, log.base_chain)
-        settled = min(replica.commit_index, log.durable_index)
-        whole = [part for part in log.segments() if part.closed and part.last_index < settled]
+        whole = self._whole()
         last = log.locate(whole[-1].last_index) if whole else base.ref
         conf = encode_conf(replica.core.conf_at(base.index))
         index, data = 0, b""
@@ -169,6 +176,8 @@ class Puller:
             raise WireError(str(error)) from error
         if manifest.segment_bytes != self._segment_bytes:
             raise WireError(f"offer of files of {manifest.segment_bytes} bytes, here are {self._segment_bytes}")
+        if manifest.end_index == 0:
+            return  # it would change nothing, and be offered again
         if source != self._source or self._gone:
             self._source, self._gone, self._next = source, False, manifest
             self._offered.set()

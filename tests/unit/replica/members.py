@@ -29,8 +29,8 @@ CONFIG = CoreConfig(
     heartbeat_seconds=0.05,
     election_timeout_seconds_min=1.0,
     election_timeout_seconds_max=2.0,
-    vote_retry_seconds_min=0.05,
-    vote_retry_seconds_max=0.1,
+    vote_retry_seconds_min=0.2,
+    vote_retry_seconds_max=0.5,
     reset_entries_min=50,
 )
 

@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId
 from raftlog.transport import Lane
-from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group
+from tests.unit.replica.group import free_ports
+from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(200)]
@@ -140,3 +141,26 @@ async def test_control_lane_under_bulk(tmp_path: Path) -> None:
             await trio.sleep(0.25)
         assert leader.replica.core.ready
         assert leader.replica.core.term == term
+
+
+async def test_an_empty_voter_whose_acknowledgement_is_needed_is_sent_entries(tmp_path: Path) -> None:
+    """Nothing of the leader's closed files is committed without it, so there is no file to offer."""
+    ports = dict(zip(("n0", "n1", "n2"), free_ports(3), strict=True))
+    addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    async with trio.open_nursery() as nursery:
+        nodes = Group(tmp_path, nursery, CONFIG)
+        for name in ("n0", "n1"):
+            await nodes.start(nodes.make(name, addresses, ports[name]))
+        leader = await nodes.leader()
+        await leader.append_all(BODIES[:3])
+        (other,) = nodes.others(leader)
+        await other.stop()
+        for body in BODIES[3:]:
+            assert isinstance(leader.append(body), int)
+        assert leader.replica.log.segments()[0].closed
+        assert leader.replica.commit_index < leader.replica.log.segments()[0].last_index
+        empty = nodes.make("n2", addresses, ports["n2"])
+        await nodes.start(empty)
+        await empty.until(lambda member: member.application.bodies == BODIES, seconds=10)
+        assert empty.runs == 1
+        nursery.cancel_scope.cancel()
