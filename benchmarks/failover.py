@@ -1,12 +1,11 @@
 """How long nobody can write when a leader goes, measured from outside: by our client with its default settings.
 
 A producer sends a message of 100 bytes every 5 ms to a group of three real brokers, whatever happens. Unavailability
-is the longest time between two acknowledgements around the event; 5 ms of it is the producer's own pace. A second
-producer with attempts of 1 s instead of 3 s shows how much of that is the client's patience with a server that does
-not answer. Events: the leader is killed (SIGKILL; the kernel closes its connections), the leader is cut off (its
-packets disappear without a word, those to clients included), leadership is transferred by the operator's command, and
-a rolling restart (SIGTERM, start again, wait until it is in step; node after node). Brokers run in network namespaces
-of one machine; fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
+is the longest time between two acknowledgements around the event; 5 ms of it is the producer's own pace. Events:
+the leader is killed (SIGKILL; the kernel closes its connections), the leader is cut off (its packets disappear without
+a word, those to clients included), leadership is transferred by the operator's command, and a rolling restart
+(SIGTERM, start again, wait until it is in step; node after node). Brokers run in network namespaces of one machine;
+fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
 
 ``python -m benchmarks.failover`` (``make bench-failover``); options: see ``--help``. Needs root, iproute2, nftables.
 """
@@ -31,7 +30,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.failover_cluster import ROOT, ClusterFailed, FailoverCluster, open_cluster
-from benchmarks.failover_report import Events, Gaps, markdown
+from benchmarks.failover_report import Events, markdown
 from benchmarks.netns import unavailable
 from benchmarks.procfs import load_average, machine
 from mq.cli.errors import run_trio
@@ -48,7 +47,7 @@ SETTLE_SECONDS = 1.0
 RECOVERY_SECONDS_MAX = 60.0
 
 
-Try = Callable[[], Awaitable[Gaps]]
+Try = Callable[[], Awaitable[float]]
 
 
 class Plan(argparse.Namespace):
@@ -96,14 +95,13 @@ class Bench:
 
     cluster: FailoverCluster
     sends: Sends
-    impatient: Sends
 
     @property
     def leader(self) -> str:
         """Who acknowledged the newest message."""
         return self.cluster.node_at(self.sends.host)
 
-    async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> Gaps:
+    async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
         """Unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
         await self.cluster.wait_settled()
         await trio.sleep(SETTLE_SECONDS)
@@ -115,10 +113,10 @@ class Bench:
                 now, newest = trio.current_time(), self.sends.acknowledged_at[-1]
                 moved_at = since if not moves else self.sends.host_since if self.sends.host != before else now
                 if now - moved_at > SETTLE_SECONDS and now - newest < SETTLE_SECONDS:
-                    return Gaps(self.sends.longest_gap(since), self.impatient.longest_gap(since))
+                    return self.sends.longest_gap(since)
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 
-    async def killed(self) -> Gaps:
+    async def killed(self) -> float:
         """The leader's process ends at once and comes back."""
         leader = self.leader
 
@@ -129,14 +127,14 @@ class Bench:
         await self.cluster.start(leader)
         return gap
 
-    async def cut_off(self) -> Gaps:
+    async def cut_off(self) -> float:
         """The leader's network goes silent and comes back."""
         leader = self.leader
         gap = await self.around(partial(self.cluster.cut, leader), moves=True)
         await self.cluster.heal(leader)
         return gap
 
-    async def transferred(self) -> Gaps:
+    async def transferred(self) -> float:
         """An operator moves leadership. Raises ClusterFailed if the command fails."""
 
         async def transfer() -> None:
@@ -146,7 +144,7 @@ class Bench:
 
         return await self.around(transfer, moves=True)
 
-    async def restarted(self, node: str) -> Gaps:
+    async def restarted(self, node: str) -> float:
         """A node is stopped as an operator does it, and comes back in step."""
 
         async def restart() -> None:
@@ -163,14 +161,12 @@ async def open_bench(directory: Path) -> AsyncIterator[Bench]:
     async with open_cluster(directory) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=4, write_queues=4)
-        bench = Bench(cluster, Sends(), Sends())
+        bench = Bench(cluster, Sends())
         async with (
             Producer(cluster.namesrv, "failover_bench") as producer,
-            Producer(cluster.namesrv, "failover_impatient", attempt_timeout=1.0) as impatient,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(_send, producer, bench.sends)
-            nursery.start_soon(_send, impatient, bench.impatient)
             await bench.sends.begun.wait()
             yield bench
             nursery.cancel_scope.cancel()
@@ -205,7 +201,7 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
             failed_before = sum(bench.sends.failures.values())
             for attempt in tries:
                 found.gaps.append(await attempt())
-                print(f"{name}: {found.gaps[-1].default:.3f} s, impatient {found.gaps[-1].impatient:.3f} s", flush=True)
+                print(f"{name}: {found.gaps[-1]:.3f} s", flush=True)
             found.failed_sends = sum(bench.sends.failures.values()) - failed_before
             measured.append(found)
         await bench.cluster.wait_settled()

@@ -131,6 +131,10 @@ class Connection:
     ) -> None:
         self.address = address
         self.lost: ConnectionLost | None = None
+        self.held = 0
+        """Requests in flight that the server may hold for long."""
+        self.heard_at = anyio.current_time()
+        """When the last byte came, on the event loop's clock."""
         self._stream = stream
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
@@ -140,12 +144,16 @@ class Connection:
         self._wake_writer = anyio.Event()
         self._scope = anyio.CancelScope()
         self._next_opaque = 0
-        self._heard_at = anyio.current_time()
 
     @property
     def in_flight(self) -> int:
         """Requests without an answer yet."""
         return len(self._waiting)
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether a request is in flight that the server has no business to hold."""
+        return len(self._waiting) > self.held
 
     # Sending: synchronous, so that a state change and its request are one step.
 
@@ -189,16 +197,24 @@ class Connection:
         would time out as well, until the operating system gives up after minutes. Waits shorter than
         `silence_seconds` prove nothing.
         """
-        silent_seconds = min(anyio.current_time() - self._heard_at, waited_seconds)
+        silent_seconds = min(anyio.current_time() - self.heard_at, waited_seconds)
         if silent_seconds >= self._silence_seconds:
             self.close(f"not a byte for {silent_seconds:.1f} s")
 
     # Waiting for one answer.
 
     async def request(
-        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, timeout: float = 3.0
+        self,
+        code: int,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        timeout: float = 3.0,
+        may_be_held: bool = False,
     ) -> tuple[Response, memoryview]:
         """Send a request and wait for its answer, whatever its response code.
+
+        `may_be_held`: the server answers when it has something to say, so its silence is not suspicious.
 
         Raises RequestTimeout after `timeout` seconds and ConnectionLost. Cancelled, it forgets the request; the
         server may still have carried it out.
@@ -211,10 +227,12 @@ class Connection:
             answered.set()
 
         opaque = self.request_nowait(code, ext, body, on_answer)
+        self.held += may_be_held
         try:
             with anyio.move_on_after(timeout):
                 await answered.wait()
         finally:
+            self.held -= may_be_held
             self.forget(opaque)
         if not answers:
             self.note_timeout(timeout)
@@ -274,7 +292,7 @@ class Connection:
                 return "closed by the server"
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
                 return f"read failed: {error!r}"
-            self._heard_at = anyio.current_time()
+            self.heard_at = anyio.current_time()
             try:
                 for serialization, header, body in buffer.receive(chunk):
                     self._receive_frame(serialization, header, body)

@@ -46,11 +46,13 @@ class Producer(anyio.AsyncContextManagerMixin):
     `namesrv` is `host:port`, several separated by `;`, or a list. One producer may be used by many tasks at once.
     Leaving the block waits for what is in flight; an exception leaving it does not.
 
-    `timeout` is the time one send may take in all, in seconds; give more than an election takes (2 to 5 s) to ride
-    out the loss of a leader. Within it, `retries` more attempts follow unknown outcomes and refusals that another
-    broker might not share, each attempt taking at most `attempt_timeout`; while a queue has no leader, attempts go on
-    until the timeout. `retry_unknown=False` never repeats a message that may be stored already. `in_flight_max`
-    bounds the messages on their way. Bodies of `compress_bytes_min` bytes or more are compressed (None: never).
+    `timeout` is the time one send may take in all, in seconds. Within it, `retries` more attempts follow unknown
+    outcomes and refusals that another broker might not share, each attempt taking at most `attempt_timeout`; while a
+    queue has no leader, attempts go on until the timeout. By default there is time for all three attempts, so that a
+    send outlives a change of leaders, even when the old one vanished without a word: the new one is noticed as soon
+    as the name servers know it, 2 to 5 s later. With a shorter timeout, sends report such a change as an error.
+    `retry_unknown=False` never repeats a message that may be stored already. `in_flight_max` bounds the messages on
+    their way. Bodies of `compress_bytes_min` bytes or more are compressed (None: never).
 
     Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
     are in flight, one that is retried may end up behind later ones.
@@ -61,7 +63,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         namesrv: str | Sequence[str],
         group: str = "raftmq_python",
         *,
-        timeout: float = 3.0,
+        timeout: float = 10.0,
         attempt_timeout: float = 3.0,
         retries: int = 2,
         retry_unknown: bool = True,

@@ -178,6 +178,7 @@ class Puller:
                 "expressionType": "TAG",
             },
             timeout=settings.hold_seconds + settings.answer_seconds,
+            may_be_held=True,
         )
         if commits:
             self._offsets.note_committed(self._queue, commit_offset)

@@ -39,6 +39,7 @@ from mq.client.errors import (
 )
 from mq.client.logs import log
 from mq.client.routes import TopicRoute
+from mq.client.silence import SilenceWatch
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import Route
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -71,7 +72,11 @@ class RemotingSettings:
 
     connect_seconds: float = 3.0
     silence_seconds: float = 1.0
-    """A connection that brought nothing for as long while a request timed out is given up."""
+    """A connection that brought nothing for as long is given up when a request times out, or another replica leads."""
+    silence_check_seconds: float = 0.25
+    """How often silent connections are looked for, and the name servers asked who leads instead."""
+    probe_seconds: float = 3.0
+    """After as long without a byte, a broker that holds a pull is asked for a sign of life."""
     request_seconds: float = 3.0
     route_refresh_seconds: float = 30.0
     heartbeat_seconds: float = 30.0
@@ -116,10 +121,20 @@ class Remoting:
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, _Slot] = {}
         self._routes: dict[str, TopicRoute] = {}
+        self._group_at: dict[str, str] = {}
         self._looking_up: dict[str, _Slot] = {}
         self._heartbeat_wanted = anyio.Event()
         self._closed = False
         tasks.start_soon(self._refresh_routes_forever)
+        watch = SilenceWatch(
+            lambda: list(self._connections.values()),
+            leader_for=self._leader_for,
+            probe=self._send_heartbeat,
+            silence_seconds=self.settings.silence_seconds,
+            probe_seconds=self.settings.probe_seconds,
+            check_seconds=self.settings.silence_check_seconds,
+        )
+        tasks.start_soon(watch.run)
         if heartbeat_body is not None:
             tasks.start_soon(self._heartbeat_forever)
 
@@ -251,13 +266,19 @@ class Remoting:
     # Name servers and routes.
 
     async def ask_name_server(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
-        """The answer of the first name server that answers, whatever its code. Raises NameServersUnavailable."""
+        """The answer of the first name server that answers, whatever its code. Raises NameServersUnavailable.
+
+        The last one has `request_seconds` to answer; one that is silent while there are others, `silence_seconds`: it
+        may have been cut off together with the broker that we ask about.
+        """
         reasons: dict[str, str] = {}
-        for _ in self._name_servers:
+        patience = self.settings.request_seconds
+        for others in reversed(range(len(self._name_servers))):
             address = self._name_servers[self._name_server]
             try:
                 connection = await self.connection(address)
-                return await connection.request(code, ext, timeout=self.settings.request_seconds)
+                seconds = min(patience, self.settings.silence_seconds) if others else patience
+                return await connection.request(code, ext, timeout=seconds)
             except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
                 reasons[address] = str(error)
                 self._name_server = (self._name_server + 1) % len(self._name_servers)
@@ -291,6 +312,8 @@ class Remoting:
                 slot.attempts += 1
         if self._routes.get(topic) != route:
             self._routes[topic] = route
+            for name, replicas in route.brokers.items():
+                self._group_at.update(dict.fromkeys(replicas.values(), name))
             if self._on_route_change is not None:
                 self._on_route_change(route)
         return route
@@ -307,6 +330,19 @@ class Remoting:
             if response.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise BrokerError(response.code, response.remark, self._name_servers[self._name_server])
         raise TopicNotFound(topic)
+
+    async def _leader_for(self, address: str) -> str | None:
+        """Who leads the group of the broker at `address` by now; None if that is not known. Raises ClientError.
+
+        The cached routes stay as they are: whoever uses them asks when its connection is gone.
+        """
+        name = self._group_at.get(address)
+        for topic in [topic for topic, route in self._routes.items() if name in route.brokers]:
+            try:
+                return (await self._look_up(topic, auto_create=True)).leader_address(name or "")
+            except TopicNotFound:
+                pass  # deleted meanwhile; another topic of the group will do
+        return None
 
     async def _refresh_routes_forever(self) -> None:
         while True:
@@ -350,8 +386,19 @@ class Remoting:
         if self._heartbeat_body is None or connection.address in self._name_servers or connection.lost is not None:
             return
 
+        answered = anyio.Event()
+
         def on_answer(answer: Answer, body: memoryview) -> None:
+            answered.set()
             if isinstance(answer, Response) and answer.code != ResponseCode.SUCCESS:
                 log.warning("heartbeat_refused", address=connection.address, code=answer.code, remark=answer.remark)
 
-        connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_answer)
+        opaque = connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_answer)
+        self._tasks.start_soon(self._await_heartbeat, connection, opaque, answered)
+
+    async def _await_heartbeat(self, connection: Connection, opaque: int, answered: anyio.Event) -> None:
+        with anyio.move_on_after(self.settings.request_seconds):
+            await answered.wait()
+            return
+        connection.forget(opaque)
+        connection.note_timeout(self.settings.request_seconds)

@@ -184,8 +184,12 @@ class FakeNameServer(FakeServer):
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__()
         self._cluster = cluster
+        self.mute = False
+        """Whether to do nothing about any request, as if its packets vanished."""
 
     async def handle(self, connection: FakeConnection, request: FakeRequest) -> None:
+        if self.mute:
+            return
         code, body = 0, b""
         match request.code:
             case 105:
