@@ -1,0 +1,51 @@
+"""When a waiting read is answered, step by step and without a clock."""
+
+from __future__ import annotations
+
+from raftlog.barriers import READ_SECONDS_MAX, Barriers
+
+
+def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() -> None:
+    barriers, answers = Barriers(), list[bool]()
+    barriers.add(answers.append)
+    ctx = barriers.ask(0.0)
+    barriers.applied(100)
+    assert answers == [], "applied, but nobody has said yet how much is needed"
+    barriers.answered(ctx, 7)
+    barriers.applied(6)
+    assert answers == []
+    barriers.applied(7)
+    assert answers == [True]
+    barriers.applied(8)
+    barriers.expire(READ_SECONDS_MAX)
+    assert answers == [True], "answered twice"
+
+
+def test_reads_of_one_turn_share_a_question_and_later_ones_do_not() -> None:
+    barriers, early, late = Barriers(), list[bool](), list[bool]()
+    barriers.add(early.append)
+    barriers.add(early.append)
+    first = barriers.ask(0.0)
+    barriers.add(late.append)
+    second = barriers.ask(0.0)
+    assert first != second
+    barriers.answered(first, 3)
+    barriers.applied(9)
+    assert (early, late) == ([True, True], [])
+    barriers.answered(second, None)
+    assert late == [False]
+
+
+def test_a_read_that_nobody_answers_is_given_up_in_time() -> None:
+    barriers, answers = Barriers(), list[bool]()
+    barriers.add(answers.append)
+    ctx = barriers.ask(10.0)
+    assert barriers.deadline == 10.0 + READ_SECONDS_MAX
+    barriers.expire(barriers.deadline - 0.001)
+    assert answers == []
+    barriers.expire(barriers.deadline)
+    assert answers == [False]
+    barriers.answered(ctx, 1)
+    barriers.applied(1)
+    assert answers == [False]
+    assert barriers.deadline == float("inf")
