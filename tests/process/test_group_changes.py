@@ -86,12 +86,12 @@ class Group:
 
 
 @asynccontextmanager
-async def group_of_three(directory: Path) -> AsyncIterator[Group]:
+async def group_of_three(directory: Path, **settings: str) -> AsyncIterator[Group]:
     """With a producer at work; at the end every stored message must have a place of its own within its queue."""
     ports = Ports.free(5, random.Random())
     first = Ports(ports.namesrv, ports.clients[:3], ports.replication[:3])
     async with (
-        DevCluster.open(directory, ports=first, settings=SETTINGS) as cluster,
+        DevCluster.open(directory, ports=first, settings=SETTINGS | settings) as cluster,
         Admin(cluster.namesrv) as admin,
         trio.open_nursery() as nursery,
     ):
@@ -127,6 +127,32 @@ async def test_a_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Pa
         assert "CHANGE" not in await group.command("remove", "n0")
         assert sorted(await group.view()) == ["n1", "n2", "n3"]
         await group.grown(50)
+
+
+async def test_a_node_joins_a_log_whose_beginning_is_gone_and_leads(tmp_path: Path) -> None:
+    """It gets files and a snapshot; what was before is known from that alone, for no entry tells it any more."""
+    short = {"retention_bytes": "1048576", "retention_seconds": "0.3", "checkpoint_seconds": "0.3"}
+    async with group_of_three(tmp_path, **short) as group, Admin(group.cluster.namesrv) as admin:
+        await admin.create_topic("Early", 1)
+        async with Producer(group.cluster.namesrv) as producer:
+            for number in range(3):
+                await producer.send(Message("Early", b"%d" % number), timeout=30)
+        early = MessageQueue("Early", "broker-a", 0)
+        with trio.fail_after(60):
+            while await admin.min_offset(early) < 3:  # noqa: ASYNC110 - until every one of them has expired
+                await trio.sleep(0.1)
+        await group.join(3)
+        said = await group.command("add", f"n3@{group.replication(3)}", "--voter")
+        assert said.splitlines()[-1] == "n3 is a voter now"
+        assert "n3 leads in term" in await group.command("transfer", "n3")
+        await group.grown(30)
+        assert "reset_offered" in "".join(group.cluster.log_path(n).read_text() for n in group.cluster.node_ids)
+        # The new leader was never shown an entry of this queue, and still goes on counting where it was. Only a send
+        # tells: followers answer questions about queues as well, and they know it from the log.
+        async with Producer(group.cluster.namesrv) as producer:
+            assert (await producer.send(Message("Early", b"3"), timeout=30)).queue_offset == 3
+        answer = json.loads(await group.command("status", "--json"))
+        assert answer["view"]["leader"] == "n3", "somebody else gave out that offset"
 
 
 async def test_a_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
