@@ -15,7 +15,8 @@ from mq.client import Admin, Message, Producer, PushConsumer, SendResult
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 GAP_SECONDS_MAX = 4.0
-"""Measured on two cores: 0.02 to 0.21 s."""
+"""Of 20 leaders restarted on two busy cores: half within 0.2 s, the worst 0.42; without a handover 0.4 and 0.59. Too
+close together to tell one from the other by a bound that never fails by chance, so that is looked up in the logs."""
 
 
 class Pulse:
@@ -36,6 +37,14 @@ class Pulse:
             self.gap, last = max(self.gap, now - last), now
             self.stored.append(body)
             await trio.sleep(0.005)
+
+
+def handed_over(last_words: str) -> bool:
+    """Whether a leader followed somebody else before it stopped, by what it logged."""
+    lines = last_words.splitlines()
+    follows = [at for at, line in enumerate(lines) if "role_changed" in line and "follower" in line]
+    stopped = [at for at, line in enumerate(lines) if "stopped" in line]
+    return bool(follows and stopped) and follows[-1] < stopped[-1]
 
 
 async def gap_during(pulse: Pulse, act: Callable[[], Awaitable[None]]) -> float:
@@ -59,9 +68,12 @@ async def test_rolling_restart_under_load_costs_a_client_little(tmp_path: Path) 
             nursery.start_soon(pulse.run)
             for _ in range(3):
                 leader = await cluster.leader()
+                said_before = len(cluster.log_path(leader).read_text())
 
-                async def restart(node_id: str = leader) -> None:
+                async def restart(node_id: str = leader, said_before: int = said_before) -> None:
                     await cluster.stop(node_id)
+                    last_words = cluster.log_path(node_id).read_text()[said_before:]
+                    assert handed_over(last_words), f"{node_id} stopped as leader: {last_words}"
                     await cluster.start(node_id)
                     await cluster.wait_ready()
 
