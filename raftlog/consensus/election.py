@@ -10,7 +10,7 @@ from raftlog.consensus.types import LogId, NodeId, Role
 _BACKOFF_MAX = 4
 
 _SILENCES_OF_OTHERS = 2
-"""For how many election timeouts a replica with a full disk leaves it to the others to lead."""
+"""For how many election timeouts a replica that leaves, or has a full disk, leaves it to the others to lead."""
 
 
 class Election(Membership):
@@ -20,11 +20,18 @@ class Election(Membership):
 
     @property
     def _electable(self) -> bool:
-        if self._abstaining or not self._conf.is_voter(self.node_id):
+        if self._abstaining or not (self._conf.is_voter(self.node_id) or self._may_be_needed):
             return False
         # Better a leader without room than none: it takes no proposals, but it answers reads.
-        full = self._disk_full and self._silences < _SILENCES_OF_OTHERS
-        return self._alone or not (self._disk_slow or full)
+        reluctant = (self._disk_full or self._leaves) and self._silences < _SILENCES_OF_OTHERS
+        return self._alone or not (self._disk_slow or reluctant)
+
+    @property
+    def _may_be_needed(self) -> bool:
+        """Whether the newest configuration, which leaves this voter out, may be in no other log: then it may take this
+        node to elect anybody, and only this one can be elected, by the votes of the others (thesis 4.2.2).
+        """
+        return len(self._confs) > 1 and self._confs[-1][0] > self._commit and self._confs[-2][1].is_voter(self.node_id)
 
     @property
     def _backoff(self) -> int:
@@ -108,8 +115,10 @@ class Election(Membership):
         """
         if self._role is Role.LEADER or self._now < self._deaf_until:
             return True
-        silence = self._now - self._leader_heard_at
-        return self._leader_id not in (None, candidate) and silence < self.config.election_timeout_seconds_min
+        if self._now - self._leader_heard_at >= self.config.election_timeout_seconds_min:
+            return False
+        # A newer term makes a voter forget its leader, and gives that one's lease no earlier end.
+        return self._leader_id not in (None, candidate) or (self._leader_id is None and self.config.lease_reads)
 
     def _on_pre_vote_req(self, message: PreVoteReq) -> None:
         if not self._conf.voters:
@@ -150,6 +159,8 @@ class Election(Membership):
             denial = Denial.ABSTAINING
         elif self._voted_for not in (None, message.src) or self._leader_id is not None:
             denial = Denial.VOTED
+        elif not message.force and self._follows_another(message.src):
+            denial = Denial.LEADER_ALIVE
         elif not message.last.is_at_least(self._log.last):
             denial = Denial.STALE_LOG
         elif self._voted_for is None:

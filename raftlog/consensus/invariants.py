@@ -29,7 +29,7 @@ def check_core(core: CoreState) -> None:
         assert core._voted_for == core.node_id, (
             f"{core.node_id} is {core._role.value} of term {core._term}, its vote is for {core._voted_for}"
         )
-        may = core._conf.is_voter(core.node_id) or (core._role is Role.LEADER and _is_open(core))
+        may = core._conf.is_voter(core.node_id) or _is_open(core)
         assert may, f"{core.node_id} is {core._role.value} and no voter of {core._conf.voters}"
     if core._role is Role.LEADER:
         _check_leader(core)

@@ -46,7 +46,8 @@ class Membership(Leading):
             return Refusal.TRANSFERRING
         if self._commit < self._term_start:
             return Refusal.NOT_READY
-        if self._conf.is_joint or self._confs[-1][0] > self._commit:
+        if self._conf.is_joint or self._confs[-1][0] > self._commit or self._settle_due:
+            # What is due would be done to the new change, though nobody has committed that.
             return Refusal.CHANGE_PENDING
         if why_invalid(self._conf, change) is not None:
             return Refusal.INVALID_CHANGE

@@ -113,10 +113,14 @@ class ReadIndexReq(_Message, frozen=True, gc=False):
 
 
 class ReadIndexResp(_Message, frozen=True, gc=False):
-    """The answer; ``index`` is None when the receiver cannot tell, since it does not lead (any more)."""
+    """The answer; ``index`` is None when the receiver cannot tell, since it does not lead (any more).
+
+    ``last`` is where the receiver's log ends: whatever the asker acknowledged to it before it asked is not behind that.
+    """
 
     ctx: int
     index: int | None
+    last: int
 
 
 Message = (

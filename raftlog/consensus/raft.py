@@ -112,7 +112,7 @@ class RaftCore(Election, Following):
     @property
     def abstaining(self) -> bool:
         """Whether this replica still abstains from elections. That ends, for good, when everything is on its disk that
-        was committed before a leader answered a read of this run.
+        a leader had in its log when it answered a question of this run.
         """
         return self._abstaining
 
@@ -282,6 +282,7 @@ class RaftCore(Election, Following):
                     self._fail_transfer()
         elif peer == self._leader_id:
             self._become_follower(self._term, None)
+            self._leader_heard_at = float("-inf")
             if self._outranked:
                 # Somebody who is preferred has probably noticed too.
                 self._patience = PRIORITY_SECONDS
@@ -414,6 +415,8 @@ class RaftCore(Election, Following):
             case PreVoteReq() | PreVoteResp(granted=True):
                 return True
             case VoteReq(force=False) if self._follows_another(message.src):
+                return False
+            case PreVoteResp() if self._role is not Role.PRE_CANDIDATE:
                 return False
             case AppendReq() | Heartbeat() | TimeoutNow():
                 leader_id = message.src

@@ -46,14 +46,19 @@ class Reading(CoreState):
     def _on_read_index_resp(self, message: ReadIndexResp) -> None:
         for ctx in self._asked.answered(message.ctx):
             self._answer_read(None, ctx, message.index)
+            if ctx == OWN_READ and message.index is not None:
+                self._abstain_until = message.last
+                self._dirty = True
 
     # -- abstaining --------------------------------------------------------------------------------------------
 
     def _seek_release(self) -> None:
-        """Vote again once everything is durable here that was committed before some read of this run.
+        """Vote again once everything is durable here that a leader had in its log when it answered a read of this run.
 
-        What this replica acknowledged in earlier runs, and may have lost, is below that wherever it was counted: the
-        leader answers only after an entry of its own term is committed and a majority has confirmed that it leads.
+        What this replica acknowledged in earlier runs, and may have lost, is among it wherever that was counted or will
+        be. What is committed is not enough: this leader may have, or still get, an acknowledgement that it counts only
+        when others have followed. What older leaders may count the new one's log has, since it answers only after an
+        entry of its own term is committed and a majority has confirmed that it leads.
         """
         if self._abstain_until is not None:
             if self._verified_durable >= self._abstain_until:

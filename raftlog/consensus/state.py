@@ -95,7 +95,8 @@ class CoreState:
         # How often in a row patience ran out while this node left the campaigning to others.
         self._silences = 0
 
-        # Abstaining: what must be durable here before this node votes again, and when to ask (again) how much that is.
+        # Abstaining: what must be durable here in this term before this node votes again, and when to ask (again) how
+        # much that is.
         self._abstaining = abstaining
         self._abstain_until: int | None = None
         self._abstain_ask_at = now
@@ -155,6 +156,7 @@ class CoreState:
         else:
             # A leader that there is would be heard of at once, and asking around disturbs nobody.
             self._wait_to_retry()
+            self._patience += self._deaf_until - now
 
     # -- membership --------------------------------------------------------------------------------------------
 
@@ -307,6 +309,8 @@ class CoreState:
         self._told_durable = 0
         self._untold_bytes = 0
         self._answer_due = False
+        # The next leader's log may be shorter.
+        self._abstain_until = None
 
     def _wait_for_leader(self) -> None:
         """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody.
@@ -347,14 +351,11 @@ class CoreState:
 
     def _answer_read(self, asker: NodeId | None, ctx: int, index: int | None) -> None:
         """``index`` is to be applied before a read is answered; None if that cannot be told."""
-        if asker is None and ctx == OWN_READ:
-            self._abstain_until = index
-            self._dirty = True
-        elif asker is None:
+        if asker is not None:
+            self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))
+        elif ctx != OWN_READ:
             self._answered_reads.append((ctx, index))
             self._dirty = True
-        else:
-            self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index))
 
     def _answer_appends(self) -> None:
         """Tell the leader once how far its log got here, however many requests and writes that covers."""

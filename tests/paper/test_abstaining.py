@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.consensus.messages import AppendReq, Denial, Heartbeat, PreVoteReq, PreVoteResp, VoteReq, VoteResp
+from raftlog.consensus.messages import (
+    AppendReq,
+    Denial,
+    Heartbeat,
+    PreVoteReq,
+    PreVoteResp,
+    ReadIndexResp,
+    VoteReq,
+    VoteResp,
+)
 from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, Role
 from tests.paper.group import A, B, C, D, E, Group
 
@@ -136,6 +145,73 @@ def test_new_leader_releases_nobody_before_it_knows_what_is_committed() -> None:
     group.pass_time(3.0, alive=[B, C, D, E])
     assert not group[E].abstaining
     assert group.terms(E)[index - 1] == 1
+
+
+@pytest.mark.parametrize("config", [CoreConfig(), RELAXED])
+def test_acknowledgement_of_an_earlier_run_is_counted_later(config: CoreConfig) -> None:
+    """B acknowledges an entry, loses it, and is told what is committed; only then the entry is, by that very
+    acknowledgement. B must hold it before it votes: it, D and E would elect a leader without it.
+    """
+    group = Group(5, config=config)
+    group.elect(A)
+    group.pass_time(1.0)
+    group.isolate(D, E)
+    index = group.propose(A)
+    group.deliver(lambda message: B in (message.src, message.dst))
+    assert group[A].commit == index - 1
+    withheld = group.drop()
+    del group.disks[B].terms[index - 1 :]
+    group.start(B, index - 1, abstaining=True)
+    # Heartbeats and questions pass between A and B, entries do not.
+    group.cut |= {(A, C)}
+    for _ in range(8):
+        group.now += group.config.heartbeat_seconds
+        group[A].tick(group.now)
+        group.pump()
+        group.heal()
+        group.cut |= {(A, D), (A, E), (D, A), (E, A)}
+        group.deliver(lambda message: not isinstance(message, AppendReq))
+        group.drop(lambda message: isinstance(message, AppendReq))
+    assert group.terms(B) == [1] * (index - 1)
+    assert group[B].abstaining
+    for message in withheld:
+        if message.dst == C:
+            group.hand_over(message)
+    group.deliver(lambda message: message.src == C)
+    assert group[A].commit == index
+    group.drop()
+    group.heal()
+    group.isolate(A, C)
+    group.pass_time(10.0, alive=[B, D, E])
+    assert not [node for node in (B, D, E) if group[node].role is Role.LEADER]
+    group.heal()
+    group.pass_time(8.0)
+    assert not group[B].abstaining
+    assert all(group[node].commit >= index for node in group.nodes)
+
+
+def test_release_does_not_wait_for_entries_that_were_cut_off() -> None:
+    """What the leader had and nobody else got is waited for no more under the next one, whose log is shorter."""
+    group = Group(3)
+    group.elect(A)
+    group.pass_time(1.0)
+    group.slow_disks.add(A)
+    group.propose(A, 50)
+    group.drop()
+    group.start(C, 1, abstaining=True)
+    for _ in range(3):
+        group.now += group.config.heartbeat_seconds
+        group[A].tick(group.now)
+        group.pump()
+        group.deliver(lambda message: not isinstance(message, AppendReq))
+    assert any(isinstance(message, ReadIndexResp) and message.last == 51 for message in group.delivered)
+    assert group[C].abstaining
+    group.drop()
+    group.slow_disks.clear()
+    group.start(A, 1)
+    group.pass_time(8.0)
+    assert max(core.last_index for core in group.cores.values()) < 51
+    assert not group[C].abstaining
 
 
 def test_majority_that_abstains_elects_nobody() -> None:

@@ -288,6 +288,16 @@ def test_candidate_higher_term_shorter_log() -> None:
     assert group.terms(C) == group.terms(A) == group.terms(B)
 
 
+def test_late_denial_does_not_depose_a_leader() -> None:
+    """A question that is no longer asked has no answer: whoever follows a leader again is not carried away by it."""
+    group = Group(3)
+    group.elect(A)
+    group.pass_time(1.0)
+    group.hand_over(PreVoteResp(C, B, 5, False, LogId(0, 0), Denial.STALE_TERM))
+    group.pass_time(6.0)
+    assert (group[A].role, group[A].term) == (Role.LEADER, 1)
+
+
 def test_lost_leader_is_replaced_at_once() -> None:
     """When the end of the leader's process is certain nobody waits for its silence."""
     group = Group(3)

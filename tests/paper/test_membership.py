@@ -405,6 +405,51 @@ def test_a_removed_server_that_is_reachable_learns_that_it_is() -> None:
     assert set(group[A]._peers) == {B}
 
 
+@pytest.mark.parametrize("down", [None, D])
+def test_remove_leader_that_crashes_with_the_only_copy(down: NodeId | None) -> None:
+    """Where the old voters are even in number, nobody can be elected without the removed leader, whose log is longer:
+    it must stand for election itself, though the newest configuration leaves it out (thesis 4.2.2).
+    """
+    group = Group(2 if down is None else 4)
+    group.elect(A)
+    others = [node for node in group.nodes if node not in (A, down)]
+    if down:
+        group.isolate(down)
+    change(group, A, remove(A))
+    group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
+    assert not group[A].conf.is_joint
+    assert group[A].commit == 2
+    group.drop()
+    group.start(A)
+    group.pass_time(30.0, [A, *others])
+    leader = leader_of(group, A, *others)
+    assert leader != A
+    assert A not in group[leader].conf.members
+    assert group[leader].ready
+    term = group[leader].term
+    group.pass_time(30.0, [A, *others])
+    assert group[leader].term == term
+
+
+def test_two_changes_in_one_turn() -> None:
+    """One change is committed and not acted upon yet: the next must not be ended in its stead, uncommitted."""
+    group = with_learner(size=5)
+    wish = add(E)
+    change(group, A, wish)
+    group.deliver(lambda message: isinstance(message, AppendReq))
+    answers = [message for message in group.drop() if isinstance(message, AppendResp)]
+    for answer in answers:
+        group[A].receive(answer, group.now)
+    assert group[A].commit == group[A].last_index
+    replacement = ConfChange(ConfChangeKind.REPLACE, D, replaced=C)
+    assert group[A].propose_conf(replacement, group.now) is Refusal.CHANGE_PENDING
+    group.pump()
+    index = group[A].propose_conf(replacement, group.now)
+    group.pump()
+    assert group[A].last_index == index
+    assert group[A].conf.is_joint
+
+
 @pytest.mark.parametrize("leader", [A, B, C, D, E])
 def test_half_connected_5(leader: NodeId) -> None:
     """Two of five reach one other each; they keep asking, and whoever sees a majority leads in peace."""

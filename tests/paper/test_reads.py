@@ -6,14 +6,19 @@ import pytest
 
 from raftlog.consensus.messages import (
     AppendReq,
+    Denial,
     Heartbeat,
     HeartbeatResp,
     Message,
+    PreVoteReq,
+    PreVoteResp,
     ReadIndexReq,
     ReadIndexResp,
     TimeoutNow,
+    VoteReq,
+    VoteResp,
 )
-from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, Role
+from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, LogId, Role
 from tests.paper.group import A, B, C, D, Group
 
 LEASES = CoreConfig(lease_reads=True)
@@ -194,7 +199,7 @@ def test_answer_of_an_earlier_run_is_not_taken() -> None:
     group.pass_time(0.5)
     group[B].read(1, group.now)
     assert group[B].take_effects().send
-    group[B].receive(ReadIndexResp(A, B, 1, old.ctx, 1), group.now)
+    group[B].receive(ReadIndexResp(A, B, 1, old.ctx, 1, 2), group.now)
     assert not group[B].take_effects().reads
 
 
@@ -259,6 +264,51 @@ def test_lease_outlives_restarts_of_those_who_gave_it() -> None:
     while group.read(A) in group.answers:
         assert Role.LEADER not in (group[B].role, group[C].role)
         group.pass_time(0.1, alive=[B, C])
+    group.pass_time(6.0, alive=[B, C])
+    assert Role.LEADER in (group[B].role, group[C].role)
+
+
+def test_lease_outlives_a_restart_of_a_candidate() -> None:
+    """The voter that forgot the leader stands for election itself no sooner than it may vote for another."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.isolate(C)
+    group.elect(A)
+    group.pass_time(1.0, alive=[A, B])
+    group.heal()
+    group.isolate(A)
+    group.start(B)
+    while group.read(A) in group.answers:
+        assert Role.LEADER not in (group[B].role, group[C].role)
+        group.pass_time(0.05, alive=[B, C])
+    group.pass_time(6.0, alive=[B, C])
+    assert Role.LEADER in (group[B].role, group[C].role)
+
+
+@pytest.mark.parametrize("late", ["denial", "answer"])
+def test_lease_outlives_a_newer_term(late: str) -> None:
+    """A voter that learns of a newer term, from something said long ago, has promised to wait all the same."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.isolate(C)
+    group.elect(A)
+    group.pass_time(1.0, alive=[A, B])
+    group.heal()
+    group.isolate(A)
+    # What C says, it says without having heard of A.
+    newer = group[A].term + 3
+    if late == "denial":
+        group[B].receive(PreVoteResp(C, B, newer, False, LogId(0, 0), Denial.STALE_TERM), group.now)
+    else:
+        group[B].receive(HeartbeatResp(C, B, newer, 1, 0, 0), group.now)
+    group.pump()
+    group[B].receive(PreVoteReq(C, B, newer, newer + 1, LogId(9, newer)), group.now)
+    group[B].receive(VoteReq(C, B, newer, LogId(9, newer)), group.now)
+    group.pump()
+    assert not [m for m in group.drop() if isinstance(m, PreVoteResp | VoteResp) and m.granted]
+    while group.read(A) in group.answers:
+        assert Role.LEADER not in (group[B].role, group[C].role)
+        group.pass_time(0.05, alive=[B, C])
     group.pass_time(6.0, alive=[B, C])
     assert Role.LEADER in (group[B].role, group[C].role)
 

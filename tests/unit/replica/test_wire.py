@@ -48,7 +48,7 @@ COLD = st.one_of(
     st.builds(Hello, names, names, names, names, numbers, names, names, names, tables, numbers, tables),
     st.builds(Welcome, names, st.none() | names, names, tables, numbers),
     st.builds(ReadIndexReq, **ends, ctx=numbers),
-    st.builds(ReadIndexResp, **ends, ctx=numbers, index=st.none() | numbers),
+    st.builds(ReadIndexResp, **ends, ctx=numbers, index=st.none() | numbers, last=numbers),
     st.builds(ResetOffer, numbers, st.binary(max_size=50)),
     st.builds(RangeReq, st.sampled_from(["log", "snapshot"]), numbers, numbers, numbers),
     st.builds(
