@@ -13,7 +13,7 @@ import trio
 
 from mq.cli.dev_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.process.torture import Wire, wired
+from tests.process.torture_wire import Wire, wired
 
 SEND = {"a": "P", "b": "T", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 0, "h": 0, "i": "", "j": 0, "k": "false"}
 BODY = bytes(100 * 1024)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.process.torture import Torture, Wire, figures, wired
+from tests.process.torture_wire import Wire, figures, leader_of, wired
 
 OFFSET = {"consumerGroup": "readers", "topic": "Paused", "queueId": 0}
 PULL = {
@@ -48,7 +47,7 @@ async def _run(directory: Path) -> None:
         cluster = await stack.enter_async_context(DevCluster.open(directory, ports=Ports.free(3)))
         admin = await stack.enter_async_context(Admin(cluster.namesrv))
         await admin.create_topic("Paused", read_queues=1, write_queues=1)
-        old_leader = await Torture(cluster, random.Random(1), print).wait_leader()
+        old_leader = await leader_of(cluster, lambda: cluster.node_ids)
         wires = {node: await stack.enter_async_context(wired(cluster.port(node))) for node in cluster.node_ids}
         await _store(wires[old_leader], 10)
 

@@ -19,7 +19,8 @@ EXAMPLES_MAX = 5
 class Sent:
     """A message that was given to the SDK; ``offset`` is None unless it was acknowledged.
 
-    ``refused``: it was certainly not stored. ``repeated``: it may be stored more than once.
+    ``pos`` is its record's place in the log. ``refused``: it was certainly not stored. ``repeated``: it may be stored
+    more than once.
     """
 
     value: bytes
@@ -28,6 +29,7 @@ class Sent:
     ended: float
     queue: int | None
     offset: int | None
+    pos: int = -1
     refused: bool = False
     repeated: bool = False
 
@@ -54,14 +56,32 @@ class History:
         if known != value:
             self.violations.append(f"queue {queue} offset {offset} was delivered as {known[:40]!r} and {value[:40]!r}")
 
-    @property
-    def undelivered(self) -> int:
-        """Acknowledged messages that no consumer has got yet."""
-        return sum((message.queue, message.offset) not in self.delivered for message in self.acknowledged)
+    def undelivered(self, firsts: Sequence[int]) -> int:
+        """Acknowledged messages that no consumer has got yet, but for those below the first ones of their queues."""
+        return sum(
+            message.offset >= firsts[message.queue] and (message.queue, message.offset) not in self.delivered
+            for message in self.acknowledged
+            if message.queue is not None and message.offset is not None
+        )
 
 
-Replicas = Mapping[str, Sequence[bytes]]
-"""By node, for each queue the bytes of all its records."""
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What a replica serves of a queue: the offset of its first message, and the bytes of all records."""
+
+    first: int
+    records: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a replica serves, and where its log began before it was read; 0 if it is whole."""
+
+    base_pos: int
+    queues: Sequence[Queue]
+
+
+Replicas = Mapping[str, Served]
 
 
 def judge(history: History, replicas: Replicas) -> list[str]:
@@ -83,45 +103,55 @@ def judge(history: History, replicas: Replicas) -> list[str]:
 
 
 def _replicas_agree(replicas: Replicas) -> list[str]:
+    """Equal, but that one may have removed more from the front than another one."""
     first, *others = replicas
-    return [
-        f"queue {queue}: {first} and {other} differ ({len(records)} and {len(replicas[other][queue])} bytes)"
-        for other in others
-        for queue, records in enumerate(replicas[first])
-        if records != replicas[other][queue]
-    ]
+    found = []
+    for other in others:
+        for number, (a, b) in enumerate(zip(replicas[first].queues, replicas[other].queues, strict=True)):
+            longer, shorter = (a, b) if a.first <= b.first else (b, a)
+            if not longer.records.endswith(shorter.records) or (a.first == b.first and a.records != b.records):
+                found.append(
+                    f"queue {number}: {first} and {other} differ "
+                    f"({len(a.records)} bytes from {a.first} on and {len(b.records)} bytes from {b.first} on)"
+                )
+    return found
 
 
 def _offsets_are_contiguous(replicas: Replicas) -> list[str]:
     found = []
-    for node, queues in replicas.items():
-        for queue, records in enumerate(queues):
-            offsets = [record.queue_offset for record in decode_records(records)]
-            if offsets != list(range(len(offsets))):
-                found.append(f"queue {queue} of {node} has offsets {offsets[:20]}... of {len(offsets)} messages")
+    for node, served in replicas.items():
+        for number, queue in enumerate(served.queues):
+            offsets = [record.queue_offset for record in decode_records(queue.records)]
+            begins = queue.first if served.base_pos else 0
+            if offsets != list(range(begins, begins + len(offsets))):
+                found.append(
+                    f"queue {number} of {node} from {begins} on has offsets {offsets[:20]}... of {len(offsets)}"
+                )
     return found
 
 
 def _bodies(replicas: Replicas) -> dict[tuple[str, int, int], bytes]:
     return {
-        (node, queue, record.queue_offset): bytes(record.body)
-        for node, queues in replicas.items()
-        for queue, records in enumerate(queues)
-        for record in decode_records(records)
+        (node, number, record.queue_offset): bytes(record.body)
+        for node, served in replicas.items()
+        for number, queue in enumerate(served.queues)
+        for record in decode_records(queue.records)
     }
 
 
 def _acknowledged_are_there(history: History, replicas: Replicas) -> list[str]:
+    """All of them, but for those that lie below the base of the log."""
     bodies = _bodies(replicas)
     found = []
     for message in history.acknowledged:
         assert message.queue is not None, f"{message} was acknowledged in no queue"
         assert message.offset is not None, f"{message} was acknowledged at no offset"
-        for node in replicas:
+        for node, served in replicas.items():
             there = bodies.get((node, message.queue, message.offset))
-            if there != message.value:
-                place = f"{message.queue}/{message.offset}"
-                found.append(f"{message.value[:40]!r} acknowledged at {place}: {node} has {there and there[:40]!r}")
+            if there != message.value and (message.pos >= served.base_pos or there is not None):
+                place = f"{message.queue}/{message.offset} (log {message.pos})"
+                has = f"{there and there[:40]!r}, its log begins at {served.base_pos}"
+                found.append(f"{message.value[:40]!r} acknowledged at {place}: {node} has {has}")
     return found
 
 
@@ -153,16 +183,19 @@ def _order_holds(history: History) -> list[str]:
 
 
 def _everything_was_delivered(history: History, replicas: Replicas) -> list[str]:
+    """Consumers got all that is still there, and nothing else."""
+    base_pos = min(served.base_pos for served in replicas.values())
     found = [
         f"{m.value[:40]!r} at {m.queue}/{m.offset} was never delivered"
         for m in history.acknowledged
-        if (m.queue, m.offset) not in history.delivered
+        if m.pos >= base_pos and (m.queue, m.offset) not in history.delivered
     ]
     bodies = _bodies(replicas)
-    for (queue, offset), value in history.delivered.items():
-        for node in replicas:
-            if bodies.get((node, queue, offset)) != value:
-                found.append(f"{value[:40]!r} was delivered from {queue}/{offset}, {node} has something else there")
+    for (number, offset), value in history.delivered.items():
+        for node, served in replicas.items():
+            there = bodies.get((node, number, offset))
+            if there != value and (offset >= served.queues[number].first or there is not None):
+                found.append(f"{value[:40]!r} was delivered from {number}/{offset}, {node} has something else there")
     return found
 
 
