@@ -233,6 +233,9 @@ class Replica:
         """
         first = next(segment.first_index for segment in self.log.segments() if segment.start == base_pos)
         assert first - 1 <= self._applied_index, f"base {first - 1}, applied is {self._applied_index}"
+        # What was decided before may name or read entries that go now.
+        while self.core.has_effects:
+            self._carry_out(self.core.take_effects())
         if first > self.log.durable_index:
             return False
         self.log.drop_prefix(base_pos, encode_conf(self.core.conf_at(first - 1)), self._commit_index)

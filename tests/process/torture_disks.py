@@ -24,10 +24,19 @@ def flip(path: Path, at: int, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit]))
 
 
+FILES_MIN = 6
+
+
 def _closed(run: Torture, node: str) -> Path:
     """A closed file of a log; one of the newest, so that it stays for a while."""
-    closed = run.group.segments(node)[:-1]
-    return run.rng.choice(closed[-4:])
+    return run.rng.choice(run.group.segments(node)[-4:-1])
+
+
+async def _has_files(run: Torture, node: str) -> None:
+    """Until there is something to damage."""
+    with trio.fail_after(HEAL_SECONDS_MAX):
+        while len(run.group.segments(node)) < FILES_MIN:  # noqa: ASYNC110
+            await trio.sleep(0.1)
 
 
 def _forget_sidecars(run: Torture, node: str) -> None:
@@ -58,6 +67,7 @@ async def _repaired(run: Torture, node: str, path: Path, before: bytes) -> None:
 async def flip_stopped(run: Torture) -> None:
     """A bit of a closed file flips while its node is stopped or was killed; the next start repairs it."""
     node = run.rng.choice(run.group.members)
+    await _has_files(run, node)
     await (run.group.stop(node) if run.rng.random() < 0.5 else run.group.kill(node))
     path = _closed(run, node)
     before = path.read_bytes()
@@ -72,8 +82,9 @@ async def flip_stopped(run: Torture) -> None:
 async def flip_many(run: Torture) -> None:
     """Many bits of many files of one node, as of a disk that dies."""
     node = run.rng.choice(run.group.members)
+    await _has_files(run, node)
     await run.group.kill(node)
-    paths = run.group.segments(node)[-6:-1]
+    paths = run.group.segments(node)[-FILES_MIN:-1]
     before = [path.read_bytes() for path in paths]
     for path in paths:
         for _ in range(run.rng.randrange(1, 20)):
@@ -89,6 +100,7 @@ async def flip_many(run: Torture) -> None:
 async def flip_running(run: Torture) -> None:
     """A bit of a closed file flips under a running node; it is found when a peer or a restart reads it."""
     node = run.rng.choice([await run.wait_leader(), await run.a_follower()])
+    await _has_files(run, node)
     other = run.rng.choice([member for member in run.group.members if member != node])
     await run.group.kill(other)
     await run.flow(100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,23 @@ async def test_an_empty_voter_whose_acknowledgement_is_needed_is_sent_entries(tm
         await empty.until(lambda member: member.application.bodies == BODIES, seconds=10)
         assert empty.runs == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        silent = nodes.others(leader)[0]
+        await silent.stop()
+        await leader.append_all(BODIES)
+        leader.drop_files(keep=3)
+        await trio.sleep(4 * CONFIG.heartbeat_seconds)
+        # The leader asks again whether the peer has the entry at its base; that has not left yet when the base moves.
+        for _ in range(4):
+            time.sleep(CONFIG.heartbeat_seconds)  # noqa: ASYNC251 - nothing else is to have a turn
+            leader.replica.tick()
+        assert leader.replica.core.has_effects
+        leader.drop_files(keep=1)
+        leader.replica.pump()
+        await leader.append_all([b"more"])
+        await nodes.start(silent)
+        await silent.until(lambda member: member.application.bodies == [*BODIES, b"more"])
