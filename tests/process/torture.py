@@ -51,6 +51,7 @@ SHORT_LOG = {
     "message_bytes_max": "60000",
     "entry_bytes_max": "32768",
     "retention_seconds": "0.3",
+    "catch_up_bytes_per_second": str(2 * MIB),
 }
 """With ``retention_bytes``: the log's base moves all the time."""
 

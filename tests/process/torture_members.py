@@ -186,7 +186,7 @@ async def kill_in_reset(run: Torture) -> None:
     await run.group.kill(node)
     await run.below_base(node)
     staged = run.group.commitlog(node) / "reset"
-    for attempt in range(6):
+    for attempt in range(5):
         since = run.group.log_end(node)
         await run.group.start(node)
         awaited = run.rng.choice(("reset_begun", "node_restarts", "READY", "INSTALL"))
