@@ -26,11 +26,11 @@ from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, HardState, LogId, NodeId, Refusal, Role, RoleChange
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
-from raftlog.segment.directory import DAMAGED
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
-from raftlog.segment.repair import ABSTAINING, Repair
+from raftlog.segment.notes import ABSTAINING, CONF, DAMAGED
+from raftlog.segment.repair import Repair
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 
@@ -287,7 +287,7 @@ class Process:
         """What the log says about membership, as a node puts it together when it starts."""
         log = self.log
         first = ConfState(scenario.nodes) if self.node_id in scenario.nodes else ConfState()
-        if (note := log.notes.get("conf")) is not None:
+        if (note := log.notes.get(CONF)) is not None:
             first = decode_conf(note)
         return [(log.base[0], first), *[(index, decode_conf(body)) for index, body in log.configs]]
 

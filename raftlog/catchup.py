@@ -13,17 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
 from raftlog import wire
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
-from raftlog.ranges import NO_SNAPSHOT, RANGE_BYTES_MAX, RangeRefused
+from raftlog.ranges import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RANGE_BYTES_MAX, RangeRefused
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
-from raftlog.segment.index import SegmentInfo
-from raftlog.segment.meta import Base
 from raftlog.segment.staging import Manifest, Staging, What, decode_manifest, encode_manifest
 from raftlog.transport import Lane, Transport
 from raftlog.wire import RangeReq, RangeResp, ResetOffer, WireError
@@ -35,9 +34,6 @@ OFFER_SECONDS_MAX: Final = 60.0
 """For how long an offer stays as it is without being used; its snapshot is in memory that long."""
 
 REQUESTS_MAX: Final = 4
-ANSWER_SECONDS_MAX: Final = 2.0
-"""A request that is not answered by then is sent again."""
-
 _QUEUED_MAX = 64
 _PROGRESS_SECONDS = 5.0
 
@@ -56,10 +52,7 @@ class Offers:
         snapshot: the application's, see `raftlog.node.Hosted`.
     """
 
-    def __init__(
-        self, replica: Replica, transport: Transport, snapshot: Snapshot, segment_bytes: int, log: Log
-    ) -> None:
-        self._segment_bytes = segment_bytes
+    def __init__(self, replica: Replica, transport: Transport, snapshot: Snapshot, log: Log) -> None:
         self._replica = replica
         self._transport = transport
         self._snapshot = snapshot
@@ -69,7 +62,7 @@ class Offers:
 
     def offer(self, peer: NodeId) -> None:
         """Make ``peer`` an offer; called again and again while it needs one."""
-        if self._replica.log.base[0] == 0 and not self._whole():
+        if self._replica.log.base[0] == 0 and self._manifest().end_index == 0:
             # Maybe nothing is committed just because this peer lacks it.
             self._replica.decline_reset(peer)
             return
@@ -99,12 +92,6 @@ class Offers:
                 self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
                 self._replica.wake()
 
-    def _whole(self) -> list[SegmentInfo]:
-        """The closed files that a peer may have: all of them is committed, and durable here."""
-        replica, log = self._replica, self._replica.log
-        settled = min(replica.commit_index, log.durable_index)
-        return [part for part in log.segments() if part.closed and part.last_index < settled]
-
     async def _forget(self) -> None:
         while True:
             await trio.sleep(OFFER_SECONDS_MAX / 4)
@@ -119,18 +106,26 @@ class Offers:
         captured = self._snapshot() if replica.applied_index >= log.first_index else None
         if captured is None and log.base[0] > 0:
             return None  # the peer could do nothing with half of a log
-        base = Base(log.base[0], log.base[1], log.base_pos, log.base_chain)
-        whole = self._whole()
-        last = log.locate(whole[-1].last_index) if whole else base.ref
-        conf = encode_conf(replica.core.conf_at(base.index))
+        manifest = self._manifest()
         index, data = 0, b""
         if captured is not None:
             index, encode = captured
             data = await trio.to_thread.run_sync(encode)
-        manifest = Manifest(base, last, conf, self._segment_bytes, len(data), zlib.crc32(data), index)
+            manifest = msgspec.structs.replace(manifest, snapshot_bytes=len(data), snapshot_crc=zlib.crc32(data))
         self._offer = _Offer(manifest, data, trio.current_time())
-        self._log.info("reset_offered", base=base.index, last=last.index, snapshot=index, snapshot_bytes=len(data))
+        self._log.info(
+            "reset_offered",
+            base=manifest.base.index,
+            last=manifest.end_index,
+            snapshot=index,
+            snapshot_bytes=len(data),
+        )
         return self._offer
+
+    def _manifest(self) -> Manifest:
+        replica = self._replica
+        conf = encode_conf(replica.core.conf_at(replica.log.base[0]))
+        return replica.log.manifest(replica.commit_index, conf=conf)
 
 
 class Puller:
@@ -236,7 +231,7 @@ class Puller:
                 if not await trio.to_thread.run_sync(staging.take, what, pos, answer.data):
                     self._log.warning("reset_misfit", source=self._source, what=what, pos=pos)
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)
-            elif answer.refusal.startswith("gone"):
+            elif answer.refusal in (GONE, NO_SNAPSHOT):
                 # The source makes another offer in its own time.
                 self._gone = True
 

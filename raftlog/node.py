@@ -28,15 +28,14 @@ from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
 from raftlog.ranges import RangeServer, read_log
-from raftlog.repairing import NOTE_MEMBERS, NOTE_STORES, Repairing, encode_members, stores_in
+from raftlog.repairing import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrubbing import scrub_log
-from raftlog.segment.directory import DAMAGED
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.notes import ABSTAINING, CONF, DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import encode_damaged
-from raftlog.segment.repair import ABSTAINING
 from raftlog.segment.writer import Writer
 from raftlog.transport import Transport
 from raftlog.wire import Kind, RangeReq
@@ -44,8 +43,6 @@ from raftlog.wire import Kind, RangeReq
 Log = structlog.stdlib.BoundLogger
 
 DISK_POLL_SECONDS: Final = 1.0
-
-NOTE_CONF: Final = "conf"
 
 
 class ListenRefused(Exception):
@@ -172,7 +169,7 @@ class Run:
             on_conf=self._configured,
             on_reset=self._offer,
         )
-        self._offers = Offers(self.replica, self.transport, hosted.snapshot, settings.segment_bytes, log)
+        self._offers = Offers(self.replica, self.transport, hosted.snapshot, log)
         self._puller = Puller(
             self._disk,
             settings.directory,
@@ -297,7 +294,7 @@ class Run:
 
     def _fetched(self) -> None:
         # The log that comes may have skipped removals; who has which directory is learned anew.
-        self.replica.remember(NOTE_STORES, None, lambda: self.restart("a log was fetched"))
+        self.replica.remember(STORES, None, lambda: self.restart("a log was fetched"))
 
     def _peer_gone(self, peer: NodeId) -> None:
         self.replica.peer_gone(peer)
@@ -318,7 +315,7 @@ class Run:
         def recorded() -> None:
             self.admission.recorded(stores)
 
-        self.replica.remember(NOTE_STORES, cbor2.dumps(stores), recorded)
+        self.replica.remember(STORES, cbor2.dumps(stores), recorded)
 
     def _configured(self, conf_index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self._log.info(
@@ -328,7 +325,7 @@ class Run:
             outgoing=list(conf.outgoing),
             learners=list(conf.learners),
         )
-        self.replica.remember(NOTE_MEMBERS, encode_members(conf_index, conf))
+        self.replica.remember(MEMBERS, encode_members(conf_index, conf))
         self.admission.forget(removed)
         self.transport.set_members(conf_index, _addresses(conf))
 
@@ -360,7 +357,7 @@ async def serve_node(
 
 def _confs(settings: NodeSettings, segment_log: SegmentLog) -> list[tuple[int, ConfState]]:
     """The configuration that the log begins with, and each one in it."""
-    note = segment_log.notes.get(NOTE_CONF)
+    note = segment_log.notes.get(CONF)
     first = settings.initial if note is None else decode_conf(note)
     return [(segment_log.base[0], first), *[(index, decode_conf(body)) for index, body in segment_log.configs]]
 

@@ -20,6 +20,9 @@ from raftlog.transport import Lane, Transport
 from raftlog.wire import RangeReq, RangeResp
 
 RANGE_BYTES_MAX: Final = 1024 * 1024
+ANSWER_SECONDS_MAX: Final = 2.0
+"""Who asked and has no answer by then asks again, or somebody else."""
+
 GONE: Final = "gone: it was dropped from the log"
 NOT_HERE: Final = "not here: the log ends before it"
 NOT_YET: Final = "not yet: it is not known to be committed"

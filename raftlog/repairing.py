@@ -21,18 +21,16 @@ from raftlog._runtime import Reactor
 from raftlog.admission import Address, Admission, Identity
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
-from raftlog.ranges import NOT_YET, RANGE_BYTES_MAX, RangeRefused, RangeServer
+from raftlog.ranges import ANSWER_SECONDS_MAX, NOT_YET, RANGE_BYTES_MAX, RangeRefused, RangeServer
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import LogDamaged
+from raftlog.segment.notes import MEMBERS, STORES
 from raftlog.segment.repair import Repair
 from raftlog.transport import Lane, Transport
 from raftlog.wire import Kind, RangeReq, RangeResp
 
 Log = structlog.stdlib.BoundLogger
 
-ANSWER_SECONDS_MAX: Final = 2.0
-NOTE_STORES: Final = "stores"
-NOTE_MEMBERS: Final = "members"
 _RETRY_SECONDS: Final = 0.2
 
 
@@ -60,7 +58,6 @@ class Repairing:
         log: Log,
     ) -> None:
         self._log = log
-        self._node_id = identity.node_id
         self._repair = Repair(disk, damaged, peers=())
         undo.callback(self._repair.close)
         notes = self._repair.meta.notes
@@ -165,7 +162,7 @@ class Repairing:
 
 def stores_in(notes: Mapping[str, bytes]) -> dict[str, str]:
     """Which directory each member has, as the notes say."""
-    note = notes.get(NOTE_STORES)
+    note = notes.get(STORES)
     return {} if note is None else dict(cbor2.loads(note))
 
 
@@ -176,7 +173,7 @@ def encode_members(conf_index: int, conf: ConfState) -> bytes:
 
 def members_in(notes: Mapping[str, bytes]) -> tuple[int, ConfState] | None:
     """The configuration that was in force when the node ran last, as the notes say, with the entry that set it."""
-    note = notes.get(NOTE_MEMBERS)
+    note = notes.get(MEMBERS)
     if note is None:
         return None
     index, conf = cbor2.loads(note)

@@ -25,7 +25,7 @@ from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.repair import ABSTAINING
+from raftlog.segment.notes import ABSTAINING
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 

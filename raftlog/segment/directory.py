@@ -26,6 +26,7 @@ from raftlog.segment.errors import (
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
+from raftlog.segment.notes import DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
     Decision,
@@ -44,8 +45,6 @@ LOCK_NAME: Final = "LOCK"
 OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|snapshot|.*\.tmp|\d{20}\.index")
 """What may lie in a log's directory besides its segments."""
 SEGMENT_BYTES_MIN: Final = 256
-DAMAGED: Final = "damaged"
-"""The note with which a running node says where it found damage; see `encode_damaged`."""
 
 _UNUSABLE: Final = frozenset(
     {

@@ -36,6 +36,7 @@ from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
+from raftlog.segment.notes import CONF
 from raftlog.segment.reader import find_entry, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
@@ -279,23 +280,22 @@ class SegmentLog:
         """The files in which entries lie, ascending; the last one is the active one."""
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
-    def manifest(
-        self, committed: int, *, conf: bytes, snapshot_bytes: int = 0, snapshot_crc: int = 0, snapshot_index: int = 0
-    ) -> Manifest:
+    def manifest(self, committed: int, *, conf: bytes) -> Manifest:
         """What another replica may begin with instead of its own log: the base and all closed files behind it that are
-        durable here and end at or below the index ``committed``.
+        durable here and committed, as is something behind them, so that whole files are there to be read. It names no
+        snapshot.
 
         Args:
+            committed: the highest index known to be.
             conf: the configuration in force at the base.
 
         Raises:
             StorageCorrupt, StorageFailed: as `locate`.
         """
         limit = min(committed, self.durable_index)
-        closed = [segment for segment in self.segments() if segment.closed and segment.last_index <= limit]
+        closed = [segment for segment in self.segments() if segment.closed and segment.last_index < limit]
         last = self.locate(closed[-1].last_index) if closed else self._base_ref()
-        size = self._segment_bytes
-        return Manifest(self._base, last, conf, size, snapshot_bytes, snapshot_crc, snapshot_index)
+        return Manifest(self._base, last, conf, self._segment_bytes)
 
     def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
         """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable.
@@ -304,7 +304,7 @@ class SegmentLog:
         before the new base must be committed.
 
         Args:
-            conf: what the note "conf" is to say: the configuration in force at the new base.
+            conf: the configuration in force at the new base.
             committed: highest index known to be committed, if it is more than the last `submit` said.
 
         Raises:
@@ -322,7 +322,7 @@ class SegmentLog:
         self._index.drop_prefix(first)
         # From here on a reader on another thread knows what a missing file means.
         self._files.base_pos = base_pos
-        self.set_note("conf", conf)
+        self.set_note(CONF, conf)
 
     def submit(
         self,

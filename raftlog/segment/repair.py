@@ -33,11 +33,12 @@ from raftlog.segment.codec import (
     place,
     verify_entry,
 )
-from raftlog.segment.directory import DAMAGED, lock_directory
+from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Buffer, Disk, write_fully
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
+from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import DamagedRange, end_of_data
 
 P = ParamSpec("P")
@@ -46,7 +47,6 @@ T = TypeVar("T")
 WANTED_BYTES_MAX: Final = 256 * 1024
 """Most bytes that are asked for at once."""
 
-ABSTAINING: Final = "abstaining"
 SIDE_FILE_NAME: Final = "repair.tmp"
 
 

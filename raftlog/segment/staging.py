@@ -36,6 +36,7 @@ from raftlog.segment.errors import FrameCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import Base, MetaFile, MetaState
+from raftlog.segment.notes import ABSTAINING, CONF, DAMAGED
 from raftlog.segment.sidecar import Sidecar, agrees, decode_sidecar, encode_sidecar
 
 DIRECTORY_NAME: Final = "reset"
@@ -46,8 +47,6 @@ PIECE_BYTES: Final = 1024 * 1024
 _MANIFEST: Final = "manifest"
 _READY: Final = "READY"
 _INSTALL: Final = "INSTALL"
-_DAMAGED: Final = "damaged"
-_ABSTAINING: Final = "abstaining"
 _OLD_NAME = re.compile(r"(\d{20})(\.index)?")
 
 What = Literal["log", "snapshot"]
@@ -57,17 +56,15 @@ class Manifest(msgspec.Struct, frozen=True):
     """What a replacement consists of.
 
     ``last`` is the last entry of the last closed file that belongs to it, or the stand-in for ``base`` when there is
-    none; it must be committed. ``conf`` goes into the note "conf". ``snapshot_crc`` is the CRC-32 of the snapshot,
-    which covers the entries up to ``snapshot_index``.
+    none; it must be committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot.
     """
 
     base: Base
     last: EntryRef
     conf: bytes
     segment_bytes: int
-    snapshot_bytes: int
-    snapshot_crc: int
-    snapshot_index: int
+    snapshot_bytes: int = 0
+    snapshot_crc: int = 0
 
     @property
     def end_pos(self) -> int:
@@ -329,9 +326,8 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     """Put a replacement that is ready in the place of the log, if there is one. The directory is locked, no log open.
 
     A log that has the replacement's last entry, or is known to have been committed beyond it, is kept, and the
-    replacement is removed. Whoever installs keeps term, vote and notes; "conf" and "snapshot" (the index up to which
-    the file ``snapshot`` covers, in decimal) become the replacement's. A log known to be damaged that goes, and was
-    committed beyond the replacement, leaves the note "abstaining".
+    replacement is removed. Whoever installs keeps term, vote and notes; only the note `CONF` becomes the replacement's.
+    A log known to be damaged that goes, and was committed beyond the replacement, leaves the note `ABSTAINING`.
 
     Returns:
         Whether the files have changed, so that they must be listed anew.
@@ -347,7 +343,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     if not names & {_READY, _INSTALL}:
         return False
     manifest = _stored_manifest(disk, root)
-    is_damaged = _DAMAGED in stored.notes
+    is_damaged = DAMAGED in stored.notes
     if _INSTALL not in names:
         if manifest is None or (not is_damaged and _is_superseded(files, manifest, stored)):
             discard(disk, directory)
@@ -368,10 +364,10 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
             disk.rename(os.path.join(root, name), os.path.join(directory, name))
     disk.sync_directory(directory)
     disk.sync_directory(root)
-    notes = {key: value for key, value in stored.notes.items() if key != _DAMAGED}
-    notes |= {"conf": manifest.conf, "snapshot": b"%d" % manifest.snapshot_index}
+    notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
+    notes[CONF] = manifest.conf
     if is_damaged and stored.commit_hint > manifest.end_index:
-        notes[_ABSTAINING] = b"1"
+        notes[ABSTAINING] = b"1"
     newer_term = manifest.last.term > stored.term
     state = msgspec.structs.replace(
         stored,

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from raftlog.segment.codec import HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
-from raftlog.segment.directory import DAMAGED, LOCK_NAME, foreign_names
+from raftlog.segment.directory import LOCK_NAME, foreign_names
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable, FrameCorrupt, StorageFailed
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot
+from raftlog.segment.notes import DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
     DamagedRange,

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal
 from raftlog.segment.errors import StorageCorrupt
-from raftlog.segment.repair import ABSTAINING
+from raftlog.segment.notes import ABSTAINING
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
 
 pytestmark = pytest.mark.trio

@@ -9,10 +9,10 @@ import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import LogDamaged, SegmentLog
-from raftlog.segment.directory import DAMAGED
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
+from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import encode_damaged
-from raftlog.segment.repair import ABSTAINING, WANTED_BYTES_MAX, Repair
+from raftlog.segment.repair import WANTED_BYTES_MAX, Repair
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 Peer = Callable[[int, int], bytes | None]

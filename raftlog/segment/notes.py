@@ -1,0 +1,20 @@
+"""Names of the notes by which log and node tell their next start what it must know; see `SegmentLog.notes`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONF: Final = "conf"
+"""The configuration in force at the base, which the log itself does not say any more."""
+
+DAMAGED: Final = "damaged"
+"""A running node found damage here, or a repair was not finished: look at every entry. See `encode_damaged`."""
+
+ABSTAINING: Final = "abstaining"
+"""Entries that this replica acknowledged may be missing: it must not vote before it has caught up."""
+
+STORES: Final = "stores"
+"""Which directory each member has."""
+
+MEMBERS: Final = "members"
+"""The newest configuration in force, for a node whose log cannot be read."""
