@@ -10,6 +10,7 @@ What a node runs for is its *host*: a callable that builds the application anew 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,7 +33,7 @@ from raftlog.repairing import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrubbing import scrub_log
 from raftlog.segment.disk import RealDisk
-from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt
+from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.notes import ABSTAINING, CONF, DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import encode_damaged
@@ -62,7 +63,7 @@ class NodeSettings:
         cluster_id, group, segment_bytes: equal on all nodes, for ever.
         directory: of the log; made if it is missing.
         listen: where peers connect.
-        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`.
+        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`; less if one file is more than what remains.
         catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
         members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
             that will be added to a group that exists. Of no account once the log says who belongs to the group.
@@ -202,7 +203,8 @@ class Run:
         """Run until cancelled or, returning True, until `restart` is called.
 
         Raises:
-            SegmentError: the disk failed. Damage is none of these: it is noted, and True is returned.
+            SegmentError: the disk failed. Damage is none of these: it is noted, and True is returned. A disk without
+                room for another file is none, either.
         """
         failure: SegmentError | None = None
         try:
@@ -224,6 +226,10 @@ class Run:
             failure = _first(errors)
         if isinstance(failure, StorageCorrupt):
             self._note_damage(failure)
+            return True
+        if isinstance(failure, StorageFailed) and (failure.errno, failure.operation) == (errno.ENOSPC, "preparation"):
+            # Nothing is torn, there is no room for another file. Opened again, it votes, and takes entries when it can.
+            self._log.error("disk_full", error=str(failure))
             return True
         if failure is not None:
             # Not raised in the clause above, which would wrap it in a group again.
@@ -258,7 +264,9 @@ class Run:
         settings = self.settings
         while True:
             free, total = await trio.to_thread.run_sync(self._disk.usage, settings.directory)
-            self.replica.disk_usage(free, total, settings.disk_full_ratio, settings.disk_pause_ratio)
+            # A whole file is needed at once.
+            pause_ratio = min(settings.disk_pause_ratio, 1 - settings.segment_bytes / total)
+            self.replica.disk_usage(free, total, min(settings.disk_full_ratio, pause_ratio), pause_ratio)
             await trio.sleep(DISK_POLL_SECONDS)
 
     def _note_damage(self, damage: StorageCorrupt) -> None:

@@ -6,6 +6,7 @@ has that name: it is made under another name, filled, synced and then renamed.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import re
@@ -314,6 +315,8 @@ class SegmentFiles:
             self._disk.rename(path + ".tmp", path)
             self._disk.sync_directory(self.directory)
         except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.truncate(fd, 0)  # what there is of room is not for half a file
             self._disk.close(fd)
             raise
         self._open.put(start, fd)

@@ -182,7 +182,6 @@ async def _disk_full(run: Torture, node: str) -> None:
     small = run.group.moved[node].parent
     used = run.rng.choice((0.92, 0.97, 1.0))
     run.say(f"         {used:.0%} of the disk of {node} is used")
-    run.group.forgive(node)
     try:
         _fill(small, used)
         await trio.sleep(run.rng.uniform(1, 4))
@@ -190,16 +189,8 @@ async def _disk_full(run: Torture, node: str) -> None:
             await run.flow()
         except trio.TooSlowError:
             run.broken(f"nothing is stored while only {node} has no room")
-        if not run.group.is_running(node):
-            run.done["ended on a full disk"] += 1
-            await run.group.start(node)  # perhaps there is no room yet
-            run.group.forgive(node)
-            await trio.sleep(run.rng.uniform(0, 3))
     finally:
         (small / "ballast").unlink(missing_ok=True)
-    if not run.group.is_running(node):
-        await run.group.start(node)
-    run.group.forgive(node, False)
     await run.level(node)
     await run.group.stop(node)
     await run.group.move_back(node)

@@ -105,10 +105,6 @@ class Group:
         """Raises DevClusterFailed if one has ended that nobody stopped."""
         self.cluster.check()
 
-    def forgive(self, node: str, may_end: bool = True) -> None:
-        """Whether ``check`` lets this broker end by itself from now on; until it is started again."""
-        self.cluster._children[node].wanted = not may_end
-
     def signal(self, node: str, number: signal.Signals) -> None:
         """Send a signal to a broker."""
         os.kill(self.cluster.pid(node), number)

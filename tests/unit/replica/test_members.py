@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import trio
 from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal
+from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.notes import ABSTAINING
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
@@ -227,3 +230,46 @@ async def test_a_follower_without_room_takes_nothing_and_catches_up_later(
         assert full.replica.log.end_pos == end
         full.replica.disk_usage(50, 100, 0.9, 0.95)
         await full.until(lambda member: member.application.bodies == [b"before", *BODIES[:20]])
+
+
+async def test_a_disk_without_room_for_one_more_file_counts_as_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SEGMENT_BYTES - 1
+    monkeypatch.setattr(RealDisk, "usage", lambda disk, path: (free, 5 * SEGMENT_BYTES))
+    monkeypatch.setattr("raftlog.node.DISK_POLL_SECONDS", 0.01)
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        await leader.until(lambda member: member.append(b"x") is Refusal.DISK_FULL)
+        free = 3 * SEGMENT_BYTES
+        await leader.until(lambda member: isinstance(member.append(b"x"), int))
+
+
+async def test_a_node_that_could_not_make_a_file_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full: set[str] = set()
+
+    def allocate(disk: RealDisk, fd: int, nbytes: int) -> None:
+        if any(os.readlink(f"/proc/self/fd/{fd}").startswith(directory) for directory in full):
+            raise OSError(errno.ENOSPC, "no room")
+
+    def usage(disk: RealDisk, path: str) -> tuple[int, int]:
+        return (0 if path in full else 50 * SEGMENT_BYTES), 100 * SEGMENT_BYTES
+
+    monkeypatch.setattr(RealDisk, "allocate", allocate)
+    monkeypatch.setattr(RealDisk, "usage", usage)
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        full.add(str(leader.directory))
+        for body in BODIES:
+            leader.append(body)
+        await leader.until(lambda member: member.runs == 2)
+        nodes.members.pop(leader.name)
+        other = await nodes.leader()
+        await other.append_all(BODIES)
+        assert leader.runs == 2
+        assert leader.replica.log.end_pos < SEGMENT_BYTES
+        full.clear()
+        await leader.until(lambda member: member.application.bodies == other.application.bodies)
+        assert leader.runs == 2
