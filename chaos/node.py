@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import cbor2
-
 from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk
 from chaos.disk import PowerCut as OutOfPower
@@ -21,16 +19,16 @@ from chaos.network import Wires
 from chaos.schedule import Scenario
 from chaos.writer import SimWriter
 from raftlog import wire
-from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfState, EntryKind, HardState, LogId, NodeId, Refusal, Role, RoleChange
+from raftlog.consensus.types import ConfState, EntryKind, HardState, NodeId, Refusal, Role, RoleChange
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
-from raftlog.segment.notes import ABSTAINING, CONF, DAMAGED
+from raftlog.segment.notes import DAMAGED
 from raftlog.segment.repair import Repair
+from raftlog.starting import configurations, core_for
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 
@@ -249,20 +247,17 @@ class Process:
             tail_bytes_max=scenario.log_tail_bytes_max,
             writer=self.writer,
         )
-        log, meta = self.log, self.log.meta
-        self.confs = confs = self._configurations(scenario)
-        self.core = core_class(
+        log = self.log
+        initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
+        self.confs = confs = configurations(log, initial)
+        self.core = core_for(
+            log,
+            confs,
             node_id=node.node_id,
-            confs=confs,
             config=node.config,
-            hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
-            term_runs=log.term_runs,
-            base=LogId(*log.base),
-            last_index=log.last_index,
-            commit=meta.commit_hint,
-            abstaining=ABSTAINING in log.notes and confs[-1][1].voters != (node.node_id,),
             rng=rng,
             now=node.clock(),
+            core_class=core_class,
         )
         if world.buggify("lost-checkpoint"):
             node.checkpoint = max(log.base[0], rng.randint(0, node.checkpoint))
@@ -282,14 +277,6 @@ class Process:
         self._applied = node.checkpoint
         self._pending: dict[int, int] = {}
         self._led_term = 0
-
-    def _configurations(self, scenario: Scenario) -> list[tuple[int, ConfState]]:
-        """What the log says about membership, as a node puts it together when it starts."""
-        log = self.log
-        first = ConfState(scenario.nodes) if self.node_id in scenario.nodes else ConfState()
-        if (note := log.notes.get(CONF)) is not None:
-            first = decode_conf(note)
-        return [(log.base[0], first), *[(index, decode_conf(body)) for index, body in log.configs]]
 
     def _configured(self, index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]
@@ -366,7 +353,7 @@ class Process:
 
     def note_damage(self, pos: int) -> None:
         """Let the next opening look at everything, since something cannot be read."""
-        self.log.set_note(DAMAGED, cbor2.dumps([[pos, pos + self._segment_bytes]]))
+        self.log.set_note(DAMAGED, b"%d" % pos)
         self.log.submit(self.log.last_ticket + 1)
 
     def watch_disk(self) -> None:

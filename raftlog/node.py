@@ -25,9 +25,7 @@ from raftlog import wire
 from raftlog._runtime import Deadline, Mailbox, Reactor
 from raftlog.admission import Address, Admission, Identity, format_address
 from raftlog.catchup import Offers, Puller
-from raftlog.consensus.confchange import decode_conf
-from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.ranges import RangeServer, read_log
 from raftlog.repairing import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
@@ -35,9 +33,9 @@ from raftlog.scrubbing import scrub_log
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.notes import ABSTAINING, CONF, DAMAGED, MEMBERS, STORES
-from raftlog.segment.recovery import encode_damaged
+from raftlog.segment.notes import ABSTAINING, DAMAGED, MEMBERS, STORES
 from raftlog.segment.writer import Writer
+from raftlog.starting import configurations, core_for
 from raftlog.transport import Transport
 from raftlog.wire import Kind, RangeReq
 
@@ -149,7 +147,7 @@ class Run:
         undo.callback(self.segment_log.close)
         log.info("log_opened", directory=settings.directory, found=self.segment_log.found)
         self._hosted = hosted = host(self)
-        confs = _confs(settings, self.segment_log)
+        confs = configurations(self.segment_log, settings.initial)
         self.admission = Admission(
             replace(settings.identity, store_id=self.segment_log.store_id),
             stores_in(self.segment_log.notes),
@@ -159,7 +157,14 @@ class Run:
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
         self.replica = Replica(
-            core=_core(settings, self.segment_log, confs, rng, self._abstains(confs[-1][1])),
+            core=core_for(
+                self.segment_log,
+                confs,
+                node_id=settings.node_id,
+                config=settings.core,
+                rng=rng,
+                now=trio.current_time(),
+            ),
             log=self.segment_log,
             transport=self.transport,
             application=hosted.application,
@@ -236,15 +241,6 @@ class Run:
             raise failure
         return self._restart_reason is not None
 
-    def _abstains(self, conf: ConfState) -> bool:
-        """Whether entries that this replica acknowledged may be missing: cut off as damaged, or never synced.
-
-        Where nobody syncs before acknowledging, a restart of the machine takes what was in memory with it.
-        """
-        if conf.voters == (self.settings.node_id,):
-            return False  # whom should it ask
-        return ABSTAINING in self.segment_log.notes
-
     def _listen(self, incarnation: str) -> Transport:
         settings = self.settings
         try:
@@ -273,9 +269,7 @@ class Run:
         """Let the next opening look at what could not be read."""
         self._log.error("damage_found", error=str(damage))
         log = self.segment_log
-        pos = damage.physical_offset
-        end = pos - pos % self.settings.segment_bytes + self.settings.segment_bytes
-        log.set_note(DAMAGED, encode_damaged([(pos, end)]))
+        log.set_note(DAMAGED, b"%d" % damage.physical_offset)
         log.submit(log.last_ticket + 1)
 
     async def _scrub(self) -> None:
@@ -363,13 +357,6 @@ async def serve_node(
         task_status = trio.TASK_STATUS_IGNORED
 
 
-def _confs(settings: NodeSettings, segment_log: SegmentLog) -> list[tuple[int, ConfState]]:
-    """The configuration that the log begins with, and each one in it."""
-    note = segment_log.notes.get(CONF)
-    first = settings.initial if note is None else decode_conf(note)
-    return [(segment_log.base[0], first), *[(index, decode_conf(body)) for index, body in segment_log.configs]]
-
-
 def _addresses(conf: ConfState) -> dict[NodeId, str]:
     return {node: text for node, text in conf.addresses if node in conf.members}
 
@@ -388,29 +375,6 @@ def _repairing(settings: NodeSettings, damaged: LogDamaged, undo: contextlib.Exi
         )
     except OSError as error:
         raise ListenRefused(settings.listen, error) from error
-
-
-def _core(
-    settings: NodeSettings,
-    segment_log: SegmentLog,
-    confs: list[tuple[int, ConfState]],
-    rng: random.Random,
-    abstaining: bool,
-) -> RaftCore:
-    meta = segment_log.meta
-    return RaftCore(
-        node_id=settings.node_id,
-        confs=confs,
-        config=settings.core,
-        hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
-        term_runs=segment_log.term_runs,
-        base=LogId(*segment_log.base),
-        last_index=segment_log.last_index,
-        commit=meta.commit_hint,
-        rng=rng,
-        now=trio.current_time(),
-        abstaining=abstaining,
-    )
 
 
 def _first(errors: BaseExceptionGroup[SegmentError]) -> SegmentError:

@@ -40,14 +40,11 @@ async def scrub_log(
         while True:
             try:
                 result = await trio.to_thread.run_sync(scrub.step)
-            except EntryGone:
-                break
-            if not scrub.is_current():
-                break
-            if result.damage is not None:
-                pos = result.damage[0]
-                raise StorageCorrupt(segment_log.files.path(segment_log.files.start_of(pos)), pos, result.reason)
-            if result.finished:
+            except (EntryGone, StorageCorrupt):
+                if scrub.is_current():
+                    raise
+                break  # the file was dropped meanwhile
+            if result.finished or not scrub.is_current():
                 break
             await trio.sleep(result.nbytes / bytes_per_second)
         log.info(

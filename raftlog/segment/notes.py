@@ -8,7 +8,7 @@ CONF: Final = "conf"
 """The configuration in force at the base, which the log itself does not say any more."""
 
 DAMAGED: Final = "damaged"
-"""A running node found damage here, or a repair was not finished: look at every entry. See `encode_damaged`."""
+"""Look at every entry: a running node found damage at this position, in decimal, or a repair was not finished."""
 
 ABSTAINING: Final = "abstaining"
 """Entries that this replica acknowledged may be missing: it must not vote before it has caught up."""

@@ -21,9 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import cbor2
-import msgspec
-
 from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
     CONFIG,
@@ -146,19 +143,6 @@ def in_words(decision: Decision, evidence: Evidence) -> str:
             return f"torn end: {good}; what lies behind {pos} is a write that a crash cut off"
         case Corrupt(pos, reason):
             return f"damaged: {good}; at {pos}: {reason}"
-
-
-def encode_damaged(ranges: Sequence[tuple[int, int]]) -> bytes:
-    """The note of a running node that bytes ``begin..end`` turned out to be damaged."""
-    return cbor2.dumps([list(found) for found in ranges])
-
-
-def decode_damaged(note: bytes) -> list[tuple[int, int]]:
-    """Read what `encode_damaged` wrote. Raises ValueError for anything else."""
-    try:
-        return msgspec.convert(cbor2.loads(note), list[tuple[int, int]])
-    except (cbor2.CBORDecodeError, msgspec.ValidationError) as error:
-        raise ValueError(f"unreadable note of damage: {error}") from error
 
 
 def scan_file(

@@ -6,8 +6,7 @@ is committed and synced, which never changes any more, in slices short enough fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from raftlog.segment.codec import HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
@@ -17,40 +16,32 @@ SLICE_BYTES: Final = 64 * 1024
 BYTES_PER_SECOND: Final = 20 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ScrubResult:
-    """What one step did: ``nbytes`` were verified, everything below ``pos`` is good, the round goes up to ``end``.
-
-    ``damage`` is where an entry is damaged, as first position and end of its file, and ``reason`` how.
-    """
+class Verified(NamedTuple):
+    """What one step did: ``nbytes`` were verified, everything below ``pos`` is good, the round goes up to ``end``."""
 
     nbytes: int
     pos: int
     end: int
-    damage: tuple[int, int] | None = None
-    reason: str = ""
 
     @property
     def finished(self) -> bool:
-        """Whether the round is over, at its end or at the first damage."""
-        return self.damage is not None or self.pos >= self.end
+        """Whether the round is over."""
+        return self.pos >= self.end
 
 
 class Scrub:
-    """Verifies a log round after round: `begin`, then `step` until a result is finished.
+    """Verifies a log round after round: `begin`, then `step` until it is finished.
 
     `begin` and `is_current` belong to the log's thread; `step` may run in another one, as the only one.
 
     Attributes:
         verified_bytes: in all rounds together.
         rounds: how many began.
-        damage_found: how many of them ended at damage.
     """
 
     def __init__(self, log: SegmentLog) -> None:
         self.verified_bytes = 0
         self.rounds = 0
-        self.damage_found = 0
         self._log = log
         self._files = log.files
         self._last = _base(log)
@@ -74,23 +65,23 @@ class Scrub:
         """Whether the log still has what the next step reads; if not, its beginning was dropped: begin again."""
         return self._pos >= self._log.base_pos
 
-    def step(self) -> ScrubResult:
+    def step(self) -> Verified:
         """Verify the next slice: some entries of one file.
 
         Raises:
+            StorageCorrupt: an entry is damaged.
+            EntryGone: the log was shortened, see `is_current`.
             StorageFailed: the disk refused.
         """
         begin = self._pos
-        if begin >= self._end:
-            return ScrubResult(0, begin, self._end)
-        try:
-            self._verify_slice()
-        except FrameCorrupt as error:
-            return self._damaged(begin, str(error))
-        except StorageCorrupt as error:
-            return self._damaged(begin, error.reason)
-        self.verified_bytes += self._pos - begin
-        return ScrubResult(self._pos - begin, self._pos, self._end)
+        if begin < self._end:
+            try:
+                self._verify_slice()
+            except FrameCorrupt as error:
+                path = self._files.path(self._files.start_of(self._pos))
+                raise StorageCorrupt(path, self._pos, str(error)) from error
+            self.verified_bytes += self._pos - begin
+        return Verified(self._pos - begin, self._pos, self._end)
 
     def _verify_slice(self) -> None:
         files, begin, last = self._files, self._pos, self._last
@@ -110,12 +101,6 @@ class Scrub:
             last = verify_entry(window, at, last.index + 1, last.term, pos, last.chain)
             at += size
             self._last, self._pos = last, pos + size
-
-    def _damaged(self, begin: int, reason: str) -> ScrubResult:
-        self.damage_found += 1
-        self.verified_bytes += self._pos - begin
-        file_end = self._files.start_of(self._pos) + self._files.segment_bytes
-        return ScrubResult(self._pos - begin, self._pos, self._end, (self._pos, file_end), reason)
 
 
 def _base(log: SegmentLog) -> EntryRef:

@@ -123,7 +123,7 @@ class StoppedLog:
             case Keep():
                 pass
         if note := state.notes.get(DAMAGED):
-            findings.append(f"the running node had found damage ({len(note)} bytes of notes)")
+            findings.append(f"the running node found damage at {note.decode(errors='replace')}")
         return Report(self.directory, verdict, findings, state, base.index + 1, last, ranges)
 
     def entries(self, from_index: int = 1) -> Iterator[EntryRef | DamagedRange]:

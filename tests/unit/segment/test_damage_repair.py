@@ -11,7 +11,6 @@ from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import LogDamaged, SegmentLog
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
 from raftlog.segment.notes import ABSTAINING, DAMAGED
-from raftlog.segment.recovery import encode_damaged
 from raftlog.segment.repair import WANTED_BYTES_MAX, Repair
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
@@ -331,7 +330,7 @@ def test_noted_damage_in_a_closed_file_is_looked_for_and_repaired(home: LogHome,
     before = closed(home)
     flip(home, 5000)
     log = home.open()
-    log.set_note(DAMAGED, encode_damaged([(5000, 8192)]))
+    log.set_note(DAMAGED, b"5000")
     home.submit(log)
     log.close()
     run(Repair(home.disk, damaged(home), peers=["n2"]), n2=served_by(write(peer)))

@@ -1,0 +1,53 @@
+"""From what a directory holds to a consensus core: who belongs to the group, and what this replica may do in it."""
+
+from __future__ import annotations
+
+import random
+
+from raftlog.consensus.confchange import decode_conf
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.notes import ABSTAINING, CONF
+
+Confs = list[tuple[int, ConfState]]
+
+
+def configurations(log: SegmentLog, initial: ConfState) -> Confs:
+    """The configuration that the log begins with, and each one in it, with the entries that set them.
+
+    ``initial`` is the group's first one, for a log that has its beginning. Raises ValueError for a body that is none.
+    """
+    note = log.notes.get(CONF)
+    first = initial if note is None else decode_conf(note)
+    return [(log.base[0], first), *[(index, decode_conf(body)) for index, body in log.configs]]
+
+
+def core_for(
+    log: SegmentLog,
+    confs: Confs,
+    *,
+    node_id: NodeId,
+    config: CoreConfig,
+    rng: random.Random,
+    now: float,
+    core_class: type[RaftCore] = RaftCore,
+) -> RaftCore:
+    """The core of the replica that this log belongs to; ``confs`` are its `configurations`.
+
+    It abstains when entries that it acknowledged may be missing, unless it is the only voter: whom should it ask.
+    """
+    meta = log.meta
+    return core_class(
+        node_id=node_id,
+        confs=confs,
+        config=config,
+        hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
+        term_runs=log.term_runs,
+        base=LogId(*log.base),
+        last_index=log.last_index,
+        commit=meta.commit_hint,
+        abstaining=ABSTAINING in log.notes and confs[-1][1].voters != (node_id,),
+        rng=rng,
+        now=now,
+    )
