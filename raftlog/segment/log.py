@@ -10,7 +10,6 @@ Files: ``LOCK`` (who has the directory), ``meta`` (term, vote, markers), and seg
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -24,7 +23,6 @@ from raftlog.segment.codec import (
     HEADER_BYTES,
     EntryRef,
     TailEntry,
-    blank,
     chain_after,
     frame,
     place,
@@ -40,6 +38,7 @@ from raftlog.segment.notes import CONF
 from raftlog.segment.reader import find_entry, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
+from raftlog.segment.tail import Tail, blank_bytes
 from raftlog.segment.writer import InlineWriter, LogWriter
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -75,10 +74,7 @@ class SegmentLog:
         self._index = opened.index
         self._segment_bytes = opened.files.segment_bytes
         self._writer = writer
-        self._tail: list[TailEntry] = []
-        self._tail_first = self.last_index + 1
-        self._tail_bytes = 0
-        self._tail_bytes_max = tail_bytes_max
+        self._tail = Tail(self.last_index + 1, tail_bytes_max)
         self._pending: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None
@@ -268,10 +264,7 @@ class SegmentLog:
             )
         while self._pending and self._pending[-1].index >= from_index:
             self._pending_bytes -= self._pending.pop().size
-        while self._tail and self._tail[-1].index >= from_index:
-            self._tail_bytes -= self._tail.pop().size
-        if not self._tail:
-            self._tail_first = from_index
+        self._tail.truncate(from_index)
         self._index.truncate(from_index)
         self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
         self._file_end = min(self._file_end, self._end_of_file(end))
@@ -365,13 +358,12 @@ class SegmentLog:
         if self._base_moved:
             base, self._base_moved = self._base, False
         self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base, closed))
-        if self._tail_bytes > self._tail_bytes_max:
-            self._evict()
+        if self._tail.is_full:
+            self._tail.evict(self.durable_index)
 
     def entry(self, index: int) -> TailEntry | None:
         """An entry that is still in memory, or None."""
-        at = index - self._tail_first
-        return self._tail[at] if 0 <= at < len(self._tail) else None
+        return self._tail.entry(index)
 
     def locate(self, index: int) -> EntryRef:
         """Where any present entry lies. Reads the disk unless the entry is in memory.
@@ -424,7 +416,7 @@ class SegmentLog:
                 continue
             if previous is None:
                 previous = self._last_before(index - 1)
-            run, data = read_run(self._files, previous, self._tail_first, room, at_least_one=not refs)
+            run, data = read_run(self._files, previous, self._tail.first, room, at_least_one=not refs)
             if not run:
                 break
             refs += run
@@ -445,16 +437,17 @@ class SegmentLog:
             raise EntryGone(self._files.directory, "position", pos, self._base.pos)
         end = pos + length
         assert pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
-        tail = self._tail
-        if not tail or end <= tail[0].pos:
+        entries = self._tail.entries
+        tail_pos = entries[0].pos if entries else end
+        if end <= tail_pos:
             return self._files.pread(pos, length)
-        if pos >= tail[0].pos:
-            return self._read_tail(pos, end)
+        if pos >= tail_pos:
+            return self._tail.read(pos, end)
         # What lies between the last entry on disk and the first in memory is a blank, maybe one not written yet.
         disk_end = self._end_before_tail()
         head = self._files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
-        gap = self._blank_bytes(disk_end, tail[0].pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
-        return head + gap + (self._read_tail(tail[0].pos, end) if end > tail[0].pos else b"")
+        gap = blank_bytes(disk_end, tail_pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
+        return head + gap + self._tail.read(tail_pos, end)
 
     def read_range(self, pos: int, length: int) -> bytes:
         """Read bytes below `durable_pos` from the files, blanks included. For any thread, unlike the rest.
@@ -487,13 +480,14 @@ class SegmentLog:
         assert self._durable_index <= self._submitted_index <= self.last_index, (
             f"durable {self._durable_index}, submitted {self._submitted_index}, last {self.last_index}"
         )
-        assert self._tail_first + len(self._tail) == self.last_index + 1, (
-            f"{len(self._tail)} entries from {self._tail_first} in memory, last is {self.last_index}"
+        tail = self._tail
+        tail.check()
+        assert tail.first + len(tail.entries) == self.last_index + 1, (
+            f"{len(tail.entries)} entries from {tail.first} in memory, last is {self.last_index}"
         )
-        assert not self._tail or self._tail_first <= self._durable_index + 1, (
-            f"entries from {self._tail_first} in memory, durable is {self._durable_index}"
+        assert not tail.entries or tail.first <= self._durable_index + 1, (
+            f"entries from {tail.first} in memory, durable is {self._durable_index}"
         )
-        assert self._tail_bytes == sum(entry.size for entry in self._tail), f"tail is not {self._tail_bytes} bytes"
         assert self._pending_bytes == sum(entry.size for entry in self._pending), (
             f"pending is not {self._pending_bytes} bytes"
         )
@@ -527,9 +521,8 @@ class SegmentLog:
         self._index.note(entry.index, entry.term, entry.pos)
         if entry.kind == CONFIG:
             self._index.note_config(entry.index, entry.body)
-        self._tail.append(entry)
+        self._tail.push(entry)
         self._pending.append(entry)
-        self._tail_bytes += entry.size
         self._pending_bytes += entry.size
         self.last_index = entry.index
         self.last_term = entry.term
@@ -543,19 +536,6 @@ class SegmentLog:
         while submitted and submitted[0][0] <= done:
             _, self._durable_pos, self._durable_index = submitted.popleft()
 
-    def _evict(self) -> None:
-        """Let old synced entries go, an eighth of the cache at a time, so that the cost per entry stays small."""
-        self._settle()
-        goal = self._tail_bytes_max - self._tail_bytes_max // 8
-        count = 0
-        for entry in self._tail:
-            if self._tail_bytes <= goal or entry.index > self._durable_index:
-                break
-            self._tail_bytes -= entry.size
-            count += 1
-        del self._tail[:count]
-        self._tail_first += count
-
     def _base_ref(self) -> EntryRef:
         return self._base.ref
 
@@ -568,31 +548,7 @@ class SegmentLog:
         assert index <= self.last_index, f"no entry {index}, there are {self._range()}"
 
     def _end_before_tail(self) -> int:
-        if self._tail_first == self.first_index:
+        if self._tail.first == self.first_index:
             return self._base.pos
-        last = self.locate(self._tail_first - 1)
+        last = self.locate(self._tail.first - 1)
         return last.pos + last.size
-
-    def _blank_bytes(self, pos: int, end: int) -> bytes:
-        return blank(end - pos).ljust(end - pos, b"\0") if pos < end else b""
-
-    def _read_tail(self, pos: int, end: int) -> bytes:
-        tail = self._tail
-        at = bisect_right(tail, pos, key=_position) - 1
-        entry = tail[at]
-        if entry.pos + HEADER_BYTES <= pos and end <= entry.pos + entry.size:
-            begin = pos - entry.pos - HEADER_BYTES
-            return entry.body[begin : begin + end - pos]
-        first_pos = entry.pos
-        parts: list[bytes] = []
-        expected = entry.pos
-        while expected < end:
-            entry = tail[at]
-            parts += (self._blank_bytes(expected, entry.pos), entry.header, entry.body)
-            expected = entry.pos + entry.size
-            at += 1
-        return b"".join(parts)[pos - first_pos : end - first_pos]
-
-
-def _position(entry: TailEntry) -> int:
-    return entry.pos
