@@ -58,7 +58,8 @@ class Evidence:
     """All that the decision rests on.
 
     ``end_pos`` is the end of the last good entry, ``last_index`` its index. ``intact_behind`` is the position of an
-    intact entry that no torn write explains, if there is one. ``only_zeros`` says that nothing lies behind ``end_pos``.
+    intact entry that no torn write explains, if there is one. ``only_zeros`` says that nothing lies behind ``end_pos``,
+    or behind the blank which begins there if ``has_blank``.
     """
 
     stop: Stop
@@ -68,6 +69,7 @@ class Evidence:
     commit_hint: int
     only_zeros: bool
     intact_behind: int | None
+    has_blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class TruncateAt:
-    """Everything from ``pos`` on is a torn write: zero it and go on."""
+    """Everything from ``pos`` on is a torn write: zero it and go on.
+
+    If ``is_blank``, nothing is torn: the file was closed by a blank, and the next one has no entry yet. The blank goes,
+    since another entry than the one it was made for may come next, and fit.
+    """
 
     pos: int
+    is_blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ def decide(evidence: Evidence) -> Decision:
     B. Good entries end at or before an index known to be committed and synced here.
     C. An intact entry lies behind, beyond the reach of one unsynced write: the bad place had been synced before that
        entry was written.
-    D. Only zeros lie behind: the last write was complete.
+    D. Only zeros lie behind, maybe with a blank before them: the last write was complete.
     E. Otherwise the last write before the crash was torn, and nobody was told that it happened.
     """
     stop = evidence.stop
@@ -129,7 +136,7 @@ def decide(evidence: Evidence) -> Decision:
     if evidence.intact_behind is not None:
         return Corrupt(stop.pos, f"{stop.reason}; an intact entry follows at {evidence.intact_behind}")
     if evidence.only_zeros:
-        return Keep()
+        return TruncateAt(evidence.end_pos, is_blank=True) if evidence.has_blank else Keep()
     return TruncateAt(evidence.end_pos)
 
 
@@ -139,6 +146,8 @@ def in_words(decision: Decision, evidence: Evidence) -> str:
     match decision:
         case Keep():
             return f"intact: {good}"
+        case TruncateAt(is_blank=True):
+            return f"intact: {good}; its file was closed behind it, and the next one has no entry"
         case TruncateAt(pos):
             return f"torn end: {good}; what lies behind {pos} is a write that a crash cut off"
         case Corrupt(pos, reason):
@@ -228,11 +237,8 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
     )
 
 
-def gather(
-    read: Read, stop: Stop, last: EntryRef, starts: Sequence[int], segment_bytes: int
-) -> tuple[bool, int | None]:
-    """Look at everything behind the last good entry: whether it is all zero, and `Evidence.intact_behind`."""
-    end_pos = last.pos + last.size
+def gather(read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_bytes: int) -> tuple[bool, int | None]:
+    """Look at everything from ``end_pos`` on: whether it is all zero, and `Evidence.intact_behind`."""
     stop_start = stop.pos - stop.pos % segment_bytes
     only_zeros = True
     for start in starts:
@@ -275,9 +281,12 @@ def examine(
     commit_hint: int,
 ) -> Evidence:
     """Everything that `decide` asks for; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
-    only_zeros, intact_behind = gather(read, stop, last, starts, segment_bytes)
     end_pos = last.pos + last.size
-    return Evidence(stop, end_pos, last.index, durable_pos, commit_hint, only_zeros, intact_behind)
+    # The scan goes on in the next file only if a blank led it there.
+    has_blank = stop.pos - stop.pos % segment_bytes > end_pos
+    behind = end_pos + BLANK_BYTES_MIN if has_blank else end_pos
+    only_zeros, intact_behind = gather(read, stop, behind, starts, segment_bytes)
+    return Evidence(stop, end_pos, last.index, durable_pos, commit_hint, only_zeros, intact_behind, has_blank)
 
 
 def damaged_ranges(

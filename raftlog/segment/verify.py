@@ -112,7 +112,7 @@ class StoppedLog:
         ranges: list[DamagedRange] = []
         verdict = INTACT
         match decision:
-            case TruncateAt(pos):
+            case TruncateAt(pos, is_blank=False):
                 verdict = TORN
                 end = max(end_of_data(self.pread, max(pos, start), start + self._segment_bytes) for start in starts)
                 findings.append(f"opening it would cut off {end - pos} bytes at {pos}")
@@ -120,7 +120,7 @@ class StoppedLog:
                 verdict = DAMAGED_STATE
                 ranges, _ = damaged_ranges(self.pread, evidence, last, starts, self._segment_bytes)
                 findings += map(_range_in_words, ranges)
-            case Keep():
+            case Keep() | TruncateAt():
                 pass
         if note := state.notes.get(DAMAGED):
             findings.append(f"the running node found damage at {note.decode(errors='replace')}")

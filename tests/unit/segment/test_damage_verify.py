@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.segment.codec import EntryRef
+from raftlog.segment.codec import EntryRef, blank
 from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable
 from raftlog.segment.meta import SLOT_BYTES
 from raftlog.segment.verify import DAMAGED_STATE, INTACT, TORN, UNUSABLE, Report, StoppedLog
@@ -46,6 +46,25 @@ def test_intact(full: LogHome) -> None:
     assert (found.first_index, found.last.index) == (1, 130)
     assert "intact: entries are good up to index 130" in said(found)
     assert full.open().found.startswith("closed in order: last index 130")
+
+
+def test_blank_that_nothing_follows_is_not_torn(home: LogHome) -> None:
+    """A crash between the last write to one file and the first to the next; then a smaller entry comes after all."""
+    log = home.open()
+    home.put(log, b"x" * 2000, b"x" * 1000)
+    end = log.end_pos
+    home.close_all()
+    home.disk.overwrite(home.segment(), end, blank(4096 - end) + b"torn")
+    assert report(home).verdict == TORN
+    home.disk.overwrite(home.segment(), end, blank(4096 - end) + bytes(4))
+    found = report(home)
+    assert found.verdict == INTACT
+    assert "intact: entries are good up to index 2" in said(found)
+    log = home.open()
+    assert log.found.endswith("its file was closed behind it, and the next one has no entry")
+    assert not any(home.disk.content(home.segment())[end:])
+    home.put(log, b"small")
+    assert log.locate(3).pos == end
 
 
 def test_torn_end_is_told_and_left(home: LogHome) -> None:
