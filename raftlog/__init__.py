@@ -23,13 +23,13 @@ from raftlog.consensus.types import (
     RoleChange,
 )
 from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
-from raftlog.node import Hosted, ListenRefused, NodeSettings, Run, serve_node
+from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Replica
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.writer import Writer
-from raftlog.transport import Transport
+from raftlog.transport import ListenRefused, Transport
 from raftlog.wire import Kind
 
 __all__ = [

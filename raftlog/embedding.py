@@ -19,10 +19,11 @@ from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, R
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.disk import Disk, RealDisk, write_fully
+from raftlog.segment.staging import SNAPSHOT_NAME
 
-SNAPSHOT_NAME: Final = "snapshot"
 _INDEX = struct.Struct(">Q")
 _RETRY_SECONDS: Final = 0.02
+_ASIDE: Final = ".tmp"
 
 
 class StateMachine(Protocol):
@@ -76,13 +77,14 @@ class Node(Generic[M]):
         self._run: Run | None = None
         self._disk: Disk = RealDisk()
         self._applied_index = 0
+        self._compacting = trio.Lock()
         self._waiting: dict[int, tuple[trio.Event, list[bool]]] = {}
 
     @property
     def replica(self) -> Replica:
-        """The replica of the present run. Raises `OutcomeUnknown` between two runs."""
+        """The replica of the present run. Raises `Refused` between two runs."""
         if self._run is None:
-            raise OutcomeUnknown(f"node {self.settings.node_id} is starting")
+            raise Refused(Refusal.NOT_READY)
         return self._run.replica
 
     def status(self) -> CoreStatus:
@@ -94,7 +96,7 @@ class Node(Generic[M]):
 
         Raises:
             NotLeader: append it there.
-            Refused: too much is under way, no room on the disk, or the like.
+            Refused: too much is under way, no room on the disk, the node is starting, or the like.
             OutcomeUnknown: leadership was lost meanwhile.
         """
         index = self._taken(self.replica.append(len(body), lambda pos: (body, b"")))
@@ -103,7 +105,8 @@ class Node(Generic[M]):
     async def read(self) -> None:
         """Wait until ``machine`` has everything that was acknowledged anywhere before this call (linearizable read).
 
-        Works on every node. Raises `OutcomeUnknown` when nobody can tell, for want of a majority.
+        Works on every node. Raises `OutcomeUnknown` when nobody can tell, for want of a majority, and `Refused` while
+        the node is starting.
         """
         answered, answers = trio.Event(), list[bool]()
 
@@ -137,15 +140,22 @@ class Node(Generic[M]):
             raise Refused(Refusal.NOT_CAUGHT_UP)
 
     async def compact(self) -> None:
-        """Write a snapshot, and drop the files of the log that it stands for. Raises OSError; then nothing is lost."""
-        run, replica = self._run, self.replica
-        assert run is not None, "a replica without its run"
-        index, data = self._applied_index, self.machine.snapshot()
-        await trio.to_thread.run_sync(self._write_snapshot, _INDEX.pack(index) + data)
-        last = min(index, replica.log.durable_index - 1)
-        fit = [part.start for part in replica.log.segments() if part.first_index - 1 <= last]
-        if self._run is run and fit and fit[-1] > replica.log.base_pos:
-            replica.drop_prefix(fit[-1])
+        """Write a snapshot, and drop the files of the log that it stands for. Raises OSError; then nothing is lost.
+
+        Nothing happens to a log that was replaced meanwhile.
+        """
+        async with self._compacting:
+            run, replica = self._run, self.replica
+            index, data = self._applied_index, self.machine.snapshot()
+            await trio.to_thread.run_sync(self._write_aside, _INDEX.pack(index) + data)
+            if self._run is not run:
+                return  # a newer snapshot may lie there by now
+            self._disk.rename(self._path + _ASIDE, self._path)
+            await trio.to_thread.run_sync(self._disk.sync_directory, self.settings.directory)
+            last = min(index, replica.log.durable_index - 1)
+            fit = [part.start for part in replica.log.segments() if part.first_index - 1 <= last]
+            if self._run is run and fit and fit[-1] > replica.log.base_pos:
+                replica.drop_prefix(fit[-1])
 
     async def stop(self) -> None:
         """End this node, handing leadership over first if it leads and somebody takes it at once."""
@@ -217,17 +227,15 @@ class Node(Generic[M]):
             return None
         return _INDEX.unpack_from(data)[0], data[_INDEX.size :]
 
-    def _write_snapshot(self, data: bytes) -> None:
-        disk, temporary = self._disk, f"{self._path}.tmp"
-        fd = disk.open(temporary, create=True)
+    def _write_aside(self, data: bytes) -> None:
+        disk = self._disk
+        fd = disk.open(self._path + _ASIDE, create=True)
         try:
             disk.truncate(fd, 0)
             write_fully(disk.pwritev, fd, [data], 0)
             disk.fdatasync(fd)
         finally:
             disk.close(fd)
-        disk.rename(temporary, self._path)
-        disk.sync_directory(self.settings.directory)
 
     def _taken(self, index: int | Refusal) -> int:
         if isinstance(index, Refusal):

@@ -23,7 +23,7 @@ import trio
 
 from raftlog import wire
 from raftlog._runtime import Deadline, Mailbox, Reactor
-from raftlog.admission import Address, Admission, Identity, format_address
+from raftlog.admission import Address, Admission, Identity
 from raftlog.catchup import Offers, Puller
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.ranges import RangeServer, read_log
@@ -42,15 +42,6 @@ from raftlog.wire import Kind, RangeReq
 Log = structlog.stdlib.BoundLogger
 
 DISK_POLL_SECONDS: Final = 1.0
-
-
-class ListenRefused(Exception):
-    """The replication address cannot be listened on; ``error`` is the system's."""
-
-    def __init__(self, address: Address, error: Exception) -> None:
-        super().__init__(f"cannot listen on {format_address(address)}: {error}")
-        self.address = address
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +144,15 @@ class Run:
             stores_in(self.segment_log.notes),
             self._remember_stores,
         )
-        self.transport = self._listen(f"{os.getpid()}.{rng.getrandbits(64):x}")
+        self.transport = Transport(
+            reactor=self.reactor,
+            admission=self.admission,
+            incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
+            listen=settings.listen,
+            on_frame=self._receive,
+            on_peer_gone=self._peer_gone,
+            log=log,
+        )
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
         self.replica = Replica(
@@ -240,21 +239,6 @@ class Run:
             # Not raised in the clause above, which would wrap it in a group again.
             raise failure
         return self._restart_reason is not None
-
-    def _listen(self, incarnation: str) -> Transport:
-        settings = self.settings
-        try:
-            return Transport(
-                reactor=self.reactor,
-                admission=self.admission,
-                incarnation=incarnation,
-                listen=settings.listen,
-                on_frame=self._receive,
-                on_peer_gone=self._peer_gone,
-                log=self._log,
-            )
-        except (OSError, UnicodeError) as error:
-            raise ListenRefused(settings.listen, error) from error
 
     async def _watch_disk(self) -> None:
         settings = self.settings
@@ -353,28 +337,22 @@ async def serve_node(
                     return
         except LogDamaged as damaged:
             with contextlib.ExitStack() as undo:
-                await _repairing(settings, damaged, undo, log).run(task_status)
+                repairing = Repairing(
+                    damaged,
+                    disk=RealDisk(),
+                    identity=settings.identity,
+                    listen=settings.listen,
+                    initial=settings.initial,
+                    bytes_per_second=settings.catch_up_bytes_per_second,
+                    undo=undo,
+                    log=log,
+                )
+                await repairing.run(task_status)
         task_status = trio.TASK_STATUS_IGNORED
 
 
 def _addresses(conf: ConfState) -> dict[NodeId, str]:
     return {node: text for node, text in conf.addresses if node in conf.members}
-
-
-def _repairing(settings: NodeSettings, damaged: LogDamaged, undo: contextlib.ExitStack, log: Log) -> Repairing:
-    try:
-        return Repairing(
-            damaged,
-            disk=RealDisk(),
-            identity=settings.identity,
-            listen=settings.listen,
-            initial=settings.initial,
-            bytes_per_second=settings.catch_up_bytes_per_second,
-            undo=undo,
-            log=log,
-        )
-    except OSError as error:
-        raise ListenRefused(settings.listen, error) from error
 
 
 def _first(errors: BaseExceptionGroup[SegmentError]) -> SegmentError:

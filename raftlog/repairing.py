@@ -43,6 +43,7 @@ class Repairing:
 
     Raises:
         LogDamaged: nobody else has this log.
+        ListenRefused: ``listen`` cannot be used.
     """
 
     def __init__(

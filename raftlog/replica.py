@@ -160,15 +160,6 @@ class Replica:
         """Whether this replica leads as far as it knows."""
         return self.core.role is Role.LEADER
 
-    def leads_for_certain(self) -> bool:
-        """Whether nobody else can lead: a majority has heard this leader within an election timeout (thesis 6.4.1).
-
-        What this replica has applied is then the newest, as far as clocks run equally fast. A process that was stopped
-        for a while still believes that it leads; this asks the clock before it believes it.
-        """
-        self.tick()
-        return self.core.leads_for_certain
-
     def append(self, nbytes: int, build: Build) -> int | Refusal:
         """Append one entry with a body of ``nbytes`` bytes.
 

@@ -24,7 +24,7 @@ import trio
 
 from raftlog import wire
 from raftlog._runtime import Listener, Reactor, StreamSocket, configure_replication_socket
-from raftlog.admission import Address, Admission, parse_address
+from raftlog.admission import Address, Admission, format_address, parse_address
 from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import FrameCorrupt
 from raftlog.wire import Hello, Kind, OtherVersion, Welcome, WireError
@@ -55,6 +55,15 @@ class PeerRefused(Exception):
     """The peer does not want to talk to us; the reason is its own."""
 
 
+class ListenRefused(Exception):
+    """The replication address cannot be listened on; ``error`` is the system's."""
+
+    def __init__(self, address: Address, error: Exception) -> None:
+        super().__init__(f"cannot listen on {format_address(address)}: {error}")
+        self.address = address
+        self.error = error
+
+
 class Transport:
     """All connections of one replica.
 
@@ -63,6 +72,9 @@ class Transport:
         incarnation: a number that differs for every start of this process.
         on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
         on_peer_gone: the process behind this peer has ended.
+
+    Raises:
+        ListenRefused: ``listen`` cannot be used.
     """
 
     def __init__(
@@ -90,7 +102,10 @@ class Transport:
         self._inbound: set[_Inbound] = set()
         self.refusals: set[str] = set()
         """Why callers were refused so far, each reason once."""
-        self._listener = Listener(reactor, listen[0], listen[1], self._accept)
+        try:
+            self._listener = Listener(reactor, *listen, self._accept)
+        except (OSError, UnicodeError) as error:
+            raise ListenRefused(listen, error) from error
 
     @property
     def port(self) -> int:

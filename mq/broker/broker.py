@@ -30,7 +30,7 @@ from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.registration import Registration
 from mq.broker.retention import Retention
 from mq.broker.sends import Sends
-from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings, parse_address
+from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.status import Status
 from mq.broker.topics import Topics
 from mq.protocol import bodies, headers
@@ -41,7 +41,7 @@ from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, enc
 from mq.store.dispatch import decode_runs, scan_runs
 from mq.store.opening import Filling, ends_of
 from mq.store.queue_store import QueueStore
-from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf
+from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf, parse_address
 
 Log = structlog.stdlib.BoundLogger
 
@@ -161,7 +161,7 @@ class Broker:
             read=replica.log.pread,
             note_group=self._groups.note_group,
             store_offset=self._offsets.gather,
-            knows_the_end=lambda: self.appender.is_open and replica.leads_for_certain(),
+            confirm=replica.read,
             clock=self._clock,
         )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
@@ -247,7 +247,7 @@ class Broker:
             return core.leader_id is None and self._led_term > 0 and core.conf.voters != (core.node_id,)
         if core.conf.voters == (core.node_id,):
             return False
-        core.transfer(None, self._clock())
+        self._replica.transfer()
         return True
 
     def owes_answers(self) -> bool:

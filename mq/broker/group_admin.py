@@ -15,12 +15,23 @@ import structlog
 
 from mq.broker.connection import ClientConnection
 from mq.broker.refusal import RequestRefused
-from mq.broker.settings import BrokerSettings, parse_address
+from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
 from mq.protocol.headers import ManageGroup, encode_response
-from raftlog import ConfChange, ConfChangeKind, ConfState, NodeId, Refusal, Replica, Role, RoleChange, why_invalid
+from raftlog import (
+    ConfChange,
+    ConfChangeKind,
+    ConfState,
+    NodeId,
+    Refusal,
+    Replica,
+    Role,
+    RoleChange,
+    parse_address,
+    why_invalid,
+)
 
 Log = structlog.stdlib.BoundLogger
 
@@ -119,7 +130,7 @@ class GroupAdmin:
                 parse_address(change.address)
             except ValueError as error:
                 return False, Refusal.INVALID_CHANGE.name, str(error)
-        index = self._replica.core.propose_conf(change, self._clock())
+        index = self._replica.change(change)
         if isinstance(index, Refusal):
             return False, index.name, self._why(index, change)
         done = {
@@ -135,7 +146,7 @@ class GroupAdmin:
         status = self._replica.core.status()
         if to == status.node_id and status.role is Role.LEADER:
             return True, "", f"{to} leads already"
-        refusal = self._replica.core.transfer(to, self._clock())
+        refusal = self._replica.transfer(to)
         if refusal is not None:
             return False, refusal.name, self._why(refusal, None if to is None else ConfChange(_KINDS["promote"], to))
         return _Waiting(0, self._clock(), "", _nobody)
@@ -227,7 +238,7 @@ class GroupAdmin:
             base_index=status.base.index,
             last_index=status.last.index,
             commit_index=status.commit,
-            abstaining="abstaining" in self._replica.log.notes,
+            abstaining=status.abstaining,
             disk_used=round(self._disk_used(), 4),
             members=members,
         )

@@ -52,7 +52,8 @@ class Pulls:
         read: ``read(physical_offset, nbytes)`` of the log.
         note_group: told of a consumer group that may not exist yet.
         store_offset: takes the consumer offset that a pull carries.
-        knows_the_end: whether this replica has every committed message, so that what lies behind its last one is wrong.
+        confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Pulls:
         read: Callable[[int, int], bytes],
         note_group: Callable[[str], None],
         store_offset: Callable[[str, str, int, int], None],
-        knows_the_end: Callable[[], bool],
+        confirm: Callable[[Callable[[bool], None]], None],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -77,7 +78,7 @@ class Pulls:
         self._read = read
         self._note_group = note_group
         self._store_offset = store_offset
-        self._knows_the_end = knows_the_end
+        self._confirm = confirm
         self._clock = clock
 
     def handle(
@@ -88,20 +89,36 @@ class Pulls:
         subscription = self._checked(ext)
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
             self._store_offset(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
-        return self._serve(HeldPull(connection, request, serialization, subscription), may_hold=True)
+        pull = HeldPull(connection, request, serialization, subscription)
+        if not self._is_behind_the_end(ext):
+            return self._serve(pull, may_hold=True)
+
+        def confirmed(knows_the_end: bool) -> None:
+            if not connection.closed:
+                self._answer(pull, may_hold=True, knows_the_end=knows_the_end)
+
+        # To this replica the message may still come; a consumer that is sent back would get all again.
+        self._confirm(confirmed)
+        return None
 
     def resume(self, pull: HeldPull) -> None:
         """Answer a pull that was held, with whatever there is now."""
         connection = pull.connection
         connection.held_pulls -= 1
-        if connection.closed:
-            return
+        if not connection.closed:
+            self._answer(pull, may_hold=False)
+
+    def _answer(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> None:
         try:
-            reply = self._serve(pull, may_hold=False)
+            reply = self._serve(pull, may_hold=may_hold, knows_the_end=knows_the_end)
         except RequestRefused as refusal:
             reply = self._empty(pull, refusal.code, 0, 0, 0, refusal.remark)
         if reply is not None:
-            connection.send(reply)
+            pull.connection.send(reply)
+
+    def _is_behind_the_end(self, ext: PullExt) -> bool:
+        queue = self._store.get(ext.topic, ext.queue_id)
+        return ext.queue_offset > (0 if queue is None else queue.max_offset)
 
     def _checked(self, ext: PullExt) -> Subscription:
         config = self._metadata.topics.get(ext.topic)
@@ -130,14 +147,14 @@ class Pulls:
             )
         return known
 
-    def _serve(self, pull: HeldPull, may_hold: bool) -> bytes | None:
+    def _serve(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> bytes | None:
         ext = pull.request.ext
         queue = self._store.get(ext.topic, ext.queue_id)
         offset = ext.queue_offset
         low = 0 if queue is None else queue.min_offset
         high = 0 if queue is None else queue.max_offset
-        if offset > high and not self._knows_the_end():
-            pass  # to this replica the message may still come; a consumer that is sent back would get all again
+        if offset > high and not knows_the_end:
+            pass
         elif queue is None or high == 0:
             if offset != 0:
                 return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, 0, low, high, "NO_MESSAGE_IN_QUEUE")

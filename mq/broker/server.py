@@ -17,7 +17,7 @@ import trio
 from mq.broker.broker import Broker
 from mq.broker.metadata import Metadata, SnapshotDamaged
 from mq.broker.registration import Registrar
-from mq.broker.settings import Address, BrokerSettings, parse_address
+from mq.broker.settings import Address, BrokerSettings
 from mq.broker.tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.errors import StoreError, StoreLost
@@ -35,8 +35,10 @@ from raftlog import (
     SegmentError,
     SegmentLog,
     format_address,
+    parse_address,
     serve_node,
 )
+from raftlog.segment import SNAPSHOT_NAME
 
 Log = structlog.stdlib.BoundLogger
 
@@ -209,7 +211,7 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         term_at=lambda index: segment_log.locate(index).term,
     )
     try:
-        opened = open_store(directory, log=bounds, incoming=str(settings.data_dir / "commitlog" / "snapshot"))
+        opened = open_store(directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME))
     except StoreLost as error:
         raise StartRefused(str(error)) from error
     except OSError as error:
@@ -236,7 +238,7 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
         cluster_id=settings.identity,
         group=settings.group,
         node_id=NodeId(settings.node_id),
-        directory=str(settings.data_dir / "commitlog"),
+        directory=str(settings.log_dir),
         listen=settings.replication_address,
         members={NodeId(name): format_address(address) for name, address in members.items()},
         segment_bytes=settings.segment_bytes,

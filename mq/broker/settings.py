@@ -12,11 +12,14 @@ from pydantic_settings import SettingsConfigDict
 
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
+from raftlog import parse_address
 
 Address = tuple[str, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MIB = 1024 * 1024
+
+LOG_DIRECTORY = "commitlog"
 
 ENTRY_OVERHEAD_BYTES = 48 + 8
 """What a log entry takes in its file besides its body: its header, and room for a mark behind it."""
@@ -24,17 +27,8 @@ ENTRY_OVERHEAD_BYTES = 48 + 8
 MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
 """No frame of a client holds a larger body."""
 
-
 GROUP_MAX = 9
 """Replicas of a new group; more of them only make every message slower."""
-
-
-def parse_address(text: str) -> Address:
-    """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the text it could not read."""
-    host, separator, port = text.strip().rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _members(peers: str) -> dict[str, Address]:
@@ -170,6 +164,11 @@ class BrokerSettings(ProcessSettings):
     def namesrv_addresses(self) -> list[Address]:
         """The name servers to register at."""
         return [parse_address(part) for part in self.namesrv.split(";") if part.strip()]
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the replicated log is; what is derived from it lies beside."""
+        return self.data_dir / LOG_DIRECTORY
 
     @property
     def listen_address(self) -> Address:

@@ -68,7 +68,7 @@ class Status:
             "raftmq.baseIndex": str(status.base.index),
             "raftmq.basePosition": str(log.base_pos),
             "raftmq.priority": str(settings.priority),
-            "raftmq.abstaining": str("abstaining" in log.notes).lower(),
+            "raftmq.abstaining": str(status.abstaining).lower(),
             "raftmq.diskUsed": f"{self._disk_used():.4f}",
             "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
             "raftmq.endPosition": str(log.end_pos),

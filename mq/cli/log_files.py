@@ -93,10 +93,11 @@ def dump(
 
 @contextmanager
 def _stopped(directory: Path) -> Iterator[StoppedLog]:
+    from mq.broker.settings import LOG_DIRECTORY
     from raftlog import RealDisk, SegmentError
     from raftlog.segment.verify import StoppedLog
 
-    inner = directory / "commitlog"
+    inner = directory / LOG_DIRECTORY
     try:
         log = StoppedLog(RealDisk(), str(inner if inner.is_dir() else directory))
         try:

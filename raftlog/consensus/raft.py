@@ -126,11 +126,6 @@ class RaftCore(Election, Following):
         return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
 
     @property
-    def leads_for_certain(self) -> bool:
-        """Whether a majority has heard this leader within an election timeout, as of the last input."""
-        return self._role is Role.LEADER and self._now - self._heard_since <= self.config.election_timeout_seconds_min
-
-    @property
     def has_effects(self) -> bool:
         """Whether `take_effects` has something to hand out."""
         return self._dirty

@@ -31,7 +31,7 @@ from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.repair import Repair
 from raftlog.segment.retention import RetentionPolicy, Situation, droppable
-from raftlog.segment.staging import Manifest, Staging, decode_manifest, encode_manifest
+from raftlog.segment.staging import SNAPSHOT_NAME, Manifest, Staging, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "HEADER_BYTES",
     "NOOP",
     "NORMAL",
+    "SNAPSHOT_NAME",
     "Base",
     "DirectoryLocked",
     "DirectoryMismatch",

@@ -41,6 +41,8 @@ from raftlog.segment.sidecar import Sidecar, agrees, decode_sidecar, encode_side
 
 DIRECTORY_NAME: Final = "reset"
 SNAPSHOT_NAME: Final = "snapshot"
+"""The application's file: in the log's directory after an installation, and whatever it makes of it then."""
+
 PIECE_BYTES: Final = 1024 * 1024
 """Most bytes that are asked for at once."""
 
