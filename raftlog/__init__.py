@@ -1,23 +1,28 @@
 """A replicated log: entries of bytes, on disk on a majority, in one order on every replica.
 
-It knows nothing of messages. `Replica` joins the pure consensus core, the segmented log on disk and the connections
-to the peers; an `Application` gets the committed entries.
+It knows nothing of messages. Two ways in:
+
+- `open_node` runs a node with a `StateMachine` of yours; see ``docs/embedding.md``.
+- `serve_node` is what is underneath, for a server with its own event loop turns and connections (`Reactor`, `Listener`,
+  `StreamSocket`): its `Application` gets whole batches of committed entries, and it appends with plain calls to
+  `Replica`.
+
+The parts below (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log on a disk) can be used by themselves.
 """
 
-from raftlog._runtime import Deadline, Listener, Mailbox, Reactor, StreamSocket
-from raftlog.admission import Admission, Identity, format_address, parse_address
+from raftlog._runtime import Listener, Reactor, StreamSocket
+from raftlog.admission import format_address, parse_address
 from raftlog.consensus.confchange import decode_conf, why_invalid
-from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import (
     ConfChange,
     ConfChangeKind,
     ConfState,
     CoreConfig,
+    CoreStatus,
     EntryKind,
-    HardState,
-    LogId,
     NodeId,
     PeerState,
+    PeerStatus,
     Refusal,
     Role,
     RoleChange,
@@ -28,35 +33,27 @@ from raftlog.replica import Application, CommittedEntry, Replica
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.writer import Writer
-from raftlog.transport import ListenRefused, Transport
-from raftlog.wire import Kind
+from raftlog.transport import ListenRefused
 
 __all__ = [
-    "Admission",
     "Application",
     "CommittedEntry",
     "ConfChange",
     "ConfChangeKind",
     "ConfState",
     "CoreConfig",
-    "Deadline",
+    "CoreStatus",
     "EntryKind",
-    "HardState",
     "Hosted",
-    "Identity",
-    "Kind",
     "ListenRefused",
     "Listener",
-    "LogId",
-    "Mailbox",
     "Node",
     "NodeId",
     "NodeSettings",
     "NotLeader",
     "OutcomeUnknown",
     "PeerState",
-    "RaftCore",
+    "PeerStatus",
     "Reactor",
     "RealDisk",
     "Refusal",
@@ -70,8 +67,6 @@ __all__ = [
     "SnapshotMissing",
     "StateMachine",
     "StreamSocket",
-    "Transport",
-    "Writer",
     "decode_conf",
     "format_address",
     "open_node",

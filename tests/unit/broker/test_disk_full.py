@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from raftlog import RaftCore, Refusal
+from raftlog import Refusal
+from raftlog.consensus.raft import RaftCore
 from tests.unit.broker.running import running, send_ext
 
 pytestmark = pytest.mark.trio

@@ -12,28 +12,24 @@ import structlog
 import trio
 
 from raftlog import (
-    Admission,
     CommittedEntry,
     ConfState,
     CoreConfig,
-    Deadline,
     EntryKind,
-    HardState,
-    Identity,
-    Kind,
-    LogId,
-    Mailbox,
     NodeId,
-    RaftCore,
     Reactor,
     RealDisk,
     Refusal,
     Replica,
     RoleChange,
     SegmentLog,
-    Transport,
-    Writer,
 )
+from raftlog._runtime import Deadline, Mailbox
+from raftlog.admission import Admission, Identity
+from raftlog.segment.writer import Writer
+from raftlog.starting import core_for
+from raftlog.transport import Transport
+from raftlog.wire import Kind
 
 CLUSTER = "00112233445566778899aabbccddeeff"
 SEGMENT_BYTES = 64 * 1024
@@ -87,16 +83,11 @@ class Node:
             writer=Writer(done.put, failed.put),
         )
         voters = tuple(NodeId(node) for node in ports)
-        meta = self.log.meta
-        core = RaftCore(
+        core = core_for(
+            self.log,
+            [(0, ConfState(voters))],
             node_id=NodeId(name),
-            confs=[(0, ConfState(voters))],
             config=config or CoreConfig(),
-            hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
-            term_runs=self.log.term_runs,
-            base=LogId(*self.log.base),
-            last_index=self.log.last_index,
-            commit=meta.commit_hint,
             rng=random.Random(name),
             now=trio.current_time(),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from raftlog import Admission, Identity, NodeId
+from raftlog import NodeId
+from raftlog.admission import Admission, Identity
 from raftlog.wire import Hello
 
 SEGMENT_BYTES = 4096

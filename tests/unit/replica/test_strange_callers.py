@@ -11,10 +11,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from raftlog import Kind, NodeId, wire
+from raftlog import NodeId, wire
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
-from raftlog.wire import Hello, Welcome
+from raftlog.wire import Hello, Kind, Welcome
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, free_ports
 
 pytestmark = pytest.mark.trio

@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from raftlog import Listener, Mailbox, Reactor, StreamSocket
-from raftlog._runtime import RECEIVE_BYTES
+from raftlog import Listener, Reactor, StreamSocket
+from raftlog._runtime import RECEIVE_BYTES, Mailbox
 
 pytestmark = pytest.mark.trio
 
