@@ -163,6 +163,7 @@ class Run:
                 config=settings.core,
                 rng=rng,
                 now=trio.current_time(),
+                applied_index=hosted.applied_index,
             ),
             log=self.segment_log,
             transport=self.transport,

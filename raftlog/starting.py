@@ -31,13 +31,17 @@ def core_for(
     config: CoreConfig,
     rng: random.Random,
     now: float,
+    applied_index: int = 0,
     core_class: type[RaftCore] = RaftCore,
 ) -> RaftCore:
     """The core of the replica that this log belongs to; ``confs`` are its `configurations`.
 
     It abstains when entries that it acknowledged may be missing, unless it is the only voter: whom should it ask.
+    ``applied_index`` is what the application remembers by itself.
     """
     meta = log.meta
+    # What was applied was committed, even if the application wrote that down sooner than the log did.
+    applied = applied_index if applied_index <= log.last_index else 0
     return core_class(
         node_id=node_id,
         confs=confs,
@@ -46,7 +50,7 @@ def core_for(
         term_runs=log.term_runs,
         base=LogId(*log.base),
         last_index=log.last_index,
-        commit=meta.commit_hint,
+        commit=max(meta.commit_hint, applied),
         abstaining=ABSTAINING in log.notes and confs[-1][1].voters != (node_id,),
         rng=rng,
         now=now,

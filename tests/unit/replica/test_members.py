@@ -8,6 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
+import cbor2
+import msgspec
 import pytest
 import trio
 from structlog.testing import capture_logs
@@ -15,6 +17,7 @@ from structlog.testing import capture_logs
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
+from raftlog.segment.meta import MetaFile
 from raftlog.segment.notes import ABSTAINING
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
 
@@ -273,3 +276,26 @@ async def test_a_node_that_could_not_make_a_file_waits_for_room(
         full.clear()
         await leader.until(lambda member: member.application.bodies == other.application.bodies)
         assert leader.runs == 2
+
+
+async def test_what_was_applied_counts_as_committed_after_a_restart(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        alone = nodes.others(leader)[0]
+        await alone.until(lambda member: member.application.bodies == BODIES)
+        applied = alone.replica.applied_index
+        content = cbor2.dumps([applied, alone.application.bodies])
+        for member in list(nodes.members.values()):
+            await member.stop(clean=False)
+        # The application has noted how far it is, the log has not: it does so once a second.
+        meta = MetaFile(RealDisk(), str(alone.directory / "meta"))
+        assert meta.state is not None
+        for _ in range(2):
+            meta.write(msgspec.structs.replace(meta.state, commit_hint=1))
+        meta.close()
+        (alone.directory / "snapshot").write_bytes(content)
+        await nodes.start(alone)
+        assert alone.replica.commit_index == applied
+        alone.drop_files()
+        assert alone.replica.log.base[0] > 1
