@@ -23,8 +23,6 @@ class Following(CoreState):
 
     def _on_append_req(self, message: AppendReq) -> None:
         self._follow(message.src)
-        if message.seq > self._leader_seq:
-            self._leader_seq = message.seq
         prev = message.prev
         if not self._log.holds(prev):
             if prev.index > self._commit:
@@ -35,6 +33,9 @@ class Following(CoreState):
             assert prev.index < self._log.base.index, (
                 f"entry {prev.index} is committed, and leader {message.src} has it with term {prev.term}"
             )
+        if message.seq > self._leader_seq:
+            # Not before: an answer to something else must not look like consent to what was rejected.
+            self._leader_seq = message.seq
         taken = self._take_over(message)
         if message.commit > self._commit and self._verified > self._commit:
             self._commit_to(min(message.commit, self._verified))

@@ -177,10 +177,12 @@ class Leading(Handover, Reading):
             if message.seq >= progress.trusted_from:
                 self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
             if progress.state is not PeerState.REPLICATE and progress.is_current(message.seq):
+                held = max(message.accepted, progress.match)
                 if message.hint.index == 0 and self._needs_reset(progress, message.hint):
                     self._reset(progress)
-                else:
-                    progress.become_replicate(max(message.accepted, progress.match) + 1)
+                elif held >= self._log.base.index:
+                    progress.become_replicate(held + 1)
+                # Else the base has moved since it was asked about, and will be asked about again.
                 self._dirty = True
             elif progress.next <= self._log.last_index or progress.commit_sent < self._commit:
                 self._dirty = True

@@ -87,6 +87,58 @@ def test_peer_that_fell_behind_a_base_during_its_reset_is_offered_the_next() -> 
     assert group.terms(C) == group.terms(A)
 
 
+def ask(group: Group) -> list[AppendResp]:
+    """Let A beat until C was asked whether it has the base; the answers, which do not arrive."""
+    while not any(m.dst == C and isinstance(m, AppendReq) and m.prev.index == 8 for m in group.delivered):
+        group.now += group.config.heartbeat_seconds
+        group[A].tick(group.now)
+        group.pump()
+        group.deliver(lambda message: not (message.src == C and isinstance(message, AppendResp)))
+    return [message for message in group.drop() if isinstance(message, AppendResp)]
+
+
+def test_consent_is_not_lent_to_a_question_that_was_rejected() -> None:
+    """C rejects a question about the base, which is lost, and then answers an older request. Taken for consent, that
+    would have the leader look for entries that it has deleted.
+    """
+    group = Group(3)
+    group.elect(A)
+    group.propose(A, 4)
+    group.deliver()
+    older = [m for m in group.delivered if isinstance(m, AppendReq) and m.dst == C and m.seq][-1]
+    group.cut.add((A, C))
+    group.propose(A, 5)
+    group.deliver()
+    group.compact(A, 8)
+    group.pass_time(2.0, [A, B])
+    group.heal()
+    (rejection,) = ask(group)
+    assert not rejection.ok
+    group.hand_over(older)
+    for message in group.drop():
+        group[A].receive(message, group.now)
+    group[A].receive(HeartbeatResp(C, A, 1, rejection.seq + 1, 0, 5), group.now)
+    group.pump()
+    group.pass_time(3.0)
+    assert state_of(group, A, C) is PeerState.RESET
+
+
+def test_base_moves_while_a_peer_agrees_to_the_old_one() -> None:
+    """Its consent comes too late, and a heartbeat's answer with it: what lies between the two bases is gone."""
+    group = below_base()
+    group.pass_time(1.0)
+    group.delivered.clear()
+    group.install(C, A, 8)
+    (consent,) = ask(group)
+    assert (consent.ok, consent.accepted) == (True, 8)
+    group.compact(A, 10)
+    group[A].receive(consent, group.now)
+    group[A].receive(HeartbeatResp(C, A, 1, consent.seq + 1, 0, 8), group.now)
+    group.pump()
+    group.pass_time(3.0)
+    assert state_of(group, A, C) is PeerState.RESET
+
+
 def test_retention_races_replication() -> None:
     """A range is deleted while it is being sent: the peer is reset, also before the core learns of the deletion."""
     config = CoreConfig(append_bytes_max=100, tail_spans_max=3, catch_up_bytes_max=300, accept_ack_bytes=0)
