@@ -37,6 +37,7 @@ from raftlog.segment.recovery import (
     end_of_data,
     examine,
     in_words,
+    stale_end,
 )
 from raftlog.segment.sidecar import scan_log
 from raftlog.segment.staging import install
@@ -193,7 +194,14 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
     end_pos = last.pos + last.size
     notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
     return msgspec.structs.replace(
-        stored, term=term, voted_for=voted_for, durable_pos=end_pos, clean=False, boot_id=boot_id, notes=notes
+        stored,
+        term=term,
+        voted_for=voted_for,
+        durable_pos=end_pos,
+        durable_chain=last.chain,
+        clean=False,
+        boot_id=boot_id,
+        notes=notes,
     )
 
 
@@ -204,6 +212,8 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[E
     base = stored.starts_at.ref
     # Who found damage while running wants it looked at, wherever it is.
     last, stop, unsaved = scan_log(files, base, 0 if DAMAGED in stored.notes else stored.durable_pos, index)
+    if (stale := stale_end(read, index, last, stored)) is not None:
+        raise LogDamaged(files.directory, [stale], stale.pos, "the durable entries do not end as they did")
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()

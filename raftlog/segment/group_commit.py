@@ -19,12 +19,13 @@ MARKER_SECONDS: Final = 0.1
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
-    """Entries behind ``last_index`` go. What was submitted reached to ``old_end``.
+    """Entries behind ``last_index`` go, after which the chain is ``chain``. What was submitted reached to ``old_end``.
 
     ``steps`` are positions of entries on disk, ascending, from the end of ``last_index`` on: where zeroing may pause.
     """
 
     last_index: int
+    chain: int
     steps: tuple[int, ...]
     old_end: int
 
@@ -54,12 +55,13 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The open files of a log, as recovery left them: the log ends at ``end_pos`` with entry ``last_index``."""
+    """The open files of a log, as recovery left them: the log ends at ``end_pos`` with ``last_index`` and ``chain``."""
 
     files: SegmentFiles
     meta: MetaFile
     end_pos: int
     last_index: int
+    chain: int
 
 
 class GroupCommit:
@@ -85,7 +87,9 @@ class GroupCommit:
         self._chunk_bytes = 0
         self._end_pos = store.end_pos
         self._last_index = store.last_index
+        self._chain = store.chain
         self._durable_pos = store.end_pos
+        self._durable_chain = store.chain
         self._durable_index = store.last_index
         self._commit_hint = self._state.commit_hint
         self._markers_at = clock()
@@ -165,6 +169,7 @@ class GroupCommit:
         self._chunk_bytes += entry.size
         self._end_pos = entry.pos + entry.size
         self._last_index = entry.index
+        self._chain = entry.chain
 
     def _begin_chunk(self, pos: int) -> None:
         if not self._buffers:
@@ -180,6 +185,7 @@ class GroupCommit:
         self._chunk_bytes = 0
         self._durable_pos = self._end_pos
         self._durable_index = self._last_index
+        self._durable_chain = self._chain
         self._markers_stale = True
         if self._prepare_ahead and self._prepared < start and self._end_pos - start > self._segment_bytes // 2:
             self._prepared = start
@@ -190,6 +196,7 @@ class GroupCommit:
         assert cut.pos <= self._end_pos == cut.old_end, f"cut {cut} of a log that ends at {self._end_pos}"
         self._end_pos = self._durable_pos = cut.pos
         self._last_index = self._durable_index = cut.last_index
+        self._chain = self._durable_chain = cut.chain
         if cut.pos < self._state.durable_pos:
             self._write_meta(self._state)
         start = self._files.start_of(cut.pos)
@@ -211,6 +218,7 @@ class GroupCommit:
         state = msgspec.structs.replace(
             state,
             durable_pos=self._durable_pos,
+            durable_chain=self._durable_chain,
             # An entry may be committed by others before it is durable here; only what is both counts after a crash.
             commit_hint=min(self._commit_hint, self._durable_index),
             clean=clean,

@@ -47,7 +47,7 @@ class LogIndex:
     """
 
     def __init__(self, segment_bytes: int) -> None:
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._indexes = array("Q")
         self._positions = array("Q")
         self._next_anchor_pos = 0
@@ -98,7 +98,7 @@ class LogIndex:
 
     def files(self, first_index: int, last_index: int, base_pos: int, end_pos: int) -> list[SegmentInfo]:
         """The files of a log of these entries, ascending; the last one is the active one."""
-        segment_bytes = self._segment_bytes
+        segment_bytes = self.segment_bytes
         active = end_pos - end_pos % segment_bytes
         found: list[SegmentInfo] = []
         for start in range(base_pos, active, segment_bytes):
@@ -135,6 +135,10 @@ class LogIndex:
         assert at >= 0, f"no anchor at or before index {index}"
         return self._indexes[at], self._positions[at]
 
+    def anchors_before(self, pos: int) -> list[int]:
+        """Positions of the anchors that lie before ``pos``, the last one first."""
+        return self._positions[: bisect_left(self._positions, pos)].tolist()[::-1]
+
     def anchors_behind(self, pos: int, end: int) -> list[int]:
         """Positions of the anchors that lie behind ``pos`` and before ``end``, ascending."""
         return list(self._positions[bisect_right(self._positions, pos) : bisect_left(self._positions, end)])
@@ -145,7 +149,7 @@ class LogIndex:
         return self.term_runs[at][1] if at >= 0 else 0
 
     def _set_next_anchor(self, pos: int) -> None:
-        self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self._segment_bytes + self._segment_bytes)
+        self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self.segment_bytes + self.segment_bytes)
 
 
 def _first(run: tuple[int, int]) -> int:

@@ -89,7 +89,7 @@ class SegmentLog:
         self._notes_changed = False
         self._base_moved = False
         self._closed = False
-        writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index))
+        writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index, self.chain))
 
     @classmethod
     def open(
@@ -254,7 +254,8 @@ class SegmentLog:
             steps: tuple[int, ...] = ()
             if self._cut is not None:
                 limit, old_end, steps = self._cut.pos, self._cut.old_end, self._cut.steps
-            self._cut = Cut(last.index, (end, *self._index.anchors_behind(end, limit), *steps), old_end)
+            steps = (end, *self._index.anchors_behind(end, limit), *steps)
+            self._cut = Cut(last.index, last.chain, steps, old_end)
             self._submitted_end, self._submitted_index = end, last.index
             # A write that is still under way counts for no more than what is left of it.
             self._durable_pos = min(self._durable_pos, end)

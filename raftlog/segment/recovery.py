@@ -35,6 +35,10 @@ from raftlog.segment.codec import (
 )
 from raftlog.segment.errors import FrameCorrupt
 from raftlog.segment.index import LogIndex
+from raftlog.segment.meta import MetaState
+
+STALE_BYTES_MAX: Final = 64 * 1024
+"""How much a disk may give back as it was before, so that it continues what lies before it, and nothing follows."""
 
 Read = Callable[[int, int], bytes]
 """``read(pos, length)``: that many bytes of one file."""
@@ -287,6 +291,40 @@ def examine(
     behind = end_pos + BLANK_BYTES_MIN if has_blank else end_pos
     only_zeros, intact_behind = gather(read, stop, behind, starts, segment_bytes)
     return Evidence(stop, end_pos, last.index, durable_pos, commit_hint, only_zeros, intact_behind, has_blank)
+
+
+def stale_end(read: Read, index: LogIndex, last: EntryRef, state: MetaState) -> DamagedRange | None:
+    """What is in doubt, if no entry ends where the vote file says that a durable one does, with the chain it had.
+
+    A sector at the very end of the log as it was before continues what lies before it; only the vote file knows better.
+    Which of the last entries are old cannot be told, so all of them are in doubt that may be.
+
+    Args:
+        index: of all entries, ``last`` the last good one.
+    """
+    base, durable_pos = state.starts_at.ref, state.durable_pos
+    if state.durable_chain is None or not base.pos < durable_pos <= last.pos + last.size:
+        return None
+    anchors = (_entry_at(read, pos, index.segment_bytes) for pos in index.anchors_before(durable_pos))
+    nearest = next(anchors)
+    if _chain_at(read, nearest, durable_pos, index.segment_bytes) == state.durable_chain:
+        return None
+    certain = (entry for entry in (nearest, *anchors) if entry.pos + entry.size <= durable_pos - STALE_BYTES_MAX)
+    return DamagedRange(next(certain, base), None, durable_pos)
+
+
+def _chain_at(read: Read, entry: EntryRef, end: int, segment_bytes: int) -> int | None:
+    """The chain after the entry that ends at ``end``, ``entry`` or one behind it in the same file, if there is one."""
+    while (pos := entry.pos + max(entry.size, BLANK_BYTES_MIN)) < end:
+        entry = _entry_at(read, pos, segment_bytes)
+    return entry.chain if pos == end else None
+
+
+def _entry_at(read: Read, pos: int, segment_bytes: int) -> EntryRef:
+    """What the header at ``pos`` says, which may also be a blank's."""
+    header = read(pos, min(HEADER_BYTES, segment_bytes - pos % segment_bytes)).ljust(HEADER_BYTES, b"\0")
+    kind, size, index, term, _, _, chain, _, _ = HEADER.unpack(header)
+    return EntryRef(index, term, kind, pos, size, chain)
 
 
 def damaged_ranges(

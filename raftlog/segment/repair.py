@@ -279,12 +279,16 @@ class Repair:
     def _look_ahead(self) -> None:
         """End the range if it is whole, or begin it anew if what came leads to somewhere else."""
         damage = self._ranges[0]
-        # Without an entry behind: as much as is known to have been durable is all, if nothing lay behind it.
-        if self._links() or (self._behind is None and self._end() == damage.end == self._state.durable_pos):
+        if self._links() or (self._behind is None and self._is_all(damage.end)):
             self._complete(damage.end)
             self._begin_range()
         elif self._behind is not None and self._at == self._behind.pos:
             raise self._conflict()
+
+    def _is_all(self, end: int) -> bool:
+        """Whether what came is as much as is known to have been durable, and the very same, if nothing lay behind."""
+        state = self._state
+        return self._end() == end == state.durable_pos and state.durable_chain in (None, self._last.chain)
 
     def _conflict(self) -> FrameCorrupt:
         """Begin the range anew: what the present source gives does not lead to the intact entry behind."""
@@ -313,7 +317,11 @@ class Repair:
         notes = {key: value for key, value in self._state.notes.items() if key != DAMAGED} | {ABSTAINING: b"1"}
         # What is left may end with entries of a stale block, which were not the committed ones.
         self._write_meta(
-            notes=notes, durable_pos=end, commit_hint=min(self._state.commit_hint, base.index), clean=False
+            notes=notes,
+            durable_pos=end,
+            durable_chain=self._last.chain,
+            commit_hint=min(self._state.commit_hint, base.index),
+            clean=False,
         )
         start = self._files.start_of(end)
         data_end = max(end, self._data_end())

@@ -377,6 +377,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
         voted_for=None if newer_term else stored.voted_for,
         base=manifest.base,
         durable_pos=manifest.end_pos,
+        durable_chain=manifest.last.chain,
         commit_hint=manifest.end_index,
         clean=False,
         notes=notes,

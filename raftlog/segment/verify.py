@@ -30,6 +30,7 @@ from raftlog.segment.recovery import (
     in_words,
     is_intact,
     scan_files,
+    stale_end,
 )
 
 INTACT: Final = "intact"
@@ -104,7 +105,11 @@ class StoppedLog:
             findings.append(f"not files of a log, left alone: {', '.join(foreign)}")
         findings += self._file_findings(base.pos)
         starts = [start for start in self.starts if start >= base.pos]
-        last, stop = scan_files(self.pread, base.pos, starts, self._segment_bytes, base, LogIndex(self._segment_bytes))
+        index = LogIndex(self._segment_bytes)
+        last, stop = scan_files(self.pread, base.pos, starts, self._segment_bytes, base, index)
+        if (stale := stale_end(self.pread, index, last, state)) is not None:
+            findings += ["damaged: the durable entries do not end as they did", _range_in_words(stale)]
+            return Report(self.directory, DAMAGED_STATE, findings, state, base.index + 1, stale.before, [stale])
         evidence = examine(self.pread, stop, last, starts, self._segment_bytes, state.durable_pos, state.commit_hint)
         closed = state.clean and state.durable_pos == evidence.end_pos
         decision: Decision = Keep() if closed else decide(evidence)

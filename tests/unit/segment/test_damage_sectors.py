@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import random
 
+import msgspec
 import pytest
 
 from chaos.disk import SECTOR_BYTES, PowerCut
 from raftlog.segment import LogDamaged, StorageCorrupt, StorageFailed
-from tests.unit.segment.log_home import LogHome, all_bodies
+from raftlog.segment.meta import MetaFile
+from raftlog.segment.repair import Repair
+from raftlog.segment.verify import DAMAGED_STATE, StoppedLog
+from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 
 def history(seed: int = 1) -> tuple[LogHome, list[bytes]]:
@@ -72,13 +76,12 @@ def test_stale_sector_read_is_caught(seed: int) -> None:
     home.put(log, *new, term=2)
     log.close(clean=True)
     bodies = [*(bytes([1]) * size for size in sizes[:3]), *new]
-    end = log.end_pos
     fresh = {start: home.disk.content(home.segment(start)) for start in stale}
     caught = 0
     for start in stale:
         for at in range(0, 4096, SECTOR_BYTES):
             old, now = stale[start][at : at + SECTOR_BYTES], fresh[start][at : at + SECTOR_BYTES]
-            if old == now or start + at + SECTOR_BYTES > end:
+            if old == now:
                 continue
             home.disk.overwrite(home.segment(start), at, old)
             # Opening looks at the last file only, unless there is reason to look further; reading looks everywhere.
@@ -91,6 +94,80 @@ def test_stale_sector_read_is_caught(seed: int) -> None:
             caught += 1
             home.disk.overwrite(home.segment(start), at, now)
     assert caught >= 3
+    assert all_bodies(home.open()) == bodies
+    home.close_all()
+
+
+def aged(size: int, old_size: int) -> tuple[LogHome, list[bytes]]:
+    """A log that was closed in order; the sector of its last entry is as it was before a leader replaced that entry."""
+    home = LogHome()
+    log = home.open()
+    home.put(log, b"first" * 100, b"second", b"\1" * old_size)
+    stale = home.disk.content(home.segment())
+    log.truncate(3)
+    home.put(log, b"\2" * size, term=2)
+    home.submit(log, term=2, commit_hint=3)
+    log.close(clean=True)
+    home.disk.overwrite(home.segment(), 512, stale[512:1024])
+    return home, [b"first" * 100, b"second", b"\2" * size]
+
+
+@pytest.mark.parametrize("old_size", [60, 0])
+def test_stale_sector_read_of_a_shorter_last_entry_is_caught(old_size: int) -> None:
+    home, _ = aged(100, old_size)
+    with pytest.raises(LogDamaged, match="durable up to 750"):
+        home.open()
+
+
+@pytest.mark.parametrize("old_size", [100, 140])
+def test_stale_sector_read_of_the_very_last_entry_is_caught_and_repaired(old_size: int) -> None:
+    home, bodies = aged(100, old_size)
+    with pytest.raises(LogDamaged) as caught:
+        home.open()
+    stopped = StoppedLog(home.disk, DIRECTORY)
+    assert stopped.report().verdict == DAMAGED_STATE
+    stopped.close()
+    repair = Repair(home.disk, caught.value, peers=["n2"])
+    healthy = LogHome()
+    log = healthy.open()
+    healthy.put(log, *bodies[:2])
+    healthy.put(log, bodies[2], term=2)
+    while (wanted := repair.wanted()) is not None:
+        pos, nbytes = wanted
+        assert repair.offer(pos, log.pread(pos, min(nbytes, log.end_pos - pos)), "n2")
+    repair.finish()
+    assert repair.cut_at is None
+    log = home.open()
+    assert all_bodies(log) == bodies
+    assert "abstaining" not in log.notes
+
+
+def test_stale_end_is_not_completed_by_other_bytes_that_are_as_long() -> None:
+    """Another damaged replica may offer what it had before the same entry was replaced: that is not all there was."""
+    home, bodies = aged(100, 100)
+    with pytest.raises(LogDamaged) as caught:
+        home.open()
+    repair = Repair(home.disk, caught.value, peers=["n2"])
+    older = LogHome()
+    log = older.open()
+    older.put(log, *bodies[:2], b"\1" * 100)
+    pos, _ = repair.wanted() or (0, 0)
+    assert repair.offer(pos, log.pread(pos, log.end_pos - pos), "n2")
+    assert not repair.done
+    repair.refused(log.end_pos, "n2")
+    repair.finish()
+    log = home.open()
+    assert log.notes["abstaining"] == b"1"
+
+
+def test_vote_file_without_the_chain_of_the_end_still_opens() -> None:
+    home, bodies = history()
+    meta = MetaFile(home.disk, f"{DIRECTORY}/meta")
+    assert meta.state is not None
+    assert meta.state.durable_chain is not None
+    for _ in range(2):
+        meta.write(msgspec.structs.replace(meta.state, durable_chain=None))
+    meta.close()
     assert all_bodies(home.open()) == bodies
     home.close_all()
 
