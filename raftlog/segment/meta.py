@@ -54,9 +54,9 @@ class MetaState(msgspec.Struct, frozen=True):
     ``durable_pos`` and ``commit_hint`` lag behind the truth, never ahead of it: what lies below ``durable_pos`` was
     synced, and the entry ``commit_hint`` was committed and synced here. ``durable_chain`` is the chain after the entry
     that ends at ``durable_pos``; None if a version wrote this that did not keep it. ``clean`` says that the log was
-    closed in order, ``boot_id`` which start of the machine wrote this. ``base`` is None for a log that has its beginning.
-    ``store_id`` was drawn when the directory was made (empty before the directory is opened for the first time since
-    there are such names). ``notes`` are small values of whoever uses the log, which mean nothing here.
+    closed in order, ``boot_id`` which start of the machine wrote this. ``base`` is None for a log that has its
+    beginning. ``store_id`` was drawn when the directory was made (empty before the directory is opened for the first
+    time since there are such names). ``notes`` are small values of whoever uses the log, which mean nothing here.
     """
 
     cluster_id: str
