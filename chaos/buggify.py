@@ -21,6 +21,7 @@ POINTS: Final[dict[str, float]] = {
     "no-room-in-lane": 0.01,
     "old-frames-after-heal": 0.5,
     "one-write-at-a-time": 0.3,
+    "read-first-after-pause": 0.8,
     "replay-everything": 0.1,
     "slow-reconnect": 0.2,
     "slow-write": 0.02,

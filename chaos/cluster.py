@@ -254,7 +254,11 @@ class Cluster:
             node = self.rng.choice(leaders)
         self._offer(node, self.rng.randint(1, 4))
         if self.rng.random() < 0.4:
-            node = self.rng.choice(list(self.nodes.values()))
+            # Who has led for longest is most likely not to know yet that it does no more.
+            if len(leaders) > 1 or self.rng.random() < 0.5:
+                node = min(leaders, key=lambda n: n.process.core.term if n.process else 0, default=node)
+            else:
+                node = self.rng.choice(list(self.nodes.values()))
             if node.process is not None:
                 self.on(node, "is read", node.process.read)
         if not self.healing:
@@ -325,7 +329,10 @@ class Cluster:
 
     def resume(self, node_id: NodeId) -> None:
         """Let a paused node go on with everything that came in meanwhile."""
-        for step in self.paused.pop(node_id, []):
+        node, waiting = self.nodes[node_id], self.paused.pop(node_id, [])
+        if waiting and node.process is not None and self.buggify("read-first-after-pause"):
+            self.on(node, "is read", node.process.read)
+        for step in waiting:
             step()
 
     # -- the end -----------------------------------------------------------------------------------------------

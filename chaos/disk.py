@@ -25,6 +25,7 @@ SECTOR_BYTES: Final = 512
 """What a disk writes whole or not at all."""
 
 _Change = tuple[int, bytes] | int
+"""A write, or a length."""
 
 
 class PowerCut(Exception):
@@ -39,21 +40,32 @@ class _File:
     def __init__(self) -> None:
         self.current = bytearray()
         self.durable = bytearray()
-        self.pending: list[_Change] = []
+        # Each with whether it is durable already; it is kept for its place in the order.
+        self.pending: list[tuple[_Change, bool]] = []
         self.locked_by: int | None = None
 
     def change(self, change: _Change) -> None:
         _apply(self.current, change)
-        self.pending.append(change)
+        self.pending.append((change, False))
+
+    def change_durably(self, change: _Change) -> None:
+        """A change that survives, whatever becomes of those before it."""
+        _apply(self.current, change)
+        _apply(self.durable, change)
+        if self.pending:
+            self.pending.append((change, True))
 
     def sync(self) -> None:
-        for change in self.pending:
+        for change, _ in self.pending:
             _apply(self.durable, change)
         self.pending.clear()
 
     def crash(self, random: Random) -> None:
         keep = random.choice((0.0, 0.5, 0.9, 1.0))
-        for change in self.pending:
+        for change, survives in self.pending:
+            if survives:
+                _apply(self.durable, change)
+                continue
             if isinstance(change, int):
                 if random.random() < keep:
                     _apply(self.durable, change)
@@ -220,8 +232,12 @@ class MemoryDisk:
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See `Disk.write_synced`; the sync can fail, or lose its power, on its own."""
+        file = self._file(fd)
         taken = self.pwritev(fd, buffers, offset)
-        self.fdatasync(fd)
+        self._fault("fdatasync")
+        self._step()
+        change, _ = file.pending.pop()
+        file.change_durably(change)
         return taken
 
     def fdatasync(self, fd: int) -> None:

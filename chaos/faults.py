@@ -162,6 +162,11 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class Depose:
+    """The leader is cut off, and all others hear that its process has ended: soon there are two who believe to lead."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rumor:
     """A node believes that the process of another one has ended, rightly or not."""
 
@@ -200,6 +205,7 @@ Fault = (
     | DiskRoom
     | DiskSpeed
     | BitFlip
+    | Depose
     | ChangeMembers
     | Transfer
     | Retention

@@ -15,6 +15,7 @@ from chaos.faults import (
     Crash,
     CutLink,
     Deaf,
+    Depose,
     DiskError,
     DiskRoom,
     DiskSpeed,
@@ -153,6 +154,8 @@ class Nemesis:
                 return self._ask_leader(lambda leader: leader.replica.transfer(to) is None)
             case Retention(node_id, share):
                 return self._drop_files(cluster.nodes[node_id], share)
+            case Depose():
+                return self._depose()
             case Rumor():
                 return self._hear(fault)
             case Ambush():
@@ -179,8 +182,6 @@ class Nemesis:
         names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
         # What lies behind the mark could be a torn write as well, for all that anybody can tell.
         limit = node.marked_pos()
-        first = max(n.process.log.base_pos if n.process else limit for n in self._cluster.nodes.values())
-        names = [name for name in names if int(name) >= first]
         contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
         written = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
         at = max(0, int(place * sum(nbytes for _, nbytes in written)) - 1 - self._rng.randrange(60))
@@ -188,11 +189,20 @@ class Nemesis:
             if at < nbytes:
                 if len(node.disk.durable(f"{DIRECTORY}/{name}", at, 1)) < 1:
                     return False
+                if self._copies(int(name) + at, node) < 2:
+                    return False
                 node.disk.flip_bit(f"{DIRECTORY}/{name}", at, self._rng.randrange(8))
                 node.flips.append(int(name) + at)
                 return True
             at -= nbytes
         return False
+
+    def _copies(self, pos: int, but: Node) -> int:
+        """How many other processes have the byte at ``pos`` of the log on disk."""
+        logs = [
+            node.process.log for node in self._cluster.nodes.values() if node.process is not None and node is not but
+        ]
+        return sum(log.base_pos <= pos < log.durable_pos for log in logs)
 
     def _ask_leader(self, ask: Callable[[Process], bool]) -> bool:
         """Ask the newest leader that runs; returns whether it took on what it was asked for."""
@@ -240,6 +250,18 @@ class Nemesis:
 
         cluster.on(node, "drops files", step)
         return dropped
+
+    def _depose(self) -> bool:
+        cluster = self._cluster
+        leaders = [node for node in cluster.nodes.values() if node.process and node.process.core.role is Role.LEADER]
+        if not leaders:
+            return False
+        old = max(leaders, key=lambda node: node.process.core.term if node.process else 0).node_id
+        self.strike(Deaf(old))
+        for other in cluster.nodes:
+            if other != old:
+                cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, Rumor(other, old))
+        return True
 
     def _hear(self, rumor: Rumor) -> bool:
         node = self._cluster.nodes[rumor.node]

@@ -18,6 +18,7 @@ from chaos.history import Entry, History, Violation
 from chaos.network import Wires
 from chaos.schedule import Scenario
 from chaos.writer import SimWriter
+from raftlog import replica as limits
 from raftlog import wire
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, HardState, NodeId, Refusal, Role, RoleChange
@@ -111,7 +112,10 @@ class Node:
         try:
             self.process = Process(self, self._world, self._scenario, self._rng, self._core_class)
         except OutOfPower:
-            self.disk.crash(self._rng)
+            if self.config.durable_commit:
+                self.disk.crash(self._rng)
+            else:
+                self.disk.kill()
             return self.start()
         except LogDamaged as error:
             self.disk.kill()
@@ -148,7 +152,10 @@ class Node:
         process, self.process = self.process, None
         self.repair = None
         if process is not None:
-            if self._world.buggify("crash-in-write"):
+            if not self.config.durable_commit and not power_cut:
+                # Without syncs a commit outlives a killed process only as far as its writes have been handed over.
+                process.writer.close(clean=False)
+            elif self._world.buggify("crash-in-write"):
                 process.writer.stop_midway(self.disk, self._rng.randrange(8))
             elif self._world.buggify("crash-after-write"):
                 process.writer.stop_midway(self.disk, 1 << 40)
@@ -246,6 +253,7 @@ class Process:
             disk=node.disk,
             tail_bytes_max=scenario.log_tail_bytes_max,
             writer=self.writer,
+            notes_if_unclean={} if self._durable_commit else {ABSTAINING: b"1"},
         )
         log = self.log
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
@@ -289,8 +297,8 @@ class Process:
             frames, consumed = wire.split_frames(memoryview(data))
             if consumed != len(data):
                 raise WireError(f"a frame of {len(data)} bytes, {consumed} of which make sense")
-            for kind, payload in frames:
-                self.replica.receive(source, kind, payload)
+            ((kind, payload),) = frames
+            self.replica.receive(source, kind, payload)
         except (WireError, FrameCorrupt) as error:
             if not garbled:
                 raise Violation(f"{source} sent to {self.node_id} what cannot be read: {error}") from error
@@ -298,9 +306,15 @@ class Process:
         finally:
             # The buffer belongs to the connection; whoever keeps a part of it will notice.
             data[:] = b"\xdd" * len(data)
-        if garbled:
+        if garbled and not (kind is Kind.APPEND and self._takes_no_entries):
             raise Violation(f"{self.node_id} took a frame of {source} in which a bit was flipped")
         return True
+
+    @property
+    def _takes_no_entries(self) -> bool:
+        """Whether requests with entries are dropped unread."""
+        unsynced = self.log.end_pos - self.log.durable_pos
+        return self.replica._paused or unsynced > limits.UNSYNCED_BYTES_MAX
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
         """Append entries as clients ask."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chaos.faults import (
     Ambush,
@@ -19,6 +19,7 @@ from chaos.faults import (
     Crash,
     CutLink,
     Deaf,
+    Depose,
     DiskError,
     DiskRoom,
     DiskSpeed,
@@ -84,6 +85,11 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(rng.choice((1, 1, 2))))
     machines = nodes + spares
     faults = _draw_faults(rng, machines, kinds, weather, safety_seconds)
+    # What was not synced is lost with the power, so only one machine may lose it, and it must stay one of several.
+    endangered = hunted or len(nodes) < 3 or {"membership", "disk-error", "disk-full", "bit-flip"} & set(kinds)
+    if rng.random() < 0.3 and not endangered:
+        config = replace(config, durable_commit=False)
+        faults = [(at, _spared(fault, nodes[1 % len(nodes)])) for at, fault in faults]
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
@@ -133,6 +139,10 @@ def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
         tail_spans_max=rng.choice((1, 10, 65_536)),
         catch_up_bytes_max=catch_up_bytes_max,
     )
+
+
+def _spared(fault: Fault, victim: NodeId) -> Fault:
+    return Crash(fault.node) if isinstance(fault, PowerCut) and fault.node != victim else fault
 
 
 def _draw_limits(rng: random.Random) -> dict[str, int]:
@@ -259,6 +269,10 @@ def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start
     return [(at, Retention(rng.choice(nodes), rng.random())) for at in times]
 
 
+def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+    return [(start, Depose())]
+
+
 def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
     return [(rng.uniform(start, end), Rumor(rng.choice(nodes), rng.choice(nodes))) for _ in range(rng.randint(1, 6))]
 
@@ -272,6 +286,7 @@ _KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], Weather, float, flo
     "crash": _crash,
     "crash-all": _crash_all,
     "pause": _pause,
+    "depose": _depose,
     "bit-flip": _bit_flip,
     "membership": _membership,
     "transfer": _transfer,

@@ -1,0 +1,129 @@
+"""Apply planted mistakes one by one and see how many seeds it takes to find each.
+
+``python -m chaos.planted`` tries all, ``python -m chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes
+the table. The production code is copied first; what runs is the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+PATCHES = Path(__file__).parent
+PROJECT = PATCHES.parent.parent
+PACKAGES = ("raftlog", "chaos")
+SEEDS_MAX = 200
+
+
+class PatchRefused(Exception):
+    """A patch does not fit the production code any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``seeds`` is how many it took until ``how`` was noticed; None if they were not enough."""
+
+    name: str
+    what: str
+    seeds: int | None
+    how: str
+
+
+def names() -> list[str]:
+    """All planted mistakes."""
+    return sorted(path.stem for path in PATCHES.glob("*.patch"))
+
+
+def what(name: str) -> str:
+    """One line about a mistake."""
+    return (PATCHES / f"{name}.patch").read_text().partition("\n")[0]
+
+
+def plant(name: str, directory: Path) -> None:
+    """Copy the packages into ``directory`` and make the mistake there. Raises `PatchRefused`."""
+    for package in PACKAGES:
+        shutil.copytree(PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+    patch = (PATCHES / f"{name}.patch").read_bytes()
+    done = subprocess.run(
+        ["patch", "--strip=1", "--batch", "--forward", f"--directory={directory}"],
+        input=patch,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise PatchRefused(f"{name}: {done.stdout.decode(errors='replace').strip()}")
+
+
+def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
+    """Run seeds from 0 on until the mistake is found. Raises `PatchRefused`."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as directory:
+        plant(name, Path(directory))
+        command = [sys.executable, "-m", "chaos", "--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([directory, *_without_project()])}
+        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+        found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
+        if found is None:
+            assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+            return Finding(name, what(name), None, "")
+        return Finding(name, what(name), int(found[1]) + 1, found[2])
+
+
+def _without_project() -> list[str]:
+    return [path for path in sys.path if path and Path(path).resolve() != PROJECT]
+
+
+def table(findings: Sequence[Finding], seeds_max: int) -> str:
+    """A page about what was found."""
+    found = [finding.seeds for finding in findings if finding.seeds is not None]
+    lines = [
+        "# Planted mistakes",
+        "",
+        "Each is a patch in `chaos/planted`, applied to a copy of the production code; `python -m chaos.planted` runs",
+        f"seeds from 0 on until the simulation notices, {seeds_max} at most.",
+        "",
+        f"Found: {len(found)} of {len(findings)}"
+        + (f"; median {statistics.median(found):g} seeds, most {max(found)}." if found else "."),
+        "",
+        "| mistake | | seeds | noticed by |",
+        "| --- | --- | ---: | --- |",
+    ]
+    for finding in findings:
+        how = re.sub(r" at [\d.]+ s in ", ": ", finding.how)[:110].replace("|", "/")
+        lines.append(f"| {finding.name} | {finding.what} | {finding.seeds or 'not found'} | {how} |")
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hunt what is asked for; returns 1 if something was not found or does not apply."""
+    parser = argparse.ArgumentParser(prog="python -m chaos.planted", description="Find planted mistakes.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; all by default")
+    parser.add_argument("--seeds", type=int, default=SEEDS_MAX, metavar="N", help="give up after so many")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="how many at once")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the table to this file")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.names) - set(names())):
+        parser.error(f"no such mistake: {', '.join(unknown)}")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        findings = []
+        for finding in pool.map(lambda name: hunt(name, options.seeds), options.names or names()):
+            findings.append(finding)
+            sys.stdout.write(f"{finding.name}: {finding.seeds or 'not found'} {finding.how[:150]}\n")
+            sys.stdout.flush()
+    if options.report is not None:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        options.report.write_text(table(findings, options.seeds))
+    return int(any(finding.seeds is None for finding in findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
