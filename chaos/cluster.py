@@ -24,6 +24,7 @@ from chaos.schedule import Scenario
 from raftlog.consensus.invariants import check_group
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NodeId, Role
+from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageCorrupt, StorageFailed
 
 _GROUP_CHECK_STEPS = 64
@@ -182,7 +183,13 @@ class Cluster:
         self.nemesis.elected(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
-        return frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
+        """Who has an entry on disk; whoever says so and has it not is found out."""
+        holders = frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
+        index = HEADER.unpack_from(data)[2]
+        for node in self.nodes.values():
+            if node.process is not None and node.node_id not in holders and node.process.vouches_for(index, data):
+                raise Violation(f"durability: {node.node_id} counts entry {index} as durable, its disk has not got it")
+        return holders
 
     # -- events ------------------------------------------------------------------------------------------------
 

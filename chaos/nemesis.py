@@ -205,13 +205,13 @@ class Nemesis:
         return sum(log.base_pos <= pos < log.durable_pos for log in logs)
 
     def _ask_leader(self, ask: Callable[[Process], bool]) -> bool:
-        """Ask the newest leader that runs; returns whether it took on what it was asked for."""
+        """Ask one that runs and believes to lead; returns whether it took on what it was asked for."""
         cluster = self._cluster
         processes = [node.process for node in cluster.nodes.values() if node.node_id not in cluster.paused]
         leaders = [process for process in processes if process is not None and process.core.role is Role.LEADER]
         if not leaders:
             return False
-        leader = max(leaders, key=lambda process: process.core.term)
+        leader = self._rng.choice(leaders)
         taken = False
 
         def step() -> None:
@@ -258,10 +258,17 @@ class Nemesis:
             return False
         old = max(leaders, key=lambda node: node.process.core.term if node.process else 0).node_id
         self.strike(Deaf(old))
+        patience = cluster.scenario.config.election_timeout_seconds_min
+        for _ in range(6):
+            cluster.at(cluster.now + self._rng.uniform(0.0, 1.2 * patience), self._read, cluster.nodes[old])
         for other in cluster.nodes:
             if other != old:
                 cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, Rumor(other, old))
         return True
+
+    def _read(self, node: Node) -> None:
+        if node.process is not None:
+            self._cluster.on(node, "is read", node.process.read)
 
     def _hear(self, rumor: Rumor) -> bool:
         node = self._cluster.nodes[rumor.node]

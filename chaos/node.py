@@ -342,6 +342,11 @@ class Process:
 
         self.replica.read(answered)
 
+    def vouches_for(self, index: int, data: bytes) -> bool:
+        """Whether the log counts this very entry as durable; False if it is no longer in memory."""
+        entry = self.log.entry(index)
+        return entry is not None and index <= self.log.durable_index and data.startswith(entry.header)
+
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
         """Bytes of the log for a peer, as far as they are committed and on disk; None when it never will have them.
 

@@ -89,7 +89,10 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     endangered = hunted or len(nodes) < 3 or {"membership", "disk-error", "disk-full", "bit-flip"} & set(kinds)
     if rng.random() < 0.3 and not endangered:
         config = replace(config, durable_commit=False)
-        faults = [(at, _spared(fault, nodes[1 % len(nodes)])) for at, fault in faults]
+        faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
+        faults += _forgetful_voter(rng, nodes, safety_seconds)
+        faults.sort(key=lambda timed: timed[0])
+        kinds += ("forgetful-voter",)
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
@@ -108,7 +111,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         body_bytes_max=min(rng.choice((20, 100, 100, 1000)), segment_bytes // 3),
         segment_bytes=segment_bytes,
         log_tail_bytes_max=rng.choice((1, 500, 5000, 32 * 1024 * 1024)),
-        disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)),
+        disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)) if config.durable_commit else 0.2,
         streams=not hunted and rng.random() < 0.6,
         limits=_draw_limits(rng),
         kinds=kinds,
@@ -143,6 +146,23 @@ def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
 
 def _spared(fault: Fault, victim: NodeId) -> Fault:
     return Crash(fault.node) if isinstance(fault, PowerCut) and fault.node != victim else fault
+
+
+def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+    """Again and again: one node misses something, another one forgets it, and those who know it are away."""
+    faults: list[Timed] = []
+    start = rng.uniform(0.5, 2.0)
+    while start < seconds - 3.0:
+        victim, late = nodes[1], rng.choice([node for node in nodes if node != nodes[1]])
+        away = [node for node in nodes if node not in (victim, late)]
+        faults += [(start, Deaf(late)), (start + 0.3, PowerCut(victim)), (start + 0.35, Restart(victim))]
+        faults += [
+            (start + 0.3, Heal()),
+            (start + 0.3, Partition(((victim, late), tuple(away)))),
+            (start + 2.0, Heal()),
+        ]
+        start += rng.uniform(2.5, 5.0)
+    return faults
 
 
 def _draw_limits(rng: random.Random) -> dict[str, int]:

@@ -299,6 +299,25 @@ def test_remove_leader_needs_a_majority_of_the_others() -> None:
     assert (group[A].commit, group[A].role) == (2, Role.LEADER)
 
 
+def test_leader_that_loses_its_vote_is_needed_once_more() -> None:
+    """Only it has the entry without it; B's log is shorter, and under the joint configuration B needs its vote."""
+    group = Group(2)
+    group.elect(A)
+    change(group, A, remove(A))
+    group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
+    assert (group[A].conf, group[B].conf) == (ConfState((B,)), ConfState((B,), (A, B)))
+    group.drop()
+    crash(group, A)
+    group.pass_time(1.0, [B])
+    group.drop()
+    group.heal()
+    group.start(A)
+    group.pass_time(20.0)
+    assert leader_of(group, A, B) == B
+    assert group[B].conf == ConfState((B,))
+    assert group[B].commit == group[B].last_index
+
+
 def test_recovered_joint_commits_first() -> None:
     """A new leader with a joint configuration in its log commits it in its term before it ends the change."""
     group = with_learner()
