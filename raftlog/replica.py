@@ -400,16 +400,16 @@ class Replica:
                     nbytes += entry.size
                     index += 1
                     continue
-                refs, data = self._stored(index, span.last)
+                refs, data = self._stored(index, span.last, span.nbytes)
                 entries.append(data)
                 annotations += [b""] * len(refs)
                 nbytes += len(data)
                 index = refs[-1].index + 1
         return wire.encode_append(message, log.chain_at(message.prev.index), entries, nbytes, annotations)
 
-    def _stored(self, first: int, last: int) -> tuple[list[EntryRef], bytes]:
-        """Entries that are not in memory any more, up to ``last`` or some later read."""
-        refs, data = self.log.read_entries(first, APPLY_BYTES_MAX)
+    def _stored(self, first: int, last: int, nbytes: int) -> tuple[list[EntryRef], bytes]:
+        """Entries that are not in memory any more, up to ``last`` or about ``nbytes``."""
+        refs, data = self.log.read_entries(first, min(nbytes, APPLY_BYTES_MAX))
         wanted = [ref for ref in refs if ref.index <= last]
         return wanted, data[: sum(ref.size for ref in wanted)]
 
@@ -424,7 +424,7 @@ class Replica:
                 budget -= entry.size
                 index += 1
                 continue
-            refs, data = self._stored(index, self._commit_index)
+            refs, data = self._stored(index, self._commit_index, budget)
             at = 0
             for ref in refs:
                 batch.append(_StoredEntry(ref, data[at + HEADER_BYTES : at + ref.size]))

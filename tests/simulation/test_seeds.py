@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from chaos.__main__ import main
+from chaos.__main__ import main, regressions
 from chaos.cluster import Outcome, simulate
 from chaos.schedule import draw_scenario
 
@@ -26,13 +28,19 @@ def test_simulator_soak(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", regressions())
+def test_seeds_that_broke_something_once(seed: int) -> None:
+    assert simulate(draw_scenario(seed)).broke is None
+
+
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs_in_any_process() -> None:
     """The order of sets and hashes differs between processes and must not matter."""
 
     def run(hash_seed: str) -> str:
         code = (
             "from chaos.cluster import simulate; from chaos.schedule import draw_scenario;"
-            "print([simulate(draw_scenario(seed, 4.0)) for seed in range(6)])"
+            "print([simulate(draw_scenario(seed, 4.0)) for seed in range(20)])"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -67,12 +75,22 @@ def test_command_line_refuses_a_range_that_is_none(capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 def test_a_broken_promise_prints_the_command_that_repeats_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from raftlog.consensus.raft import RaftCore
 
     monkeypatch.setattr(RaftCore, "_verified_durable", property(lambda core: core._verified))
-    assert main(["--seeds", "0-2"]) == 1
+    report = tmp_path / "simulation.md"
+    assert main(["--seeds", "0-9", "--jobs", "1", "--first", "--report", str(report)]) == 1
     output = capsys.readouterr().out
     assert "repeat it: python -m chaos --seed" in output
     assert "durability" in output
+    assert "python -m chaos --seed" in report.read_text()
+    assert json.loads(report.with_suffix(".json").read_text())["broken"]
+
+
+def test_budget_and_hours_end_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--hours", "0.0001", "--seconds", "0.5", "--jobs", "1"]) == 0
+    assert "simulated hours" in capsys.readouterr().out
+    assert main(["--seeds", "0-999", "--seconds", "0.1", "--jobs", "1", "--budget-seconds", "0.01"]) == 0
+    assert "1 seeds" in capsys.readouterr().out
