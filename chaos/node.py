@@ -27,7 +27,7 @@ from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
-from raftlog.segment.notes import DAMAGED
+from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.repair import Repair
 from raftlog.starting import configurations, core_for
 from raftlog.transport import Lane
