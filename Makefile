@@ -21,7 +21,7 @@ help:
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
-	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, or SEED=42 to repeat one'
+	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one'
 	@echo 'make lock    resolve requirements.lock again from pyproject.toml'
 	@echo 'make clean   remove .venv and what tools left behind'
 
@@ -56,7 +56,7 @@ fmt: $(INSTALLED)
 	$(PY) -m ruff format .
 
 sim: $(INSTALLED)
-	$(PY) -m chaos $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS)) $(ARGS)
+	$(PY) -m chaos $(if $(SEED),--seed $(SEED) --trace,$(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS))) $(ARGS)
 
 # In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
 # option of this machine's pip belongs into the file.
