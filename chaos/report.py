@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from chaos.buggify import POINTS
@@ -65,7 +65,7 @@ class Totals:
 
     def as_json(self) -> str:
         """Everything, in one JSON object."""
-        values = asdict(self) | {"never_hit": self.never_hit}
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"never_hit": self.never_hit}
         return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
     def as_markdown(self, cpu_seconds: float, command: str) -> str:
