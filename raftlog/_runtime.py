@@ -7,7 +7,7 @@ trio's own; when something is ready it handles all of it inline, then lets the r
 has something to send. So one turn costs one wake-up, however many clients spoke, and each socket gets one send.
 
 The price is that nothing in a turn may block or await, and that whoever registers a socket must contain the errors
-of its own peer. This module is the only one that touches ``trio.lowlevel``.
+of its own peer. This module is the only one that waits for descriptors.
 """
 
 from __future__ import annotations

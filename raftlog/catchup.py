@@ -100,6 +100,7 @@ class Offers:
 
     async def _current(self) -> _Offer | None:
         """The offer that is out, if everything in it is still there; else a new one."""
+        await trio.lowlevel.checkpoint()
         if self._offer is not None and self._offer.manifest.base.pos >= self._replica.log.base_pos:
             return self._offer
         replica, log = self._replica, self._replica.log
@@ -209,6 +210,7 @@ class Puller:
 
     async def _fetch(self, staging: Staging) -> None:
         """Fetch until all is here, or another offer came."""
+        await trio.lowlevel.checkpoint()
         asked: dict[tuple[What, int], float] = {}
         told_at = trio.current_time()
         while not staging.complete and self._next is None:

@@ -131,6 +131,7 @@ class Node(Generic[M]):
         Raises:
             NotLeader, Refused: it cannot be, or the other node did not take it.
         """
+        await trio.lowlevel.checkpoint()
         replica = self.replica
         if (refusal := replica.transfer(to)) is not None:
             raise self._refused(refusal)
@@ -159,6 +160,7 @@ class Node(Generic[M]):
 
     async def stop(self) -> None:
         """End this node, handing leadership over first if it leads and somebody takes it at once."""
+        await trio.lowlevel.checkpoint()
         if self._run is None:
             return
         with trio.move_on_after(1.0), contextlib.suppress(Refused):

@@ -211,6 +211,7 @@ class Run:
             SegmentError: the disk failed. Damage is none of these: it is noted, and True is returned. A disk without
                 room for another file is none, either.
         """
+        await trio.lowlevel.checkpoint()
         failure: SegmentError | None = None
         try:
             with self._scope:
@@ -263,6 +264,7 @@ class Run:
     async def _read_range(self, request: RangeReq) -> bytes:
         if request.source == "log":
             return await read_log(self.segment_log, self.replica.commit_index, request)
+        await trio.lowlevel.checkpoint()
         return self._offers.read_snapshot(request)
 
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:

@@ -109,6 +109,7 @@ class Repairing:
         self._repair.finish()
 
     async def _fetch(self) -> None:
+        await trio.lowlevel.checkpoint()
         repair = self._repair
         while not repair.done:
             repair.peers = {str(peer) for peer in self._peers()}
@@ -148,6 +149,7 @@ class Repairing:
                 self._answers_in.send_nowait((source, wire.decode_cold(kind, payload)))
 
     async def _read(self, request: RangeReq) -> bytes:
+        await trio.lowlevel.checkpoint()
         data = None
         if request.source == "log":
             data = self._repair.serve(request.pos, min(request.nbytes, RANGE_BYTES_MAX))

@@ -70,7 +70,7 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     failures: list[StartRefused | ListenRefused | SegmentError] = []
     ended = trio.Event()
 
-    async def run_node() -> None:
+    async def run_node() -> None:  # noqa: ASYNC910 - serving is a checkpoint, also when it is cancelled
         try:
             with running:
                 await serve_node(_node_settings(settings), host.open, log=log, task_status=task_status)
@@ -110,6 +110,7 @@ class _Host:
 
     async def drain(self) -> None:
         """Let another replica lead and clients have their answers, so that they miss this one as little as possible."""
+        await trio.lowlevel.checkpoint()
         broker = self._broker
         if broker is None:
             return
