@@ -8,6 +8,7 @@ hears heartbeats as ever. When all is there, the node restarts in place, and ope
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from raftlog.consensus.types import NodeId
 from raftlog.ranges import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RANGE_BYTES_MAX, RangeRefused
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
-from raftlog.segment.staging import Manifest, Staging, What, decode_manifest, encode_manifest
+from raftlog.segment.errors import StorageFailed
+from raftlog.segment.staging import Manifest, Staging, What, decode_manifest, discard, encode_manifest
 from raftlog.transport import Lane, Transport
 from raftlog.wire import RangeReq, RangeResp, ResetOffer, WireError
 
@@ -34,6 +36,9 @@ OFFER_SECONDS_MAX: Final = 60.0
 """For how long an offer stays as it is without being used; its snapshot is in memory that long."""
 
 REQUESTS_MAX: Final = 4
+ROOM_SECONDS: Final = 2.0
+"""A peer without room for what it was offered looks again after this."""
+
 _QUEUED_MAX = 64
 _PROGRESS_SECONDS = 5.0
 
@@ -190,23 +195,44 @@ class Puller:
         """Fetch what is offered, then return.
 
         Raises:
-            StorageFailed: the disk refused.
+            StorageFailed: the disk refused. Too little room is none of it: that is waited for.
         """
         while True:
             await self._offered.wait()
             self._offered = trio.Event()
             manifest, self._next = self._next, None
             assert manifest is not None, "an offer without a manifest"
-            staging = await trio.to_thread.run_sync(Staging, self._disk, self._directory, manifest)
             try:
-                self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
-                await self._fetch(staging)
-                if staging.complete:
-                    await trio.to_thread.run_sync(staging.finish)
+                if await self._pull(manifest):
                     self._on_complete()
                     return
-            finally:
-                staging.close()
+            except StorageFailed as failure:
+                if failure.errno != errno.ENOSPC:
+                    raise
+                # What was written is not to be relied on, and takes the room that is needed.
+                await trio.to_thread.run_sync(discard, self._disk, self._directory)
+                await self._wait_for_room(str(failure))
+
+    async def _pull(self, manifest: Manifest) -> bool:
+        """Fetch what is offered; returns whether all is here, and on the disk."""
+        staging = await trio.to_thread.run_sync(Staging, self._disk, self._directory, manifest)
+        try:
+            free, _ = await trio.to_thread.run_sync(self._disk.usage, self._directory)
+            if free < staging.missing_bytes:
+                await self._wait_for_room(f"{staging.missing_bytes} bytes are missing, there is room for {free}")
+                return False
+            self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
+            await self._fetch(staging)
+            if staging.complete:
+                await trio.to_thread.run_sync(staging.finish)
+            return staging.complete
+        finally:
+            staging.close()
+
+    async def _wait_for_room(self, reason: str) -> None:
+        self._log.warning("reset_waits", source=self._source, reason=reason)
+        await trio.sleep(ROOM_SECONDS)
+        self._gone = True  # so that the offer is taken when it comes again
 
     async def _fetch(self, staging: Staging) -> None:
         """Fetch until all is here, or another offer came."""

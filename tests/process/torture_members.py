@@ -186,7 +186,7 @@ async def kill_in_reset(run: Torture) -> None:
     await run.group.kill(node)
     await run.below_base(node)
     staged = run.group.commitlog(node) / "reset"
-    for attempt in range(5):
+    for attempt in range(4):
         since = run.group.log_end(node)
         await run.group.start(node)
         awaited = run.rng.choice(("reset_begun", "node_restarts", "READY", "INSTALL"))
@@ -196,7 +196,7 @@ async def kill_in_reset(run: Torture) -> None:
             run.done[f"killed at {awaited}"] += 1
         await trio.sleep(run.rng.choice((0.0, 0.0, 0.01, 0.1, 0.5)))
         await run.group.kill(node)
-        if attempt == 3:
+        if attempt == 2:
             leader = await run.wait_leader()
             await run.group.kill(leader)
             await run.group.start(leader)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId
+from raftlog.segment import RealDisk, staging
 from raftlog.transport import Lane
 from tests.unit.replica.group import free_ports
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
@@ -185,3 +188,36 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
         await leader.append_all([b"more"])
         await nodes.start(silent)
         await silent.until(lambda member: member.application.bodies == [*BODIES, b"more"])
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the disk tells beforehand that it has no room, or refuses a write."""
+    monkeypatch.setattr("raftlog.catchup.ROOM_SECONDS", 0.05)
+    full = True
+    write_fully = staging.write_fully
+
+    def write(*arguments: Any) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "no room")
+        write_fully(*arguments)
+
+    usage = RealDisk.usage
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        leader.drop_files(keep=2)
+        with capture_logs() as log:
+            if told:
+                monkeypatch.setattr(
+                    RealDisk,
+                    "usage",
+                    lambda disk, path: (20_000, 100_000) if full and "n3" in path else usage(disk, path),
+                )
+            else:
+                monkeypatch.setattr(staging, "write_fully", write)
+            new = await add_learner(nodes, leader)
+            await new.until(lambda member: [line["event"] for line in log].count("reset_waits") >= 1)
+            assert new.runs == 1
+            full = False
+            await new.until(lambda member: member.application.bodies == BODIES)
