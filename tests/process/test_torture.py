@@ -19,10 +19,10 @@ def test_nothing_acknowledged_is_lost_under_kills_and_pauses(tmp_path: Path) -> 
     assert verdict.summary["acknowledged"] > 100, f"too little happened: {verdict.summary}"
 
 
-@pytest.mark.parametrize("kinds", ["kill_in_reset", "flip_many,add_promote_remove"])
-def test_short_logs_survive(kinds: str, tmp_path: Path) -> None:
+def test_short_logs_survive(tmp_path: Path) -> None:
     """While the log's base moves all the time."""
-    run = partial(torture, tmp_path, seconds=1, seed=2, kinds=kinds.split(","), retention_bytes=1_200_000)
+    kinds = ["kill_in_reset", "flip_many", "add_promote_remove"]
+    run = partial(torture, tmp_path, seconds=1, seed=2, kinds=kinds, retention_bytes=1_200_000)
     verdict = trio.run(run)
     assert verdict.violations == []
     assert verdict.summary["acknowledged"] > 100, f"too little happened: {verdict.summary}"
