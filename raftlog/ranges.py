@@ -26,6 +26,7 @@ ANSWER_SECONDS_MAX: Final = 2.0
 GONE: Final = "gone: it was dropped from the log"
 NOT_HERE: Final = "not here: the log ends before it"
 NOT_YET: Final = "not yet: it is not known to be committed"
+DAMAGED_HERE: Final = "damaged here, too"
 NO_SNAPSHOT: Final = "gone: no such snapshot is kept"
 
 _QUEUED_MAX = 64
@@ -75,7 +76,8 @@ class RangeServer:
 
 
 async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> bytes:
-    """Bytes of an open log, in a thread, as far as they are durable here and known to be committed.
+    """Bytes of an open log, in a thread, as far as they are durable here and, unless the request waives that, known to
+    be committed.
 
     Raises:
         RangeRefused: there are none.
@@ -86,7 +88,9 @@ async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> 
         raise RangeRefused(GONE)
     if pos >= log.durable_pos:
         raise RangeRefused(NOT_HERE)
-    end = min(pos + min(request.nbytes, RANGE_BYTES_MAX), log.durable_pos, _end_of(log, committed_index))
+    end = min(pos + min(request.nbytes, RANGE_BYTES_MAX), log.durable_pos)
+    if not request.uncommitted:
+        end = min(end, _end_of(log, committed_index))
     if end <= pos:
         raise RangeRefused(NOT_YET)
     try:

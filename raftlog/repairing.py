@@ -2,6 +2,10 @@
 
 Peers see a replica that does not answer the leader. It serves intact ranges to others that are in the same state, so
 that a group whose every log is damaged somewhere recovers, as long as each byte is intact somewhere.
+
+Committed bytes are preferred. But if so many replicas are damaged that nothing is committed any more, the others say
+"not yet" for ever, and what they have is taken anyway. A replica that is damaged at the same place says so, and that
+is an answer; with nothing to be had from anybody, and only when everybody has said so, the log is cut.
 """
 
 from __future__ import annotations
@@ -21,7 +25,16 @@ from raftlog._runtime import Reactor
 from raftlog.admission import Address, Admission, Identity
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
-from raftlog.ranges import ANSWER_SECONDS_MAX, NOT_YET, RANGE_BYTES_MAX, RangeRefused, RangeServer
+from raftlog.ranges import (
+    ANSWER_SECONDS_MAX,
+    DAMAGED_HERE,
+    GONE,
+    NOT_HERE,
+    NOT_YET,
+    RANGE_BYTES_MAX,
+    RangeRefused,
+    RangeServer,
+)
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import LogDamaged
 from raftlog.segment.notes import MEMBERS, STORES
@@ -32,6 +45,8 @@ from raftlog.wire import Kind, RangeReq, RangeResp
 Log = structlog.stdlib.BoundLogger
 
 _RETRY_SECONDS: Final = 0.2
+_PATIENCE_SECONDS: Final = 3.0
+"""For how long only committed bytes are asked for: a group that works without this replica commits them meanwhile."""
 
 
 class Repairing:
@@ -83,6 +98,7 @@ class Repairing:
             log=log,
         )
         undo.callback(self._transport.close)
+        self._answered: dict[NodeId, str] = {}
         self._transport.set_members(conf_index, dict(conf.addresses))
         self._server = RangeServer(self._transport, self._reactor.wake, self._read, bytes_per_second)
         self._answers_in, self._answers = trio.open_memory_channel[tuple[NodeId, RangeResp]](16)
@@ -111,30 +127,45 @@ class Repairing:
     async def _fetch(self) -> None:
         await trio.lowlevel.checkpoint()
         repair = self._repair
+        moved_at, told = trio.current_time(), False
+        uncommitted = False
         while not repair.done:
             repair.peers = {str(peer) for peer in self._peers()}
             progress = False
+            self._answered = dict.fromkeys(self._peers(), "not connected")
             for peer in self._peers():
                 while self._transport.connected(peer) and (wanted := repair.wanted()) is not None:
-                    if not await self._ask(peer, *wanted):
+                    if not await self._ask(peer, RangeReq("log", *wanted, uncommitted=uncommitted)):
                         break
                     progress = True
-            if not progress:
-                await trio.sleep(_RETRY_SECONDS)
+            if progress:
+                moved_at, told = trio.current_time(), False
+                continue
+            if trio.current_time() - moved_at > _PATIENCE_SECONDS and (wanted := repair.wanted()) is not None:
+                if not told:
+                    self._log.warning("repair_waits", pos=wanted[0], answers=dict(self._answered))
+                told = True
+                # Perhaps nothing is committed any more without this replica. What comes then is no worse: it must lead
+                # to what is intact behind the damage, or this replica abstains until it has heard of a leader.
+                uncommitted = True
+            await trio.sleep(_RETRY_SECONDS)
 
     def _peers(self) -> list[NodeId]:
         return sorted(self._transport.peers)
 
-    async def _ask(self, peer: NodeId, pos: int, nbytes: int) -> bool:
+    async def _ask(self, peer: NodeId, request: RangeReq) -> bool:
         """Ask ``peer`` for bytes; returns whether it is worth to ask it for more."""
-        frame = wire.encode_cold(RangeReq("log", pos, nbytes))
+        pos = request.pos
+        frame = wire.encode_cold(request)
         self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
         self._reactor.wake()
+        self._answered[peer] = "no answer"
         with trio.move_on_after(ANSWER_SECONDS_MAX):
             while True:
                 source, answer = await self._answers.receive()
                 if source == peer and answer.pos == pos:
                     break
+            self._answered[peer] = answer.refusal or f"{len(answer.data)} bytes"
             if answer.refusal is None:
                 return self._repair.offer(pos, answer.data, peer)
             if answer.refusal != NOT_YET:
@@ -150,13 +181,15 @@ class Repairing:
 
     async def _read(self, request: RangeReq) -> bytes:
         await trio.lowlevel.checkpoint()
-        data = None
-        if request.source == "log":
-            data = self._repair.serve(request.pos, min(request.nbytes, RANGE_BYTES_MAX))
-        if data is None:
-            # Not for ever: what is damaged here now may come back.
+        repair, pos = self._repair, request.pos
+        if request.source != "log":
             raise RangeRefused(NOT_YET)
-        return data
+        if (data := repair.serve(pos, min(request.nbytes, RANGE_BYTES_MAX))) is not None:
+            return data
+        # If it comes back, it comes from a replica that the one who asks will hear, too.
+        if repair.lacks(pos):
+            raise RangeRefused(DAMAGED_HERE)
+        raise RangeRefused(GONE if pos < repair.meta.starts_at.pos else NOT_HERE)
 
     def _learned(self, stores: dict[str, str]) -> None:
         """Nothing that is learned here is relied on later: no vote and no acknowledgement leaves this node."""

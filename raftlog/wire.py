@@ -132,12 +132,16 @@ RangeSource = Literal["log", "snapshot"]
 
 
 class RangeReq(msgspec.Struct, frozen=True):
-    """Send me ``nbytes`` bytes from ``pos`` on of the log, by physical offset, or of the snapshot with this ``crc``."""
+    """Send me ``nbytes`` bytes from ``pos`` on of the log, by physical offset, or of the snapshot with this ``crc``.
+
+    Of the log only what is committed, unless ``uncommitted``: for a replica that repairs what it had once.
+    """
 
     source: RangeSource
     pos: int
     nbytes: int
     crc: int = 0
+    uncommitted: bool = False
 
 
 class RangeResp(msgspec.Struct, frozen=True):

@@ -210,6 +210,16 @@ def end_of_data(read: Read, pos: int, end: int) -> int:
     return found
 
 
+def end_of_all(read: Read, pos: int, starts: Sequence[int], segment_bytes: int) -> int:
+    """Like `end_of_data`, over all files behind ``pos``, of which the last ones may have no data yet."""
+    end = pos
+    for start in starts:
+        begin, file_end = max(start, pos), start + segment_bytes
+        if begin < file_end and (found := end_of_data(read, begin, file_end)) > begin:
+            end = found
+    return end
+
+
 def find_intact(read: Read, pos: int, end: int) -> int | None:
     """Position of the first intact entry that begins in ``pos..end``, wherever it may begin.
 
@@ -343,10 +353,7 @@ def damaged_ranges(
     while isinstance(decide(evidence), Corrupt):
         behind = next_entry(read, evidence.stop.pos + 1, starts, segment_bytes, last)
         if behind is None:
-            end = max(evidence.durable_pos, evidence.end_pos)
-            for start in starts:
-                if (file_end := start + segment_bytes) > end:
-                    end = end_of_data(read, max(start, end), file_end)
+            end = end_of_all(read, max(evidence.durable_pos, evidence.end_pos), starts, segment_bytes)
             ranges.append(DamagedRange(last, None, end))
             break
         ranges.append(DamagedRange(last, behind, behind.pos))

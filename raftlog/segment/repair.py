@@ -39,7 +39,7 @@ from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, Storag
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.notes import ABSTAINING, DAMAGED
-from raftlog.segment.recovery import DamagedRange, end_of_data
+from raftlog.segment.recovery import DamagedRange, end_of_all
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -185,6 +185,10 @@ class Repair:
             return self._files.pread(pos, min(nbytes, self._good_end - pos))
         return None
 
+    def lacks(self, pos: int) -> bool:
+        """Whether ``pos`` is damaged here, so that `serve` would have something if it were not."""
+        return any(damage.pos <= pos < damage.end for damage in self._ranges)
+
     def finish(self) -> None:
         """Make the repair durable and release the directory. Raises `StorageFailed`."""
         assert self.done, f"{self.directory}: {self.missing} are still damaged"
@@ -288,7 +292,7 @@ class Repair:
     def _is_all(self, end: int) -> bool:
         """Whether what came is as much as is known to have been durable, and the very same, if nothing lay behind."""
         state = self._state
-        return self._end() == end == state.durable_pos and state.durable_chain in (None, self._last.chain)
+        return self._end() == end == state.durable_pos and self._last.chain == state.durable_chain
 
     def _conflict(self) -> FrameCorrupt:
         """Begin the range anew: what the present source gives does not lead to the intact entry behind."""
@@ -371,10 +375,7 @@ class Repair:
         self.replaced.append(Replaced(begin, nbytes, crc))
 
     def _data_end(self) -> int:
-        end = 0
-        for start in self._files.starts:
-            end = max(end, end_of_data(self._files.pread_padded, start, start + self._segment_bytes))
-        return end
+        return end_of_all(self._files.pread_padded, 0, self._files.starts, self._segment_bytes)
 
     def _write_meta(self, **changes: object) -> None:
         state = msgspec.structs.replace(self._state, **changes)

@@ -25,7 +25,7 @@ from raftlog.segment.recovery import (
     TruncateAt,
     damaged_ranges,
     decide,
-    end_of_data,
+    end_of_all,
     examine,
     in_words,
     is_intact,
@@ -119,7 +119,7 @@ class StoppedLog:
         match decision:
             case TruncateAt(pos, is_blank=False):
                 verdict = TORN
-                end = max(end_of_data(self.pread, max(pos, start), start + self._segment_bytes) for start in starts)
+                end = end_of_all(self.pread, pos, starts, self._segment_bytes)
                 findings.append(f"opening it would cut off {end - pos} bytes at {pos}")
             case Corrupt():
                 verdict = DAMAGED_STATE

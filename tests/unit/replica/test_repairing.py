@@ -1,0 +1,108 @@
+"""Several replicas of a group are damaged at once: what can be had comes back, and what cannot is not waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+import raftlog.repairing
+from raftlog.segment import RealDisk
+from raftlog.segment.meta import MetaFile
+from raftlog.segment.notes import ABSTAINING
+from tests.unit.replica.members import Group, Member, group
+
+pytestmark = pytest.mark.trio
+BODIES = [b"%04d" % number + bytes(196) for number in range(40)]  # all in one file
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raftlog.repairing, "_PATIENCE_SECONDS", 0.3)
+
+
+async def filled(nodes: Group, *late: Member) -> None:
+    """Everybody has the first half of the bodies, and everybody but ``late`` the rest; all are stopped."""
+    leader = await nodes.leader()
+    await leader.append_all(BODIES[:20])
+    for member in nodes.others():
+        await member.until(lambda member: member.application.bodies == BODIES[:20])
+    for member in late:
+        await member.stop()
+    leader = next(member for member in nodes.others(*late) if member.replica.is_leader)
+    await leader.append_all(BODIES[20:])
+    for member in nodes.others(*late):
+        await member.until(lambda member: member.application.bodies == BODIES)
+    for member in nodes.others(*late):
+        await member.stop()
+
+
+def file_of(member: Member) -> Path:
+    return member.directory / f"{0:020d}"
+
+
+def damage(member: Member, pos: int) -> None:
+    content = bytearray(file_of(member).read_bytes())
+    content[pos] ^= 4
+    file_of(member).write_bytes(content)
+
+
+def forget_commits(member: Member) -> None:
+    """As after a crash that came before the next marker."""
+    meta = MetaFile(RealDisk(), str(member.directory / "meta"))
+    assert meta.state is not None
+    for _ in range(2):
+        meta.write(msgspec.structs.replace(meta.state, commit_hint=0))
+    meta.close()
+
+
+def events(log: list[Any], event: str) -> list[Any]:
+    return [line for line in log if line["event"] == event]
+
+
+@pytest.mark.parametrize("where", ["middle", "end"])
+@pytest.mark.parametrize("knows_commit", [True, False])
+async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_third(
+    tmp_path: Path, where: str, knows_commit: bool
+) -> None:
+    async with group(tmp_path) as nodes:
+        await filled(nodes)
+        whole = file_of(nodes.members["n0"]).read_bytes()
+        pos = 3000 if where == "middle" else len(whole.rstrip(b"\0")) - 2
+        for name in ("n0", "n1"):
+            damage(nodes.members[name], pos)
+        if not knows_commit:
+            forget_commits(nodes.members["n2"])
+        for member in nodes.others():
+            await nodes.start(member)
+        for member in nodes.others():
+            await member.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+            assert ABSTAINING not in member.run.segment_log.notes
+            assert file_of(member).read_bytes()[: len(whole.rstrip(b"\0"))] == whole.rstrip(b"\0")
+
+
+async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        short = nodes.others(leader)[0]
+        await filled(nodes, short)
+        hurt = nodes.others(short)
+        for member in hurt:
+            damage(member, len(file_of(member).read_bytes().rstrip(b"\0")) - 2)
+        with capture_logs() as log:
+            for member in hurt:
+                await nodes.start(member)
+            # Nothing is decided while the third one has not answered.
+            await hurt[0].until(lambda member: bool(events(log, "repair_waits")))
+            assert not events(log, "log_cut")
+            waits = events(log, "repair_waits")[0]["answers"]
+            assert waits[short.name] == "not connected"
+            await nodes.start(short)
+            for member in hurt:
+                await member.until(lambda member: member.runs == 2)
+        assert len(events(log, "log_cut")) == 2
+        assert all(ABSTAINING in member.run.segment_log.notes for member in hurt)
+        assert len(events(log, "repair_waits")) <= 2, "it is told once"
