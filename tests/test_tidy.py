@@ -17,9 +17,14 @@ ROOT = Path(__file__).parent.parent
 SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "tests")
 
 PURE = (
+    "raftlog/admission.py",
+    "raftlog/barriers.py",
     "raftlog/consensus",
     "raftlog/segment/codec.py",
     "raftlog/segment/recovery.py",
+    "raftlog/segment/retention.py",
+    "raftlog/starting.py",
+    "raftlog/wire.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
 )
