@@ -124,7 +124,7 @@ async def transfer(run: Torture) -> None:
 
 @kind
 async def second_process(run: Torture) -> None:
-    """A process with the id and directory of a member is refused, and one with its id and an empty directory, too."""
+    """A second process with the id and directory of a member that runs is refused, and does no harm."""
     node = run.rng.choice(run.group.members)
     code, said = await run.group.ended(*run.group.arguments(node))
     if code != 2 or "in use" not in said:
@@ -134,7 +134,7 @@ async def second_process(run: Torture) -> None:
 
 @kind
 async def wrong_cluster(run: Torture) -> None:
-    """A follower comes back as a node of another cluster: its own directory refuses, and so do peers."""
+    """A follower comes back as a node of another cluster: its own directory refuses."""
     node = await run.a_follower()
     await run.group.stop(node)
     code, said = await run.group.ended(*run.group.arguments(node), "--set", "cluster_id=another")
