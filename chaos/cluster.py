@@ -187,7 +187,11 @@ class Cluster:
         holders = frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
         index = HEADER.unpack_from(data)[2]
         for node in self.nodes.values():
-            if node.process is not None and node.node_id not in holders and node.process.vouches_for(index, data):
+            if node.process is None or node.node_id in holders:
+                continue
+            with node.disk.faults_withheld():
+                vouches = node.process.vouches_for(index, data)
+            if vouches:
                 raise Violation(f"durability: {node.node_id} counts entry {index} as durable, its disk has not got it")
         return holders
 
@@ -324,7 +328,11 @@ class Cluster:
         peer = self.rng.choice([other for other in self.nodes.values() if other is not node])
         if peer.process is not None and self.network.connected(node.node_id, peer.node_id):
             pos, nbytes = wanted
-            data = peer.process.range_for(pos, min(nbytes, self.rng.choice((60, 1000, nbytes))))
+            try:
+                data = peer.process.range_for(pos, min(nbytes, self.rng.choice((60, 1000, nbytes))))
+            except (StorageCorrupt, StorageFailed) as error:
+                self.process_ends(peer, error)
+                data = b""
             self.note(f"{node.node_id} gets {None if data is None else len(data)} bytes at {pos} of {peer.node_id}")
             if data != b"":
                 node.take_for_repair(peer.node_id, pos, data)

@@ -13,9 +13,10 @@ All of it is deterministic; chance comes in as a `random.Random`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
 
@@ -167,6 +168,15 @@ class MemoryDisk:
         """Bytes that a power cut leaves for certain; empty when not even the file's name is durable."""
         file = self._durable_files.get(path)
         return b"" if file is None else bytes(file.durable[offset : offset + length])
+
+    @contextlib.contextmanager
+    def faults_withheld(self) -> Iterator[None]:
+        """Let nothing fail meanwhile: for whoever looks at the disk from outside."""
+        faults, self._faults = self._faults, {}
+        try:
+            yield
+        finally:
+            self._faults = faults
 
     def no_faults(self) -> None:
         """Forget failures that were ordered and have not happened, and any limit of room."""

@@ -12,6 +12,7 @@ The rules are those of the Raft thesis, figure 3.2, and of a log that is appende
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,7 @@ class History:
         self._asked: dict[int, _Asked] = {}
         self._index_of: dict[int, int] = {}
         self.committed: list[Entry] = []
+        self._committed_in: list[int] = []
         self.acked: dict[int, int] = {}
         self.acked_index = 0
         self._read_index = 0
@@ -105,9 +107,11 @@ class History:
         """Election safety and leader completeness: one leader per term, and it has everything committed before."""
         if self._leaders.setdefault(term, node) != node:
             raise Violation(f"election safety: {node} and {self._leaders[term]} both lead in term {term}")
-        if not self.committed:
+        # A late vote may still elect somebody to a term that others have left behind; that leader decides nothing, and
+        # need not have what was committed in later terms.
+        if not (before := bisect_left(self._committed_in, term)):
             return
-        newest = self.committed[-1]
+        newest = self.committed[before - 1]
         if last_index < newest.index:
             raise Violation(f"leader completeness: {node} leads term {term} without {newest}, it ends at {last_index}")
         if (chain := chain_at(newest.index)) != newest.chain:
@@ -121,10 +125,13 @@ class History:
         if disk.term < term or (disk.term == term and disk.voted_for != candidate):
             raise Violation(f"vote: {voter} voted for {candidate} in term {term}, on its disk is {disk}")
 
-    def applied(self, node: NodeId, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]) -> None:
+    def applied(
+        self, node: NodeId, term: int, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]
+    ) -> None:
         """State machine safety and durability: one entry per index, on the disks of a majority.
 
-        ``data`` gives header and body; one of ``confs`` says whose majority.
+        ``term`` is the node's; the entry was committed in it or before. ``data`` gives header and body; one of
+        ``confs`` says whose majority.
         """
         index = entry.index
         if index <= len(self.committed):
@@ -138,6 +145,7 @@ class History:
         if (value := entry.value) is not None:
             self._check_value(node, entry, value)
         self.committed.append(entry)
+        self._committed_in.append(max(term, self._committed_in[-1] if self._committed_in else 0))
 
     def check_acknowledged(self, node: NodeId, applied_index: int) -> None:
         """Everything that a client was told is in the log of ``node``, whose entries were all compared before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from chaos.buggify import Buggify
@@ -437,7 +438,7 @@ class Process:
             if entry.annotation and entry.annotation != b"%d" % (value or 0):
                 raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
             known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
-            history.applied(self.node_id, known, lambda index=index: self._bytes_of(index), confs)  # type: ignore[misc]
+            history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)
             self._applied = index
             if (asked := self._pending.pop(index, None)) is not None:
                 if asked != value:

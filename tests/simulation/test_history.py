@@ -40,7 +40,7 @@ def history(disks: Disks) -> History:
 
 
 def commit(history: History, node: NodeId, entry: Entry, conf: ConfState = CONF) -> None:
-    history.applied(node, entry, lambda: b"its bytes", [conf])
+    history.applied(node, 1, entry, lambda: b"its bytes", [conf])
 
 
 def test_honest_history_passes(history: History) -> None:
@@ -62,6 +62,13 @@ def test_two_leaders_in_a_term(history: History) -> None:
 def test_leader_that_lacks_a_committed_entry(history: History) -> None:
     with pytest.raises(Violation, match="leader completeness"):
         history.elected(B, 2, 0, CHAINS.__getitem__)
+
+
+def test_leader_of_a_term_that_others_left_behind(history: History) -> None:
+    history.applied(A, 5, TWO, lambda: b"its bytes", [CONF])
+    history.elected(B, 4, 1, CHAINS.__getitem__)
+    with pytest.raises(Violation, match="leader completeness"):
+        history.elected(B, 6, 1, CHAINS.__getitem__)
 
 
 def test_leader_with_another_entry_in_its_place(history: History) -> None:
