@@ -13,6 +13,8 @@ def table_of(view: GroupView) -> Table:
     kept = f"entries {view.base_index + 1:,} to {view.last_index:,}, committed {view.commit_index:,}"
     disk = f"disk of {view.node_id} {view.disk_used:.0%} used"
     notes = " · ABSTAINING: it does not vote" if view.abstaining else ""
+    if view.abstaining and not view.leader:
+        notes += "\nif a majority abstains, nobody can lead: bring back another replica, or see raftmq log trust --help"
     table = Table(
         title=f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}",
         title_justify="left",

@@ -1,4 +1,4 @@
-"""`raftmq log`: what the files of a stopped node say. Nothing in them is changed."""
+"""`raftmq log`: what the files of a stopped node say. Only `trust` changes anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raftlog.segment.recovery import DamagedRange
     from raftlog.segment.verify import StoppedLog
 
-app = typer.Typer(help="Verify and print the log of a stopped node; nothing is changed.", no_args_is_help=True)
+app = typer.Typer(help="Verify, print and trust the log of a stopped node.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(help="A broker's data directory, or the commitlog in it.", metavar="DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -36,10 +36,12 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
     Exit code 0: intact, or a torn end that a start cuts off. 1: damaged, to be repaired from other replicas.
     2: unusable, or in use by a running node.
     """
+    from raftlog.segment.notes import ABSTAINING
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
 
     with _stopped(directory) as log:
         report = log.report()
+    abstaining = report.state is not None and ABSTAINING in report.state.notes
     if as_json:
         print(
             json.dumps(
@@ -50,6 +52,8 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
                     "cluster": report.state.cluster_id if report.state else None,
                     "firstIndex": report.first_index,
                     "lastIndex": report.last.index if report.last else None,
+                    "lastTerm": report.last.term if report.last else None,
+                    "abstaining": abstaining,
                     "damaged": [[damage.pos, damage.end] for damage in report.ranges],
                     "findings": report.findings,
                 }
@@ -60,11 +64,50 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
         print(f"{report.directory}{owner}")
         for finding in report.findings:
             print(f"  {finding}")
+        if abstaining:
+            print(f"  only if a majority abstains for good: raftmq log trust {directory} --accept-loss")
         print(report.verdict)
     if report.verdict == UNUSABLE:
         raise CommandFailed(f"{report.directory} is unusable")
     if report.verdict == DAMAGED_STATE:
         raise CommandFailed(f"{report.directory} is damaged", EXIT_FAILED)
+
+
+@app.command("trust")
+def trust(
+    directory: Directory,
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
+) -> None:
+    """Let a replica vote again that abstains since it may have lost messages which were acknowledged.
+
+    For a group in which a majority abstains, and no other replica will come back. What such replicas have lost is lost
+    for good then. Trust those with the highest last term and, among these, the highest last index (see verify), and no
+    more of them than a majority needs.
+    """
+    from raftlog import RealDisk, SegmentError
+    from raftlog.segment.trust import trust
+    from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
+
+    with _stopped(directory) as log:
+        report = log.report()
+    if report.verdict == UNUSABLE:
+        raise CommandFailed(f"{report.directory} is unusable")
+    if report.verdict == DAMAGED_STATE:
+        raise CommandFailed(f"{report.directory} is damaged: start the node, which repairs it from its peers")
+    assert report.last is not None, f"{report.directory}: {report.verdict} without a last entry"
+    end = f"its log ends with entry {report.last.index} of term {report.last.term}"
+    if not accept_loss:
+        raise CommandFailed(
+            f"{report.directory}: {end}. What this replica acknowledged and lost may exist nowhere else: say so with "
+            "--accept-loss"
+        )
+    try:
+        was_abstaining = trust(RealDisk(), report.directory)
+    except SegmentError as error:
+        raise CommandFailed(str(error)) from error
+    print(
+        f"{report.directory}: {end}; {'it votes again' if was_abstaining else 'it does not abstain, nothing changed'}"
+    )
 
 
 @app.command("dump")

@@ -61,8 +61,13 @@ def table_of(group: GroupStatus) -> Table:
         table.add_row(
             replica.node_id, address, role_of(replica), term, committed, position, _lag(replica), disk, style=style
         )
-    if notes := "\n".join(note for replica in group.replicas for note in _notes(replica)):
-        table.caption, table.caption_justify = notes, "left"
+    notes = [note for replica in group.replicas for note in _notes(replica)]
+    if group.leader is None and any(replica.abstaining for replica in group.replicas):
+        notes.append(
+            "if a majority abstains, nobody can lead: bring back another replica, or see raftmq log trust --help"
+        )
+    if notes:
+        table.caption, table.caption_justify = "\n".join(notes), "left"
     return table
 
 

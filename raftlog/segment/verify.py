@@ -15,7 +15,7 @@ from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable, FrameCorr
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot
-from raftlog.segment.notes import DAMAGED
+from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
     DamagedRange,
@@ -103,6 +103,8 @@ class StoppedLog:
         state, base = self.state, self.state.starts_at.ref
         if foreign := foreign_names(self._names, self._segment_bytes):
             findings.append(f"not files of a log, left alone: {', '.join(foreign)}")
+        if ABSTAINING in state.notes:
+            findings.append("abstains: it may lack entries that it acknowledged, and does not vote before it caught up")
         findings += self._file_findings(base.pos)
         starts = [start for start in self.starts if start >= base.pos]
         index = LogIndex(self._segment_bytes)

@@ -115,3 +115,10 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
     assert "n7 keeps entries from 42 on" in shown(group)
     assert "n7 abstains" in shown(group)
     assert "n1 " not in "\n".join(line for line in lines if "priority" in line or "keeps" in line)
+    assert "log trust" not in shown(group), "it votes again by itself"
+
+
+def test_abstaining_without_a_leader_names_the_way_out() -> None:
+    [group] = group_statuses([answer(1, figures("n1", "follower", abstaining="true"))])
+    assert group.leader is None
+    assert "see raftmq log trust --help" in shown(group)

@@ -14,6 +14,7 @@ from raftlog import RealDisk
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from raftlog.segment.notes import ABSTAINING
 
 
 def opened(path: Path) -> SegmentLog:
@@ -68,6 +69,40 @@ def test_running_node_is_left_alone(data_dir: Path) -> None:
         assert failed.exit_code == EXIT_REFUSED
         assert "in use by process" in str(failed)
     log.close()
+
+
+def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
+    log = opened(data_dir)
+    log.set_note(ABSTAINING, b"1")
+    log.set_note("other", b"kept")
+    log.submit(1)
+    assert "in use by process" in str(refusal(run("trust", data_dir, "--accept-loss")))
+    log.close()
+    said = run("verify", data_dir).output
+    assert "abstains: it may lack entries" in said
+    assert f"raftmq log trust {data_dir} --accept-loss" in said
+    found = json.loads(run("verify", data_dir, "--json").output)
+    assert (found["abstaining"], found["lastIndex"], found["lastTerm"]) == (True, 99, 1)
+    failed = refusal(run("trust", data_dir))
+    assert failed.exit_code == EXIT_REFUSED
+    assert "its log ends with entry 99 of term 1" in str(failed)
+    assert json.loads(run("verify", data_dir, "--json").output)["abstaining"], "trusted without --accept-loss"
+    result = run("trust", data_dir, "--accept-loss")
+    assert result.exit_code == 0
+    assert result.output.endswith("it votes again\n")
+    assert "abstains" not in run("verify", data_dir).output
+    assert run("trust", data_dir, "--accept-loss").output.endswith("nothing changed\n")
+    log = opened(data_dir)
+    assert dict(log.notes) == {"other": b"kept"}
+    assert log.last_index == 99
+    log.close()
+
+
+def test_what_is_damaged_is_not_trusted(data_dir: Path) -> None:
+    with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff")
+    assert "start the node" in str(refusal(run("trust", data_dir, "--accept-loss")))
 
 
 def test_directory_without_a_log(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import raftlog.repairing
 from raftlog.segment import RealDisk
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.notes import ABSTAINING
+from raftlog.segment.trust import trust
 from tests.unit.replica.members import Group, Member, group
 
 pytestmark = pytest.mark.trio
@@ -106,3 +107,14 @@ async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path)
         assert len(events(log, "log_cut")) == 2
         assert all(ABSTAINING in member.run.segment_log.notes for member in hurt)
         assert len(events(log, "repair_waits")) <= 2, "it is told once"
+        # Nobody leads from here on, unless a person decides that what is lost is lost.
+        for member in nodes.others():
+            await member.stop()
+        assert trust(RealDisk(), str(hurt[0].directory))
+        for member in nodes.others():
+            await nodes.start(member)
+        leader = await nodes.leader()
+        await leader.append_all([b"goes on"])
+        for member in nodes.others():
+            await member.until(lambda member: member.application.bodies[-1:] == [b"goes on"])
+            await member.until(lambda member: not member.replica.core.abstaining)
