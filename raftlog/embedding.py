@@ -18,7 +18,7 @@ import trio
 from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, Refusal, RoleChange
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import CommittedEntry, Replica
-from raftlog.segment.disk import Disk, RealDisk, write_fully
+from raftlog.segment.disk import Disk, RealDisk, write_file
 from raftlog.segment.staging import SNAPSHOT_NAME
 
 _INDEX = struct.Struct(">Q")
@@ -148,7 +148,7 @@ class Node(Generic[M]):
         async with self._compacting:
             run, replica = self._run, self.replica
             index, data = self._applied_index, self.machine.snapshot()
-            await trio.to_thread.run_sync(self._write_aside, _INDEX.pack(index) + data)
+            await trio.to_thread.run_sync(write_file, self._disk, self._path + _ASIDE, _INDEX.pack(index) + data)
             if self._run is not run:
                 return  # a newer snapshot may lie there by now
             self._disk.rename(self._path + _ASIDE, self._path)
@@ -228,16 +228,6 @@ class Node(Generic[M]):
         except FileNotFoundError:
             return None
         return _INDEX.unpack_from(data)[0], data[_INDEX.size :]
-
-    def _write_aside(self, data: bytes) -> None:
-        disk = self._disk
-        fd = disk.open(self._path + _ASIDE, create=True)
-        try:
-            disk.truncate(fd, 0)
-            write_fully(disk.pwritev, fd, [data], 0)
-            disk.fdatasync(fd)
-        finally:
-            disk.close(fd)
 
     def _taken(self, index: int | Refusal) -> int:
         if isinstance(index, Refusal):

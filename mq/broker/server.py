@@ -171,7 +171,7 @@ class _Host:
                     (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
                     (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
-                    (settings.retention_seconds, lambda: _delete_expired(broker, log)),
+                    (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
                     (settings.offset_commit_seconds, broker.replicate_offsets),
                     (settings.idle_seconds_max, broker.close_idle_connections),
                 ):

@@ -101,7 +101,7 @@ class BrokerSettings(ProcessSettings):
     retention_hours: float = Field(72.0, gt=0, description="a log file is kept so long after its newest message")
     retention_bytes: int | None = Field(None, ge=MIB, description="the log is cut to this, however new it is")
     delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting what is too old; -1: any")
-    retention_seconds: float = Field(10.0, gt=0, description="how often to look for files to delete")
+    retention_check_seconds: float = Field(10.0, gt=0, description="how often to look for files to delete")
     disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="part of the disk in use from which on to warn")
     disk_expire_ratio: float = Field(0.80, gt=0, le=1, description="... files are deleted before their time")
     disk_full_ratio: float = Field(0.90, gt=0, le=1, description="... no message is taken")

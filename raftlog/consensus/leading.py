@@ -234,6 +234,7 @@ class Leading(Handover, Reading):
     def _advance_commit(self) -> None:
         """Commit what a majority holds, own log included, if that reaches into the own term (thesis 3.6.2)."""
         own = self._tickets.durable if self.config.durable_commit else self._log.last_index
+        # As `_agreed`, spelled out: this runs for each acknowledgement.
         votes, others = self._quorums[0]
         index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])
         if len(self._quorums) > 1:

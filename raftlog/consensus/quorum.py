@@ -33,19 +33,6 @@ def agreed(values: Sequence[Number]) -> Number:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def committed_index(voters: Collection[NodeId], match: Mapping[NodeId, int]) -> int:
-    """The last index that a majority of ``voters`` holds; a voter without a match index holds nothing."""
-    return agreed([match.get(voter, 0) for voter in voters])
-
-
-def joint_committed_index(
-    incoming: Collection[NodeId], outgoing: Collection[NodeId], match: Mapping[NodeId, int]
-) -> int:
-    """As `committed_index`, with majorities of both sets; an empty ``outgoing`` is no change under way."""
-    index = committed_index(incoming, match)
-    return min(index, committed_index(outgoing, match)) if outgoing else index
-
-
 def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
     """How an election among ``voters`` stands; votes of others do not count."""
     granted = sum(votes.get(voter, False) for voter in voters)

@@ -146,6 +146,17 @@ IOVECS_MAX = 1024
 """Most buffers that Linux takes in one call."""
 
 
+def write_file(disk: Disk, path: str, content: Buffer) -> None:
+    """Make a file, or make it anew, and sync it; its name is durable once its directory is. Raises `OSError`."""
+    fd = disk.open(path, create=True)
+    try:
+        disk.truncate(fd, 0)
+        write_fully(disk.pwritev, fd, [content], 0)
+        disk.fdatasync(fd)
+    finally:
+        disk.close(fd)
+
+
 def write_fully(write: Write, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
     """Write all buffers one behind the other, in as few calls of ``write`` as the system allows. Raises `OSError`."""
     for first in range(0, len(buffers), IOVECS_MAX):

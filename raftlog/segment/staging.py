@@ -31,7 +31,7 @@ from raftlog.segment.codec import (
     is_blank,
     verify_entry,
 )
-from raftlog.segment.disk import Disk, write_fully
+from raftlog.segment.disk import Disk, write_file, write_fully
 from raftlog.segment.errors import FrameCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import LogIndex
@@ -424,13 +424,7 @@ def _stored_manifest(disk: Disk, root: str) -> Manifest | None:
 
 def _write_file(disk: Disk, root: str, name: str, content: bytes) -> None:
     path = os.path.join(root, name)
-    fd = disk.open(path + ".tmp", create=True)
-    try:
-        disk.truncate(fd, 0)
-        write_fully(disk.pwritev, fd, [content], 0)
-        disk.fdatasync(fd)
-    finally:
-        disk.close(fd)
+    write_file(disk, path + ".tmp", content)
     disk.rename(path + ".tmp", path)
     disk.sync_directory(root)
 

@@ -50,7 +50,7 @@ SHORT_LOG = {
     "segment_bytes": str(128 * 1024),
     "message_bytes_max": "60000",
     "entry_bytes_max": "32768",
-    "retention_seconds": "0.3",
+    "retention_check_seconds": "0.3",
     "catch_up_bytes_per_second": str(2 * MIB),
 }
 """With ``retention_bytes``: the log's base moves all the time."""

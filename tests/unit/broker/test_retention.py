@@ -20,7 +20,7 @@ SMALL = {
     "segment_bytes": 128 * 1024,
     "message_bytes_max": 32 * 1024,
     "retention_bytes": MIB,
-    "retention_seconds": 0.02,
+    "retention_check_seconds": 0.02,
     "checkpoint_seconds": 0.02,
 }
 COUNT = 400
@@ -90,7 +90,7 @@ async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> Non
             for path in (tmp_path / lost / "T").rglob("*0"):
                 if path.is_file():
                     path.write_bytes(b"")
-        async with running(tmp_path, **SMALL | {"retention_seconds": 1000}) as broker:
+        async with running(tmp_path, **SMALL | {"retention_check_seconds": 1000}) as broker:
             client = await broker.connect()
             low = low or await client.offset(RequestCode.GET_MIN_OFFSET)
             await check(client, low, COUNT)
@@ -155,7 +155,7 @@ async def test_app_snapshot_and_log_cut(tmp_path: Path, monkeypatch: pytest.Monk
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(5))
         assert (await client.send("Late", b"last of all")).code == 0
         await shortened(client, tmp_path / "one" / "commitlog")
-    still = SMALL | {"retention_seconds": 1000}
+    still = SMALL | {"retention_check_seconds": 1000}
     async with running(tmp_path / "one", **still) as broker:
         client = await broker.connect()
         expected = await state(client)

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from raftlog.consensus.quorum import (
     VoteResult,
     agreed,
-    committed_index,
-    joint_committed_index,
     joint_vote_result,
     majority,
     vote_result,
@@ -20,7 +18,6 @@ from raftlog.consensus.types import NodeId
 
 NODES = [NodeId(f"n{number}") for number in range(7)]
 voters = st.lists(st.sampled_from(NODES), min_size=1, max_size=7, unique=True)
-matches = st.dictionaries(st.sampled_from(NODES), st.integers(0, 9))
 ballots = st.dictionaries(st.sampled_from(NODES), st.booleans())
 
 
@@ -36,23 +33,6 @@ def test_any_two_majorities_overlap(size: int) -> None:
     groups = [set(group) for group in combinations(nodes, majority(size))]
     assert all(one & other for one in groups for other in groups)
     assert majority(size) - 1 <= size - (majority(size) - 1), "a smaller number would do"
-
-
-@given(voters, matches)
-def test_committed_index_counts_voters_only(voters: list[NodeId], match: dict[NodeId, int]) -> None:
-    index = committed_index(voters, match)
-    held_by = sum(match.get(voter, 0) >= index for voter in voters)
-    beyond = sum(match.get(voter, 0) > index for voter in voters)
-    assert held_by >= majority(len(voters)) > beyond
-
-
-@given(voters, voters, matches)
-def test_joint_committed_index_needs_both(
-    incoming: list[NodeId], outgoing: list[NodeId], match: dict[NodeId, int]
-) -> None:
-    index = joint_committed_index(incoming, outgoing, match)
-    assert index == min(committed_index(incoming, match), committed_index(outgoing, match))
-    assert joint_committed_index(incoming, [], match) == committed_index(incoming, match)
 
 
 @given(voters, ballots)
