@@ -13,18 +13,20 @@ from chaos.__main__ import main, regressions
 from chaos.cluster import Outcome, simulate
 from chaos.schedule import draw_scenario
 
-SEEDS = range(200)
-CHUNK = 20
+HOURS = 3
+SEEDS_MIN = 200
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", SEEDS[::CHUNK])
-def test_simulator_soak(first: int) -> None:
-    outcomes = [simulate(draw_scenario(seed)) for seed in range(first, first + CHUNK)]
-    broken = [f"{o.broke}; repeat it: python -m chaos --seed {o.seed} --trace" for o in outcomes if o.broke]
-    assert not broken, "\n".join(broken)
-    assert sum(outcome.acknowledged for outcome in outcomes) > 1000, "clients got next to nothing through"
-    assert sum(outcome.terms for outcome in outcomes) > 2 * CHUNK, "hardly any elections took place"
+def test_simulator_soak(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Seeds from 0 on, on all processors, until enough time was simulated."""
+    broke = main(["--hours", str(HOURS), "--report", str(tmp_path / "soak")])
+    assert not broke, capsys.readouterr().out
+    report = json.loads((tmp_path / "soak.json").read_text())
+    assert report["seeds"] >= SEEDS_MIN
+    assert report["seconds"] >= HOURS * 3600
+    assert report["acknowledged"] > 5 * report["seeds"], "clients got next to nothing through"
+    assert report["elections"] > 2 * report["seeds"], "hardly any elections took place"
 
 
 @pytest.mark.slow
