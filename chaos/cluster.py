@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chaos.buggify import Buggify
+from chaos.catchup import CatchUp
 from chaos.faults import Fault, Heal
 from chaos.history import History, Violation
 from chaos.limits import drawn
@@ -47,6 +48,8 @@ class Outcome:
     reads: int
     terms: int
     elections: int
+    repairs: int
+    resets: int
     digest: int
     broke: str | None
     injected: dict[str, int] = field(default_factory=dict)
@@ -104,6 +107,7 @@ class Cluster:
             for node_id, rate, priority in zip(machines, scenario.clock_rates, scenario.priorities, strict=True)
         }
         self.nemesis = Nemesis(self)
+        self.catch_up = CatchUp(self)
         self._digest = 0
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._scheduled = 0
@@ -175,6 +179,10 @@ class Cluster:
             return
         self.nemesis.end(node, power_cut=False)
         self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
+
+    def offers(self, process: Process, peer: NodeId) -> None:
+        """See `chaos.node.World`."""
+        self.catch_up.offer(process, peer)
 
     def leads(self, node: Node, term: int) -> None:
         """See `chaos.node.World`."""
@@ -312,6 +320,12 @@ class Cluster:
         if node.process is None:
             return
         node.process.note_damage(pos)
+        self.reopen(node, node.process)
+
+    def reopen(self, node: Node, process: Process | None) -> None:
+        """Stop a process in order and start the next one, unless it has ended already."""
+        if process is None or node.process is not process:
+            return
         node.stop()
         self.wires.node_ended(node.node_id)
         self.restart(node)
@@ -429,6 +443,8 @@ class Cluster:
             reads=self.history.reads,
             terms=terms,
             elections=self.elections,
+            repairs=self.repairs,
+            resets=self.catch_up.finished,
             digest=self._digest,
             broke=broke,
             injected=dict(self.nemesis.injected),

@@ -241,7 +241,9 @@ class Nemesis:
         process, cluster = node.process, self._cluster
         if process is None or node.node_id in cluster.paused:
             return False
-        floor = min(0 if n.process is None else n.process.log.durable_index for n in cluster.nodes.values())
+        floor = process.log.durable_index
+        if self._rng.random() < 0.5:
+            floor = min(0 if n.process is None else n.process.log.durable_index for n in cluster.nodes.values())
         dropped = False
 
         def step() -> None:

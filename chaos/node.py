@@ -69,6 +69,9 @@ class World(Protocol):
     def process_ends(self, node: Node, error: Exception) -> None:
         """The node's process gives up."""
 
+    def offers(self, process: Process, peer: NodeId) -> None:
+        """The node leads, and ``peer`` needs files of its log."""
+
     def leads(self, node: Node, term: int) -> None:
         """The node was elected."""
 
@@ -102,6 +105,8 @@ class Node:
         self._clock_ahead = 0.0
         self._rng = rng
         self.checkpoint = 0
+        self.replacing = False
+        """Fetched files are put in the log's place by the next start."""
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -109,6 +114,7 @@ class Node:
         """Start the process from what the disk holds; returns why it did not start, if the disk is to blame."""
         assert self.process is None, f"{self.node_id} runs already"
         assert self.repair is None, f"{self.node_id} is being repaired"
+        self.replacing |= bool({"READY", "INSTALL"} & set(self.disk.names(f"{DIRECTORY}/reset")))
         if self._world.buggify("crash-while-opening"):
             self.disk.cut_power_after(self._rng.randrange(12))
         try:
@@ -269,6 +275,7 @@ class Process:
             now=node.clock(),
             core_class=core_class,
         )
+        self._begin_anew_if_replaced()
         if world.buggify("lost-checkpoint"):
             node.checkpoint = max(log.base[0], rng.randint(0, node.checkpoint))
         if world.buggify("replay-everything"):
@@ -283,11 +290,23 @@ class Process:
             wake=lambda: world.later(node, 0.0, lambda: None),
             confs=confs,
             on_conf=self._configured,
+            on_reset=lambda peer: world.offers(self, peer),
         )
         self._applied = node.checkpoint
         self._pending: dict[int, int] = {}
         self._led_term = 0
         self._turns = 0
+
+    def _begin_anew_if_replaced(self) -> None:
+        """If other files were put in the log's place, the application begins with the snapshot that came with them."""
+        node, base_index = self.node, self.log.base[0]
+        if node.checkpoint < base_index:
+            snapshot = node.disk.durable(f"{DIRECTORY}/snapshot", 0, 32)
+            if not snapshot.isdigit() or int(snapshot) < base_index:
+                raise Violation(f"{self.node_id}: the log begins behind {base_index}, the snapshot is {snapshot!r}")
+        if node.checkpoint < base_index or node.replacing:
+            node.checkpoint = base_index
+        node.replacing = False
 
     def _configured(self, index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]

@@ -24,6 +24,8 @@ class Totals:
     reads: int = 0
     terms: int = 0
     elections: int = 0
+    repairs: int = 0
+    resets: int = 0
     injected: Counter[str] = field(default_factory=Counter)
     effective: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
@@ -40,6 +42,8 @@ class Totals:
         self.reads += outcome.reads
         self.terms += outcome.terms
         self.elections += outcome.elections
+        self.repairs += outcome.repairs
+        self.resets += outcome.resets
         self.injected.update(outcome.injected)
         self.effective.update(outcome.effective)
         self.asked.update(outcome.asked)
@@ -58,7 +62,7 @@ class Totals:
         return (
             f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
             f"{self.acknowledged} acknowledged of {self.committed} committed entries, {self.reads} reads, "
-            f"{self.elections} elections, {sum(self.effective.values())} faults of {sum(self.injected.values())} took "
+            f"{self.elections} elections, {self.repairs} repairs, {self.resets} resets, {sum(self.effective.values())} faults of {sum(self.injected.values())} took "
             f"effect, {cpu_seconds:.1f} s CPU ({self.seconds / max(cpu_seconds, 1e-9):.0f} simulated s per CPU s); "
             f"{broken}"
         )
@@ -87,6 +91,8 @@ class Totals:
                     "acknowledged appends": self.acknowledged,
                     "linearizable reads": self.reads,
                     "elections": self.elections,
+                    "damaged logs repaired": self.repairs,
+                    "logs replaced by fetched files": self.resets,
                     "broken promises": len(self.broken),
                 }
             ),

@@ -144,6 +144,7 @@ def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
         tail_bytes_max=rng.choice((1, 1000, 64 * 1024 * 1024)),
         tail_spans_max=rng.choice((1, 10, 65_536)),
         catch_up_bytes_max=catch_up_bytes_max,
+        reset_entries_min=rng.choice((4096, 4096, 20, 3)),
     )
 
 
