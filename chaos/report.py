@@ -62,8 +62,9 @@ class Totals:
         return (
             f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
             f"{self.acknowledged} acknowledged of {self.committed} committed entries, {self.reads} reads, "
-            f"{self.elections} elections, {self.repairs} repairs, {self.resets} resets, {sum(self.effective.values())} faults of {sum(self.injected.values())} took "
-            f"effect, {cpu_seconds:.1f} s CPU ({self.seconds / max(cpu_seconds, 1e-9):.0f} simulated s per CPU s); "
+            f"{self.elections} elections, {self.repairs} repairs, {self.resets} resets, "
+            f"{sum(self.effective.values())} faults of {sum(self.injected.values())} took effect, "
+            f"{cpu_seconds:.1f} s CPU ({self.seconds / max(cpu_seconds, 1e-9):.0f} simulated s per CPU s); "
             f"{broken}"
         )
 

@@ -93,9 +93,13 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     if relaxed:
         config = replace(config, durable_commit=False)
         faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
-        faults += _forgetful_voter(rng, nodes, safety_seconds)
+        faults += _forgetful_voter(rng, nodes, 2 * config.election_timeout_seconds_max, safety_seconds)
         faults.sort(key=lambda timed: timed[0])
         kinds += ("forgetful-voter",)
+    if "retention" in kinds:
+        # All the time, so that whoever was away for a while finds that what it needs is gone.
+        faults += _drops(rng, nodes, safety_seconds)
+        faults.sort(key=lambda timed: timed[0])
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
@@ -114,7 +118,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         body_bytes_max=min(rng.choice((20, 100, 100, 1000)), segment_bytes // 3),
         segment_bytes=segment_bytes,
         log_tail_bytes_max=rng.choice((1, 500, 5000, 32 * 1024 * 1024)),
-        disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)) if config.durable_commit else 0.2,
+        disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)) if config.durable_commit else 0.4,
         streams=not hunted and rng.random() < 0.6,
         limits=_draw_limits(rng),
         kinds=kinds,
@@ -152,20 +156,29 @@ def _spared(fault: Fault, victim: NodeId) -> Fault:
     return Crash(fault.node) if isinstance(fault, PowerCut) and fault.node != victim else fault
 
 
-def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+def _drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+    faults: list[Timed] = []
+    at = rng.uniform(0.5, 2.0)
+    while at < seconds:
+        faults.append((at, Retention(rng.choice(nodes), rng.choice((1.0, rng.random())))))
+        at += rng.expovariate(3.0)
+    return faults
+
+
+def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Timed]:
     """Again and again: one node misses something, another one forgets it, and those who know it are away."""
     faults: list[Timed] = []
     start = rng.uniform(0.5, 2.0)
-    while start < seconds - 3.0:
+    while start < seconds - patience:
         victim, late = nodes[1], rng.choice([node for node in nodes if node != nodes[1]])
         away = [node for node in nodes if node not in (victim, late)]
-        faults += [(start, Deaf(late)), (start + 0.3, PowerCut(victim)), (start + 0.35, Restart(victim))]
+        faults += [(start + 0.2, Deaf(late)), (start + 0.3, PowerCut(victim)), (start + 0.35, Restart(victim))]
         faults += [
             (start + 0.3, Heal()),
             (start + 0.3, Partition(((victim, late), tuple(away)))),
-            (start + 2.0, Heal()),
+            (start + 0.3 + patience, Heal()),
         ]
-        start += rng.uniform(2.5, 5.0)
+        start += patience + rng.uniform(1.0, 3.0)
     return faults
 
 
