@@ -24,6 +24,7 @@ import trio
 from raftlog import wire
 from raftlog._runtime import Deadline, Mailbox, Reactor
 from raftlog.admission import Address, Admission, Identity
+from raftlog.background import Background
 from raftlog.catchup import Offers, Puller
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.ranges import RangeServer, read_log
@@ -155,6 +156,7 @@ class Run:
         )
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
+        self._background = Background(self.reactor.wake)
         self.replica = Replica(
             core=core_for(
                 self.segment_log,
@@ -174,6 +176,7 @@ class Run:
             confs=confs,
             on_conf=self._configured,
             on_reset=self._offer,
+            in_background=self._background.put,
         )
         self._offers = Offers(self.replica, self.transport, hosted.snapshot, log)
         self._puller = Puller(
@@ -220,6 +223,7 @@ class Run:
                     nursery.start_soon(self.transport.run)
                     nursery.start_soon(self._ranges.run)
                     nursery.start_soon(self._offers.run)
+                    nursery.start_soon(self._background.run)
                     nursery.start_soon(self._puller.run)
                     nursery.start_soon(self._watch_disk)
                     nursery.start_soon(self._timer.run)

@@ -19,13 +19,15 @@ from typing import Protocol
 from raftlog import wire
 from raftlog.barriers import Barriers, OnRead
 from raftlog.consensus.confchange import encode_conf
-from raftlog.consensus.effects import Effects, StorageOp
+from raftlog.consensus.effects import Effects, Fetch, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
+from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
+from raftlog.segment.errors import EntryGone, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.notes import ABSTAINING
+from raftlog.segment.reader import StoredRun
 from raftlog.transport import Lane
 from raftlog.wire import Kind, WireError
 
@@ -43,6 +45,8 @@ UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 
 ConfHandler = Callable[[int, ConfState, frozenset[NodeId]], None]
 Build = Callable[[int], tuple[bytes, bytes]]
+Job = Callable[[], Callable[[], None]]
+"""Work for any thread, and what the event loop is to call afterwards."""
 
 
 class CommittedEntry(Protocol):
@@ -109,6 +113,7 @@ class Replica:
         confs: as given to the core: the entries that set a configuration, and what they set.
         on_conf: told which entry's configuration is in force from now on, and of nodes that entries removed.
         on_reset: told of a peer that needs more than the log still has, again and again while it does.
+        in_background: takes a job that waits for the disk; its end may be called at any later time, or never.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class Replica:
         confs: Sequence[tuple[int, ConfState]] = (),
         on_conf: ConfHandler = lambda index, conf, removed: None,
         on_reset: Callable[[NodeId], None] = lambda peer: None,
+        in_background: Callable[[Job], None] = lambda job: job()(),
     ) -> None:
         self.core = core
         self.log = log
@@ -137,6 +143,10 @@ class Replica:
         self._on_conf = on_conf
         self._removed: frozenset[NodeId] = frozenset()
         self._on_reset = on_reset
+        self._in_background = in_background
+        # What is being read for a peer, and what was read last and goes into its next message.
+        self._fetching: dict[NodeId, Fetch] = {}
+        self._fetched: dict[NodeId, tuple[Sequence[Span], StoredRun]] = {}
         self._barriers = Barriers()
         self._abstaining = core.abstaining
         self._disk_full = self._paused = False
@@ -322,11 +332,14 @@ class Replica:
             self._application.outcome_unknown(effects.failed_from)
         if effects.storage is not None:
             self._store(effects.storage, effects.commit)
+        if effects.role is not None:
+            # Only a leader reads for peers, and what it reads is of its own term's log.
+            self._fetching.clear()
+            self._fetched.clear()
         for message in effects.send:
             self._send(message)
         for fetch in effects.fetch:
-            refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
-            self.core.fetched(fetch.peer, wire.spans_of(refs, _bodies(refs, data)), self._clock())
+            self._fetch(fetch)
         for ctx, index in effects.reads:
             self._barriers.answered(ctx, index)
         for peer in effects.reset:
@@ -338,6 +351,38 @@ class Replica:
             self._commit_index = effects.commit
         if effects.role is not None:
             self._application.role_changed(effects.role)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        read = self.log.stored(fetch.first, fetch.bytes_max)
+        if read is None:
+            refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
+            self.core.fetched(fetch.peer, wire.spans_of(refs, _bodies(refs, data)), self._clock())
+            return
+        self._fetching[fetch.peer] = fetch
+        reader = read
+
+        def job() -> Callable[[], None]:
+            try:
+                found: StoredRun | SegmentError = reader()
+            except SegmentError as error:
+                found = error
+            return lambda: self._take_fetched(fetch, found)
+
+        self._in_background(job)
+
+    def _take_fetched(self, fetch: Fetch, found: StoredRun | SegmentError) -> None:
+        """Raises `SegmentError` if the disk did not give what it should have."""
+        peer = fetch.peer
+        if self._fetching.get(peer) is not fetch:
+            return  # the log may have been cut since, or something else is needed by now
+        del self._fetching[peer]
+        spans: tuple[Span, ...] = ()
+        if isinstance(found, StoredRun):
+            spans = wire.spans_of(found.refs, _bodies(found.refs, found.data))
+            self._fetched[peer] = (spans, found)
+        elif not isinstance(found, EntryGone):
+            raise found
+        self.core.fetched(peer, spans, self._clock())
 
     def _store(self, op: StorageOp, commit: int | None) -> None:
         log = self.log
@@ -387,6 +432,15 @@ class Replica:
 
     def _encode_append(self, message: AppendReq) -> list[bytes | memoryview]:
         log = self.log
+        if not message.spans:
+            return wire.encode_append(message, 0, (), 0, ())
+        chain: int | None = None
+        if self._fetched and (kept := self._fetched.get(message.dst)) is not None:
+            spans, run = kept
+            if spans is message.spans:
+                return wire.encode_append(message, run.chain, [run.data], len(run.data), [b""] * len(run.refs))
+            if run.refs[-1].index == message.prev.index:
+                chain = run.refs[-1].chain
         entries: list[bytes | memoryview] = []
         annotations: list[bytes] = []
         nbytes = 0
@@ -405,7 +459,9 @@ class Replica:
                 annotations += [b""] * len(refs)
                 nbytes += len(data)
                 index = refs[-1].index + 1
-        return wire.encode_append(message, log.chain_at(message.prev.index), entries, nbytes, annotations)
+        if chain is None:
+            chain = log.chain_at(message.prev.index)
+        return wire.encode_append(message, chain, entries, nbytes, annotations)
 
     def _stored(self, first: int, last: int, nbytes: int) -> tuple[list[EntryRef], bytes]:
         """Entries that are not in memory any more, up to ``last`` or about ``nbytes``."""

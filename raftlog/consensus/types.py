@@ -202,7 +202,7 @@ class CoreConfig:
     inflight_bytes_max: int = 16 * 1024 * 1024
     uncommitted_bytes_max: int = 64 * 1024 * 1024
     accept_ack_bytes: int = 1024 * 1024
-    tail_bytes_max: int = 64 * 1024 * 1024
+    tail_bytes_max: int = 24 * 1024 * 1024
     tail_spans_max: int = 65_536
     catch_up_bytes_max: int = 2 * 1024 * 1024
     reset_entries_min: int = 4096

@@ -11,7 +11,8 @@ Files: ``LOCK`` (who has the directory), ``meta`` (term, vote, markers), and seg
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -35,7 +36,7 @@ from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.notes import CONF
-from raftlog.segment.reader import find_entry, read_run
+from raftlog.segment.reader import StoredRun, find_entry, read_behind, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
 from raftlog.segment.tail import Tail, blank_bytes
@@ -426,6 +427,21 @@ class SegmentLog:
             previous = run[-1]
             index = previous.index + 1
         return refs, b"".join(parts)
+
+    def stored(self, first_index: int, bytes_max: int) -> Callable[[], StoredRun] | None:
+        """What reads entries from ``first_index`` on, as `read_entries` does, up to the end of a file; for any thread.
+
+        None when the first one is in memory. What is read counts only if the log was not cut meanwhile.
+
+        Raises:
+            EntryGone: the first one lies below the base.
+        """
+        self._check_index(first_index)
+        if self.entry(first_index) is not None:
+            return None
+        before = first_index - 1
+        base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base_ref(), (0, 0))
+        return partial(read_behind, self._files, base, anchor, before, self._tail.first, bytes_max)
 
     def pread(self, pos: int, length: int) -> bytes:
         """Read bytes by physical offset, wherever they are by now: in memory, on disk, or both.

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import ANCHOR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Entries that were read from disk: ``data`` is all of them back to back, ``chain`` the one before the first."""
+
+    chain: int
+    refs: list[EntryRef]
+    data: bytes
+
+
+def read_behind(
+    files: SegmentFiles, base: EntryRef | None, anchor: tuple[int, int], index: int, end_index: int, room: int
+) -> StoredRun:
+    """Verified entries of one file behind the entry ``index`` and before ``end_index``, at least one. For any thread.
+
+    Args:
+        base: that entry, if it is the stand-in for a base; otherwise it is looked for from ``anchor`` on.
+
+    Raises:
+        EntryGone, StorageCorrupt, StorageFailed: one of them is gone, damaged or cannot be read.
+    """
+    previous = base or find_entry(files, *anchor, index)
+    refs, data = read_run(files, previous, end_index, room, at_least_one=True)
+    return StoredRun(previous.chain, refs, data)
 
 
 def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: int) -> EntryRef:
