@@ -32,6 +32,11 @@ class GatedDisk(MemoryDisk):
         self.unsynced_bytes_max = max(self.unsynced_bytes_max, self._unsynced_bytes)
         return written
 
+    def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        written = self.pwritev(fd, buffers, offset)
+        self.fdatasync(fd)
+        return written
+
     def fdatasync(self, fd: int) -> None:
         if not self.gate.is_set():
             self.waiting.release()
