@@ -27,6 +27,7 @@ from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NodeId, Role
 from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageCorrupt, StorageFailed
+from raftlog.segment.repair import Repair
 
 _GROUP_CHECK_STEPS = 64
 _STALL_POLL_SECONDS = 0.3
@@ -334,7 +335,16 @@ class Cluster:
         """Ask one peer for what a damaged log lacks, until it is whole."""
         if node.repair is not repair or node.repair is None:
             return
-        if (wanted := node.repair.wanted()) is None:
+        try:
+            self._repair_some(node, node.repair)
+        except StorageFailed as error:
+            self._check_refusal(node, error)
+            self.note(f"{node.node_id} gives its repair up: {error}")
+            node.kill(power_cut=False)
+            self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
+
+    def _repair_some(self, node: Node, repair: Repair) -> None:
+        if (wanted := repair.wanted()) is None:
             self.repairs += 1
             node.finish_repair()
             self.restart(node)

@@ -266,6 +266,11 @@ class Process:
         log = self.log
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
         self.confs = confs = configurations(log, initial)
+        self._begin_anew_if_replaced()
+        if world.buggify("lost-checkpoint"):
+            node.checkpoint = max(log.base[0], rng.randint(0, node.checkpoint))
+        if world.buggify("replay-everything"):
+            node.checkpoint = log.base[0]
         self.core = core_for(
             log,
             confs,
@@ -273,13 +278,9 @@ class Process:
             config=node.config,
             rng=rng,
             now=node.clock(),
+            applied_index=node.checkpoint,
             core_class=core_class,
         )
-        self._begin_anew_if_replaced()
-        if world.buggify("lost-checkpoint"):
-            node.checkpoint = max(log.base[0], rng.randint(0, node.checkpoint))
-        if world.buggify("replay-everything"):
-            node.checkpoint = log.base[0]
         self.replica = Replica(
             core=self.core,
             log=log,

@@ -25,7 +25,7 @@ from raftlog import wire
 from raftlog._runtime import Deadline, Mailbox, Reactor
 from raftlog.admission import Address, Admission, Identity
 from raftlog.background import Background
-from raftlog.catchup import Offers, Puller
+from raftlog.catchup import ROOM_SECONDS, Offers, Puller
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.ranges import RangeServer, read_log
 from raftlog.repairing import Repairing, encode_members, stores_in
@@ -354,7 +354,14 @@ async def serve_node(
                     undo=undo,
                     log=log,
                 )
-                await repairing.run(task_status)
+                try:
+                    await repairing.run(task_status)
+                except* StorageFailed as errors:
+                    failure = _first(errors)
+                    if not isinstance(failure, StorageFailed) or failure.errno != errno.ENOSPC:
+                        raise
+                    log.error("repair_waits", error=str(failure))
+                    await trio.sleep(ROOM_SECONDS)
         task_status = trio.TASK_STATUS_IGNORED
 
 

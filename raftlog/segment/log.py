@@ -30,7 +30,7 @@ from raftlog.segment.codec import (
 )
 from raftlog.segment.directory import Opened, open_directory
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import EntryGone, LogDiverged, SegmentError
+from raftlog.segment.errors import EntryGone, LogDiverged, SegmentError, StorageCorrupt
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
@@ -390,7 +390,14 @@ class SegmentLog:
             return self.chain
         if index == self.first_index - 1:
             return self.base_chain
-        return self.locate(index).chain
+        if (entry := self.entry(index)) is not None:
+            return entry.chain
+        ref = self.locate(index)
+        # A header alone proves nothing; what follows in memory tells damage before a peer has to.
+        if (entry := self.entry(index + 1)) is not None and chain_after(entry.header, ref.chain) != entry.chain:
+            path = self._files.path(self._files.start_of(ref.pos))
+            raise StorageCorrupt(path, ref.pos, f"entry {index} does not link to the next")
+        return ref.chain
 
     def read_entries(self, first_index: int, bytes_max: int) -> tuple[list[EntryRef], bytes]:
         """Entries from ``first_index`` on, back to back as they travel, without blanks.
