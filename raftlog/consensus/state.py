@@ -313,17 +313,28 @@ class CoreState:
         self._abstain_until = None
 
     def _wait_for_leader(self) -> None:
-        """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody.
+        """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody, unless it may be
+        the last one of a group whose leader is about to leave.
 
         Where somebody else is preferred, that one's time-out certainly ends first.
         """
         low, high = self.config.election_timeout_seconds_min, self.config.election_timeout_seconds_max
         self._quiet_since = self._now
         self._campaigns = 0
-        if self._alone and not self._abstaining:
+        if self._surely_alone and not self._abstaining:
             self._patience = 0.0
         else:
             self._patience = self._rng.uniform(low, high) + (high - low) * self._outranked
+
+    @property
+    def _surely_alone(self) -> bool:
+        """Whether this is the only voter by every configuration that may be in force elsewhere."""
+        for index, conf in reversed(self._confs):
+            if conf.voters != (self.node_id,) or conf.is_joint:
+                return False
+            if index <= self._commit:
+                break
+        return True
 
     @property
     def _outranked(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.consensus.messages import AppendReq, AppendResp, PreVoteReq, VoteReq, VoteResp
+from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, PreVoteReq, VoteReq, VoteResp
 from raftlog.consensus.types import (
     NONE,
     ConfChange,
@@ -448,6 +448,22 @@ def test_remove_leader_that_crashes_with_the_only_copy(down: NodeId | None) -> N
     term = group[leader].term
     group.pass_time(30.0, [A, *others])
     assert group[leader].term == term
+
+
+def test_the_last_voter_bears_with_the_leader_that_leaves() -> None:
+    """It could elect itself at any time, but it waits while it hears the leader, whose lease may not have ended."""
+    group = Group(2)
+    group.elect(A)
+    change(group, A, remove(A))
+    group.deliver(lambda message: not (isinstance(message, AppendResp) and message.durable >= 3))
+    assert (group[B].conf, group[A].commit) == (ConfState((B,)), 2)
+    group.hand_over(Heartbeat(A, B, 1, 99, 2, 0, preferred=7))
+    group[B].tick(group.now)
+    group.pump()
+    assert (group[B].role, group[B].term) == (Role.FOLLOWER, 1)
+    group.isolate(A)
+    group.pass_time(4.0, [B])
+    assert group[B].ready
 
 
 def test_two_changes_in_one_turn() -> None:
