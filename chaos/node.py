@@ -393,8 +393,7 @@ class Process:
         files = [s.start for s in log.segments() if s.start > log.base_pos and s.first_index <= floor + 1]
         if not files:
             return False
-        self.replica.drop_prefix(files[int(share * (len(files) - 1))])
-        return True
+        return self.replica.drop_prefix(files[int(share * (len(files) - 1))])
 
     def note_damage(self, pos: int) -> None:
         """Let the next opening look at everything, since something cannot be read."""
