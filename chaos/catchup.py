@@ -39,7 +39,7 @@ class CatchUp:
             replica.decline_reset(peer)
             return
         snapshot = b""
-        if replica.applied_index >= log.first_index:
+        if replica.applied_index >= max(1, log.base[0]):
             snapshot = snapshot_of(replica.applied_index)
             manifest = msgspec.structs.replace(
                 manifest, snapshot_bytes=len(snapshot), snapshot_crc=zlib.crc32(snapshot)

@@ -284,6 +284,13 @@ class Cluster:
         if not self.healing:
             self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
+    def ask_newest(self) -> None:
+        """A client asks the newest leader that there is."""
+        processes = [node.process for node in self.nodes.values() if node.process is not None]
+        leaders = [process for process in processes if process.core.role is Role.LEADER]
+        if leaders and not self.healing:
+            self._offer(max(leaders, key=lambda process: process.core.term).node, 1)
+
     def _offer(self, node: Node, count: int) -> range:
         values = range(self._next_value, self._next_value + count)
         self._next_value += count

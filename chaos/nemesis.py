@@ -259,10 +259,14 @@ class Nemesis:
         if not leaders:
             return False
         old = max(leaders, key=lambda node: node.process.core.term if node.process else 0).node_id
+        # Whoever else was away comes back, or nobody could be elected.
+        self._carry_out(Heal())
         self.strike(Deaf(old))
         patience = cluster.scenario.config.election_timeout_seconds_min
         for _ in range(6):
-            cluster.at(cluster.now + self._rng.uniform(0.0, 1.2 * patience), self._read, cluster.nodes[old])
+            at = cluster.now + self._rng.uniform(0.0, 1.2 * patience)
+            cluster.at(at, self._read, cluster.nodes[old])
+            cluster.at(at - 0.3 * (at - cluster.now), cluster.ask_newest)
         for other in cluster.nodes:
             if other != old:
                 cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, Rumor(other, old))

@@ -109,7 +109,7 @@ class Offers:
         if self._offer is not None and self._offer.manifest.base.pos >= self._replica.log.base_pos:
             return self._offer
         replica, log = self._replica, self._replica.log
-        captured = self._snapshot() if replica.applied_index >= log.first_index else None
+        captured = self._snapshot() if replica.applied_index >= max(1, log.base[0]) else None
         if captured is None and log.base[0] > 0:
             return None  # the peer could do nothing with half of a log
         manifest = self._manifest()
