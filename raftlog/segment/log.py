@@ -390,7 +390,7 @@ class SegmentLog:
             return self.chain
         if index == self.first_index - 1:
             return self.base_chain
-        if (entry := self.entry(index)) is not None:
+        if index >= self.first_index and (entry := self.entry(index)) is not None:
             return entry.chain
         ref = self.locate(index)
         # A header alone proves nothing; what follows in memory tells damage before a peer has to.
