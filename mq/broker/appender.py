@@ -16,10 +16,15 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
+from mq.broker.tails import QueueTail
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import SendMessage, SendMessageV2, SendReplyTemplate, encode_response
+from mq.protocol.delay import due_ms
+from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2, SendReplyTemplate, encode_response
 from mq.protocol.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
@@ -47,6 +52,7 @@ _DISK_FULL = (
 
 OnCommitted = Callable[[bool], None]
 SendRequest = SendMessage | SendMessageV2
+SendBatch = SendMessageV2 | SendBatchMessage
 
 
 class Sender(Protocol):
@@ -56,22 +62,7 @@ class Sender(Protocol):
 
     def send(self, data: bytes) -> None: ...
     def close(self, reason: str) -> None: ...
-
-
-class QueueTail:
-    """The writing end of one queue, on the leader: where the next message goes."""
-
-    __slots__ = ("entries", "first_offset", "fixed_bytes", "next_offset", "queue_id", "topic", "topic_field")
-
-    def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
-        name = topic.encode()
-        self.topic = topic
-        self.topic_field = bytes([len(name)]) + name
-        self.fixed_bytes = FIXED + len(name)
-        self.queue_id = queue_id
-        self.next_offset = next_offset
-        self.first_offset = 0
-        self.entries: list[bytes] = []
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
 
 
 PendingMessage = tuple[int, Sender, SendRequest, int, QueueTail, bytes, bytes, int, bytes]
@@ -79,12 +70,99 @@ PendingMessage = tuple[int, Sender, SendRequest, int, QueueTail, bytes, bytes, i
 was encoded, queue, body, properties, tag code, unique key. A plain tuple: there is one per message."""
 
 
-class PendingCommand(NamedTuple):
+class StoredAt(NamedTuple):
+    """Where a message is: committed, on a majority of disks."""
+
+    queue_offset: int
+    physical_offset: int
+
+
+class NotStored(Enum):
+    """Why a message is not known to be stored."""
+
+    REFUSED = auto()
+    """It was not stored, and will not be."""
+    UNKNOWN = auto()
+    """Leadership was lost while it was under way."""
+
+
+OnStored = Callable[[StoredAt | NotStored], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MadeRecord:
+    """A message that does not come straight from a plain send: delayed, retried, or made by the broker itself.
+
+    In a queue of the schedule topic ``tag_code`` is of no meaning.
+    """
+
+    tail: QueueTail
+    body: bytes
+    properties: bytes
+    tag_code: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int
+    born_host: bytes
+    """Four bytes of an IPv4 address and four of the port."""
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+    on_stored: OnStored | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record."""
+        return self.tail.fixed_bytes + len(self.body) + len(self.properties)
+
+
+@dataclass(slots=True, eq=False)
+class PendingCommand:
     """A change of replicated metadata that waits for its round."""
 
-    nbytes: int
     body: bytes
-    on_committed: OnCommitted | None
+    on_committed: OnCommitted | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record."""
+        return FIXED + len(META_TOPIC) + len(self.body)
+
+
+class BatchElement(NamedTuple):
+    """One message of a batch."""
+
+    size: int
+    """Bytes of its record."""
+    flag: int
+    body: bytes
+    properties: bytes
+    tag_code: int
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """Messages to one queue that are stored together and answered with one reply."""
+
+    sender: Sender
+    request: SendBatch
+    serialization: int
+    request_body: bytes
+    tail: QueueTail
+    elements: list[BatchElement]
+    unique_keys: bytes
+    """Joined by commas."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its records."""
+        return sum(element.size for element in self.elements)
+
+
+PendingGroup = list[MadeRecord | PendingCommand]
+"""What enters the log in one entry, or not at all."""
+
+Pending = PendingMessage | tuple[int, PendingBatch] | tuple[int, PendingGroup]
+"""Each begins with its bytes; the lengths of the tuples tell them apart."""
 
 
 class _Committing:
@@ -116,6 +194,7 @@ class Appender:
         pending: what waits for its round. The send handler appends to it, and adds to ``pending_bytes``, itself.
         pending_bytes: bytes of all records that are not committed yet.
         messages: how many messages and commands were put into entries.
+        entry_bytes_max: what fits one entry together with others.
     """
 
     def __init__(
@@ -133,10 +212,10 @@ class Appender:
         self._disk_used = disk_used
         self._store_host = store_host
         self._reply_template = reply_template
-        self._entry_bytes_max = entry_bytes_max
+        self.entry_bytes_max = entry_bytes_max
         self._rounds_in_flight = rounds_in_flight
         self._wall_clock_ms = wall_clock_ms
-        self.pending: list[PendingMessage | PendingCommand] = []
+        self.pending: list[Pending] = []
         self.pending_bytes = 0
         self._committing: deque[_Committing] = deque()
         self._round_ends: deque[int] = deque()
@@ -147,32 +226,59 @@ class Appender:
         """Take messages from now on: this replica leads and everything older is dispatched."""
         self.is_open = True
 
-    def close(self, reason: str) -> None:
-        """Take nothing more; what was not framed yet is refused, certainly unstored."""
+    def close(self) -> None:
+        """Take nothing more; what was not framed yet was certainly not stored.
+
+        Requests of clients are served once more, by whoever serves them now; others are told that it was refused.
+        """
         self.is_open = False
         pending, self.pending = self.pending, []
-        self._refuse(pending, reason)
-
-    def _refuse(self, pending: list[PendingMessage | PendingCommand], reason: str) -> None:
         for item in pending:
             self.pending_bytes -= item[0]
-            if isinstance(item, PendingCommand):
-                if item.on_committed is not None:
-                    item.on_committed(False)
-                continue
-            _, sender, request, serialization, *_ = item
-            if not request.flag & _ONEWAY:
-                code = ResponseCode.SERVICE_NOT_AVAILABLE
-                sender.send(encode_response(request.opaque, code, remark=reason, serialization=serialization))
+            if len(item) == 2:
+                if isinstance(batch := item[1], PendingBatch):
+                    batch.sender.dispatch(batch.request, batch.request_body, batch.serialization)
+                else:
+                    _refuse_group(batch)
+            else:
+                _, sender, request, serialization, _, body, *_ = item
+                sender.dispatch(request, body, serialization)
+
+    def _refuse(self, pending: list[Pending], remark: str) -> None:
+        for item in pending:
+            self.pending_bytes -= item[0]
+            if len(item) != 2:
+                _refuse_request(item[1], item[2], item[3], remark)
+            elif isinstance(batch := item[1], PendingBatch):
+                _refuse_request(batch.sender, batch.request, batch.serialization, remark)
+            else:
+                _refuse_group(batch)
 
     def add_command(self, command: bytes, on_committed: OnCommitted | None = None) -> None:
         """Replicate a metadata command.
 
         ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows.
         """
-        record = PendingCommand(FIXED + len(META_TOPIC) + len(command), command, on_committed)
-        self.pending.append(record)
-        self.pending_bytes += record.nbytes
+        self.add_atomically([PendingCommand(command, on_committed)])
+
+    def add_record(self, record: MadeRecord) -> None:
+        """Store a message that is not a client's plain send."""
+        self.add_atomically([record])
+
+    def add_atomically(self, group: PendingGroup) -> None:
+        """Store messages and commands in one entry, in this order: after any failure all are there, or none is.
+
+        Together they must fit an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
+        """
+        nbytes = sum(item.nbytes for item in group)
+        self.pending.append((nbytes, group))
+        self.pending_bytes += nbytes
+
+    def add_batch(self, batch: PendingBatch) -> None:
+        """Store a client's batch, in one entry."""
+        nbytes = batch.nbytes
+        self.pending.append((nbytes, batch))
+        self.pending_bytes += nbytes
 
     def start_round(self) -> bool:
         """Frame what is pending, if the rounds under way leave room; returns whether anything was framed."""
@@ -184,7 +290,7 @@ class Appender:
         while start < len(pending):
             nbytes = pending[start][0]
             end = start + 1
-            while end < len(pending) and nbytes + pending[end][0] <= self._entry_bytes_max:
+            while end < len(pending) and nbytes + pending[end][0] <= self.entry_bytes_max:
                 nbytes += pending[end][0]
                 end += 1
             committing = _Committing(0, nbytes)
@@ -231,9 +337,7 @@ class Appender:
                 callback(False)
         self._round_ends.clear()
 
-    def _build(
-        self, batch: list[PendingMessage | PendingCommand], committing: _Committing, pos: int
-    ) -> tuple[bytes, bytes]:
+    def _build(self, batch: list[Pending], committing: _Committing, pos: int) -> tuple[bytes, bytes]:
         """The records of one entry whose body starts at physical offset ``pos``, and its queue runs."""
         parts: list[bytes] = []
         touched: list[QueueTail] = []
@@ -246,12 +350,14 @@ class Appender:
         replies: list[bytes] = []
         commands = False
         for item in batch:
-            if isinstance(item, PendingCommand):
-                commands = True
-                parts.append(self._command_record(item.body, pos, store_ms))
-                if item.on_committed is not None:
-                    committing.callbacks.append(item.on_committed)
-                pos += item.nbytes
+            if len(item) == 2:
+                nbytes, other = item
+                if isinstance(other, PendingBatch):
+                    self._build_batch(other, parts, touched, committing, pos, store_ms)
+                else:
+                    commands |= self._build_group(other, parts, touched, committing, pos, store_ms)
+                sender = None  # replies leave in the order of the entry
+                pos += nbytes
                 continue
             size, item_sender, request, serialization, tail, body, properties, tag_code, unique_key = item
             ext = request.ext
@@ -299,6 +405,113 @@ class Appender:
         # Without an annotation every replica reads the records themselves, and finds the commands there.
         return b"".join(parts), b"" if commands else encode_runs(runs)
 
+    def _build_batch(
+        self,
+        batch: PendingBatch,
+        parts: list[bytes],
+        touched: list[QueueTail],
+        committing: _Committing,
+        pos: int,
+        store_ms: int,
+    ) -> None:
+        tail, ext, host, store_host = batch.tail, batch.request.ext, batch.sender.host, self._store_host
+        topic_field, queue_id, first = tail.topic_field, tail.queue_id, tail.next_offset
+        pack_head, pack_cq, pack_length, crc32 = HEAD.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTH.pack, zlib.crc32
+        sys_flag, born_ms, reconsume_times = ext.sys_flag & _CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
+        if not tail.entries:
+            tail.first_offset = first
+            touched.append(tail)
+        places: list[int] = []
+        for offset, (size, flag, body, properties, tag_code) in enumerate(batch.elements, first):
+            parts += (
+                pack_head(
+                    size,
+                    MAGIC_V1,
+                    crc32(body) & CRC_MASK,
+                    queue_id,
+                    flag,
+                    offset,
+                    pos,
+                    sys_flag,
+                    born_ms,
+                    host,
+                    store_ms,
+                    store_host,
+                    reconsume_times,
+                    0,
+                    len(body),
+                ),
+                body,
+                topic_field,
+                pack_length(len(properties)),
+                properties,
+            )
+            tail.entries.append(pack_cq(pos, size, tag_code))
+            places.append(pos)
+            pos += size
+        tail.next_offset = first + len(places)
+        self.messages += len(places) - 1
+        if not batch.request.flag & _ONEWAY:
+            reply = self._reply_template.render_batch(
+                batch.request.opaque, queue_id, first, places, batch.unique_keys, batch.serialization
+            )
+            committing.replies.append((batch.sender, [reply]))
+
+    def _build_group(
+        self,
+        group: PendingGroup,
+        parts: list[bytes],
+        touched: list[QueueTail],
+        committing: _Committing,
+        pos: int,
+        store_ms: int,
+    ) -> bool:
+        """Returns whether there is a command among them."""
+        commands = False
+        for item in group:
+            if isinstance(item, PendingCommand):
+                commands = True
+                parts.append(self._command_record(item.body, pos, store_ms))
+                if item.on_committed is not None:
+                    committing.callbacks.append(item.on_committed)
+            else:
+                tail = item.tail
+                offset = tail.next_offset
+                tail.next_offset = offset + 1
+                if not tail.entries:
+                    tail.first_offset = offset
+                    touched.append(tail)
+                tag_code = due_ms(store_ms, tail.queue_id) if tail.is_schedule else item.tag_code
+                size = item.nbytes
+                tail.entries.append(QUEUE_ENTRY.pack(pos, size, tag_code))
+                parts += (
+                    HEAD.pack(
+                        size,
+                        MAGIC_V1,
+                        zlib.crc32(item.body) & CRC_MASK,
+                        tail.queue_id,
+                        item.flag,
+                        offset,
+                        pos,
+                        item.sys_flag,
+                        item.born_timestamp_ms,
+                        item.born_host,
+                        store_ms,
+                        self._store_host,
+                        item.reconsume_times,
+                        item.prepared_offset,
+                        len(item.body),
+                    ),
+                    item.body,
+                    tail.topic_field,
+                    _PROPERTIES_LENGTH.pack(len(item.properties)),
+                    item.properties,
+                )
+                if item.on_stored is not None:
+                    committing.callbacks.append(partial(_stored, item.on_stored, StoredAt(offset, pos)))
+            pos += item.nbytes
+        return commands
+
     def _command_record(self, body: bytes, pos: int, store_ms: int) -> bytes:
         return encode_record(
             topic=META_TOPIC,
@@ -312,3 +525,22 @@ class Appender:
             store_timestamp_ms=store_ms,
             store_host=self._store_host,
         )
+
+
+def _stored(on_stored: OnStored, at: StoredAt, known: bool) -> None:
+    on_stored(at if known else NotStored.UNKNOWN)
+
+
+def _refuse_request(sender: Sender, request: SendRequest | SendBatch, serialization: int, remark: str) -> None:
+    if not request.flag & _ONEWAY:
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+
+
+def _refuse_group(group: PendingGroup) -> None:
+    for item in group:
+        if isinstance(item, PendingCommand):
+            if item.on_committed is not None:
+                item.on_committed(False)
+        elif item.on_stored is not None:
+            item.on_stored(NotStored.REFUSED)

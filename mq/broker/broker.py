@@ -20,20 +20,24 @@ import structlog
 
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientLimits, ClientRegistry
+from mq.broker.commands import DeleteTopic, decode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
 from mq.broker.long_polling import LongPolling
-from mq.broker.metadata import Changes, DeleteTopic, Metadata, decode_command
+from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
+from mq.broker.refusal import RequestRefused
 from mq.broker.registration import Registration
 from mq.broker.retention import Retention
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.status import Status
+from mq.broker.tails import QueueTails
 from mq.broker.topics import Topics
-from mq.protocol import bodies, headers
+from mq.protocol import bodies
+from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
@@ -61,6 +65,10 @@ def disk_used(directory: Path) -> float:
     """Which part of a directory's disk is in use, 0 to 1. Raises OSError."""
     free, total = disk_usage(directory)
     return 1 - free / total
+
+
+def _refuse_as_follower(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+    raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
 
 
 class Broker:
@@ -109,6 +117,7 @@ class Broker:
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
         self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
         self._handlers: dict[type[Any], Handler] = {}
+        self._leader_handlers: dict[type[Any], Handler] = {}
         self._applied_index = 0
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
@@ -128,11 +137,12 @@ class Broker:
             wall_clock_ms=wall_clock_ms,
             disk_used=partial(disk_used, settings.data_dir),
         )
+        self._tails = QueueTails(metadata, store.max_offset)
         self._sends = Sends(
             settings=settings,
             metadata=metadata,
             appender=self.appender,
-            next_offset=self._next_offset,
+            tails=self._tails,
             unique_keys=UniqKeyGenerator(
                 ip=self._store_ip, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
             ),
@@ -164,7 +174,6 @@ class Broker:
             confirm=replica.read,
             clock=self._clock,
         )
-        topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
         used = partial(disk_used, settings.data_dir)
         self.status = Status(
             settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters, disk_used=used
@@ -185,24 +194,18 @@ class Broker:
             clock=self._clock,
             log=self._log,
         )
-        self._handlers.update(
-            {
-                headers.SendMessage: self._sends.handle,
-                headers.SendMessageV2: self._sends.handle,
-                headers.PullMessage: self._pulls.handle,
-                headers.LitePullMessage: self._pulls.handle,
-                headers.HeartBeat: self._groups.handle_heartbeat,
-                headers.UnregisterClient: self._groups.handle_unregister,
-                headers.GetConsumerListByGroup: self._groups.handle_consumer_list,
-                headers.QueryConsumerOffset: self._offsets.handle_query,
-                headers.UpdateConsumerOffset: self._offsets.handle_update,
-                headers.GetMaxOffset: self._offsets.handle_max,
-                headers.GetMinOffset: self._offsets.handle_min,
-                headers.UpdateAndCreateTopic: topics.handle_put,
-                headers.GetBrokerRuntimeInfo: self.status.handle,
-                headers.ManageGroup: self._group_admin.handle,
-            }
-        )
+        topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
+        for area in (self._pulls, self._groups, self._offsets, self.status, self._group_admin):
+            self._handlers.update(area.handlers())
+        for leading_area in (self._sends, self._offsets, topics):
+            self._leader_handlers.update(leading_area.leader_handlers())
+        self._serve_as_follower()
+
+    def _serve_as_leader(self) -> None:
+        self._handlers.update(self._leader_handlers)
+
+    def _serve_as_follower(self) -> None:
+        self._handlers.update(dict.fromkeys(self._leader_handlers, _refuse_as_follower))
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -283,10 +286,11 @@ class Broker:
         """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
         self._log.info("role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id)
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
-            self.appender.close("leadership was lost")
-            self._sends.forget_tails()
-            self._offsets.forget()
-            self._groups.forget()
+            self._serve_as_follower()
+            self._tails.forget()
+            for area in (self._sends, self._offsets, self._groups):
+                area.forget()
+            self.appender.close()
             self._on_registration_changed()
         self._group_admin.role_changed(change)
 
@@ -304,6 +308,7 @@ class Broker:
         """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
         self._led_term = term
         self.appender.open()
+        self._serve_as_leader()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         settings = self._settings
         missing = self._metadata.missing_system_topics(
@@ -331,13 +336,9 @@ class Broker:
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
             for topic in changed.topics:
-                self._sends.topic_changed(topic)
+                self._tails.topic_changed(topic)
             if changed.topics:
                 self._on_registration_changed()
-
-    def _next_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._store.get(topic, queue_id)
-        return 0 if queue is None else queue.max_offset
 
     # -- timers ------------------------------------------------------------------------------------------------------
 

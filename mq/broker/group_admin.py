@@ -9,11 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
-from mq.broker.connection import ClientConnection
+from mq.broker.connection import ClientConnection, Handler
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
@@ -80,6 +80,10 @@ class GroupAdmin:
         self._clock = clock
         self._log = log
         self._waiting: list[_Waiting] = []
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {ManageGroup: self.handle}
 
     def handle(
         self, connection: ClientConnection, request: ManageGroup, body: bytes, serialization: int

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientRegistry, HeartbeatRefused
-from mq.broker.connection import ClientConnection
-from mq.broker.metadata import (
-    CommandRefused,
-    GroupConfig,
-    Metadata,
-    PutGroup,
-    PutTopic,
-    TopicConfig,
-    encode_command,
-)
+from mq.broker.commands import CommandRefused, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.protocol import bodies
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -54,6 +48,14 @@ class Groups:
         self._wall_clock_ms = wall_clock_ms
         self._opaque = itertools.count(1)
         self._creating: set[str] = set()
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            HeartBeat: self.handle_heartbeat,
+            UnregisterClient: self.handle_unregister,
+            GetConsumerListByGroup: self.handle_consumer_list,
+        }
 
     def forget(self) -> None:
         """This replica does not lead any more; what it was creating may never be."""

@@ -10,10 +10,12 @@ What is asked for is answered by followers as well, once they have applied all t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.connection import ClientConnection
-from mq.broker.metadata import CommitOffsets, Metadata, encode_command
+from mq.broker.commands import CommitOffsets, encode_command
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import (
@@ -58,6 +60,18 @@ class Offsets:
         self._read = read
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            QueryConsumerOffset: self.handle_query,
+            GetMaxOffset: self.handle_max,
+            GetMinOffset: self.handle_min,
+        }
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {UpdateConsumerOffset: self.handle_update}
 
     def forget(self) -> None:
         """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
@@ -112,8 +126,6 @@ class Offsets:
     ) -> bytes | None:
         """Request code 15."""
         ext = request.ext
-        if not self._appender.is_open:
-            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
         try:
             check_group(ext.consumer_group)
             check_topic(ext.topic)

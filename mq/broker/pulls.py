@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mq.broker.clients import ClientRegistry
-from mq.broker.connection import ClientConnection
+from mq.broker.connection import ClientConnection, Handler
 from mq.broker.long_polling import LongPolling
 from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
@@ -80,6 +80,10 @@ class Pulls:
         self._store_offset = store_offset
         self._confirm = confirm
         self._clock = clock
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {PullMessage: self.handle, LitePullMessage: self.handle}
 
     def handle(
         self, connection: ClientConnection, request: PullRequest, body: bytes, serialization: int

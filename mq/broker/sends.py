@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
-from mq.broker.appender import Appender, QueueTail
-from mq.broker.connection import ClientConnection
-from mq.broker.metadata import Metadata, PutTopic, auto_create, encode_command
+from mq.broker.appender import Appender
+from mq.broker.commands import PutTopic, encode_command
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.metadata import Metadata, auto_create
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
+from mq.broker.tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
@@ -32,7 +35,7 @@ SendRequest = SendMessage | SendMessageV2
 
 
 class Sends:
-    """The send handler of a broker, and the writing ends of its queues while it leads."""
+    """The send handler of a broker."""
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Sends:
         settings: BrokerSettings,
         metadata: Metadata,
         appender: Appender,
-        next_offset: Callable[[str, int], int],
+        tails: QueueTails,
         unique_keys: UniqKeyGenerator,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
@@ -50,26 +53,22 @@ class Sends:
         self._pending_bytes_max = settings.pending_bytes_max
         self._metadata = metadata
         self._appender = appender
-        self._next_offset = next_offset
+        self._tails = tails
+        self._tails_of = tails.by_topic.get
         self._unique_keys = unique_keys
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
-        # By topic, and one by one: a tail lives as long as this leadership, since messages may be pending on it.
-        self._tails: dict[str, list[QueueTail]] = {}
-        self._tail_of: dict[tuple[str, int], QueueTail] = {}
         self._creating: dict[str, list[Callable[[bool], None]]] = {}
         self._tag_codes: dict[bytes, int] = {}
         self._suffix = f"CLUSTER\x01{settings.cluster}\x02".encode()
 
-    def forget_tails(self) -> None:
-        """This replica does not lead any more: another one gives out queue offsets."""
-        self._tails.clear()
-        self._tail_of.clear()
-        self._creating.clear()
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {SendMessage: self.handle, SendMessageV2: self.handle}
 
-    def topic_changed(self, topic: str) -> None:
-        """Look the topic's queues up anew with its next message."""
-        self._tails.pop(topic, None)
+    def forget(self) -> None:
+        """This replica does not lead any more; what it was creating may never be."""
+        self._creating.clear()
 
     def handle(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         """Check one message and queue it; its reply follows when it is committed.
@@ -79,11 +78,9 @@ class Sends:
         """
         ext = request.ext
         appender = self._appender
-        if not appender.is_open:
-            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
         if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        tails = self._tails.get(ext.topic)
+        tails = self._tails_of(ext.topic)
         if tails is None:
             tails = self._open_topic(sender, request, body, serialization)
             if tails is None:
@@ -155,15 +152,7 @@ class Sends:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
-        tails = self._tails[topic] = [self._tail(topic, number) for number in range(config.write_queues)]
-        return tails
-
-    def _tail(self, topic: str, queue_id: int) -> QueueTail:
-        tail = self._tail_of.get((topic, queue_id))
-        if tail is None:
-            tail = QueueTail(topic, queue_id, self._next_offset(topic, queue_id))
-            self._tail_of[topic, queue_id] = tail
-        return tail
+        return self._tails.of_topic(topic)
 
     def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         ext = request.ext

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
-from mq.broker.connection import ClientConnection
+from mq.broker.connection import ClientConnection, Handler
 from mq.broker.group_admin import member_roles
 from mq.broker.settings import BrokerSettings
 from mq.protocol import bodies
@@ -76,6 +77,10 @@ class Status:
             "raftmq.peers": json.dumps(peers, separators=(",", ":")),
             **{f"raftmq.{name}": str(value) for name, value in self._counters().items()},
         }
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {GetBrokerRuntimeInfo: self.handle}
 
     def handle(
         self,

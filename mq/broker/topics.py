@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.connection import ClientConnection
-from mq.broker.metadata import CommandRefused, Metadata, PutTopic, TopicConfig, encode_command
+from mq.broker.commands import CommandRefused, PutTopic, TopicConfig, encode_command
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateAndCreateTopic, encode_response
@@ -23,6 +25,10 @@ class Topics:
         self._appender = appender
         self._wall_clock_ms = wall_clock_ms
 
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {UpdateAndCreateTopic: self.handle_put}
+
     def handle_put(
         self,
         connection: ClientConnection,
@@ -32,8 +38,6 @@ class Topics:
     ) -> None:
         """Create a topic or change its queues; answered when it is replicated."""
         ext = request.ext
-        if not self._appender.is_open:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this replica does not lead its group")
         try:
             check_topic(ext.topic)
         except NameRefused as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -150,13 +151,25 @@ class SendReplyTemplate:
                 transaction_id = _json_text(transaction_id.decode())[1:-1].encode()
             header = self._template % (physical_offset, queue_id, queue_offset, transaction_id, opaque)
             return _PREFIX(4 + len(header), len(header)) + header
+        return self.render_batch(opaque, queue_id, queue_offset, [physical_offset], transaction_id, serialization)
+
+    def render_batch(
+        self,
+        opaque: int,
+        queue_id: int,
+        queue_offset: int,
+        physical_offsets: Sequence[int],
+        unique_keys: bytes,
+        serialization: int = JSON,
+    ) -> bytes:
+        """The same for several messages; ``queue_offset`` is that of the first, keys and ids are joined by commas."""
         ext = {
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "true",
-            "msgId": f"{self._host}{physical_offset:016X}",
+            "msgId": ",".join([f"{self._host}{physical_offset:016X}" for physical_offset in physical_offsets]),
             "queueId": str(queue_id),
             "queueOffset": str(queue_offset),
-            "transactionId": transaction_id.decode(),
+            "transactionId": unique_keys.decode(),
         }
         return encode_response(opaque, 0, ext=ext, serialization=serialization)
 

@@ -15,13 +15,18 @@ from struct import Struct
 import msgspec
 
 from mq.protocol import names, records
+from mq.protocol.delay import due_ms
 from mq.store.errors import AnnotationDamaged
 
 META_TOPIC = names.METADATA_TOPIC
 """Hidden system topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
 
 QUEUE_ENTRY = Struct(">qiq")
-"""One consume queue entry: physical offset, size of the record in bytes, tag code."""
+"""One consume queue entry: physical offset, size of the record in bytes, tag code.
+
+The tag code is the hash of the message's tags; in a queue of the schedule topic it is the time in epoch milliseconds at
+which the message is due.
+"""
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
 
@@ -30,6 +35,7 @@ _RUN_HEAD = Struct(">BiqI")
 """Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
 
 _META_TOPIC_BYTES = META_TOPIC.encode()
+_SCHEDULE_TOPIC_BYTES = names.SCHEDULE_TOPIC.encode()
 
 
 class QueueRun(msgspec.Struct, frozen=True, gc=False):
@@ -149,5 +155,8 @@ def scan_runs(body: bytes | memoryview) -> tuple[list[QueueRun], list[bytes]]:
             name = topics.get(topic)
             if name is None:
                 name = topics[topic] = topic.decode()
+            if topic == _SCHEDULE_TOPIC_BYTES:
+                record = records.decode_record(view[position : position + size])
+                tag_code = due_ms(record.store_timestamp_ms, queue_id)
             builder.add(name, queue_id, queue_offset, physical_offset, size, tag_code)
     return builder.runs(), commands

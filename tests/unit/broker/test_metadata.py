@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.metadata import (
-    Changes,
+from mq.broker.commands import (
     Command,
     CommandRefused,
     CommandUnknown,
@@ -17,16 +16,14 @@ from mq.broker.metadata import (
     DeleteGroup,
     DeleteTopic,
     GroupConfig,
-    Metadata,
     PutGroup,
     PutTopic,
     ResetOffset,
-    SnapshotDamaged,
     TopicConfig,
-    auto_create,
     decode_command,
     encode_command,
 )
+from mq.broker.metadata import Changes, Metadata, SnapshotDamaged, auto_create
 from mq.store.dispatch import META_TOPIC
 
 

@@ -1,0 +1,241 @@
+"""The commands that change a broker group's replicated metadata, and what they are about.
+
+They are bodies of records in the log. A command is checked when it is encoded and again when it is decoded. One that
+this version does not know stops the replica (`CommandUnknown`): to skip it would make this replica's state differ for
+ever. What a command does is in `mq.broker.metadata`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import cbor2
+import msgspec
+
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.store.dispatch import META_TOPIC
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+
+QUEUES_MAX = 16_384
+"""Queues of one topic, read or write; far above use, far below what would hurt."""
+
+_OFFSET_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+
+
+class MetadataError(Exception):
+    """Base of the errors of replicated metadata."""
+
+
+class CommandRefused(MetadataError):
+    """A command may not enter the log: a name or a number in it is not allowed. Nothing has happened."""
+
+
+class CommandUnknown(MetadataError):
+    """A committed command is of a newer version or damaged. This replica cannot go on; a newer version can."""
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A topic. ``perm`` is a sum of PERM_READ, PERM_WRITE and PERM_INHERIT."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int = PERM_READ | PERM_WRITE
+    sys_flag: int = 0
+    order: bool = False
+    system: bool = False
+    """Made by the broker for itself; not to be changed or deleted by clients."""
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A consumer group."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_times_max: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+
+class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts changes of topics and groups; name servers and tools compare it."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+
+    def next(self, timestamp_ms: int) -> DataVersion:
+        """The version after a change at ``timestamp_ms``."""
+        return DataVersion(self.counter + 1, timestamp_ms)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class PutTopic(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_topic"
+):
+    """Create a topic, or replace its configuration."""
+
+    config: TopicConfig
+    timestamp_ms: int
+
+
+class DeleteTopic(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_topic"
+):
+    """Delete a topic and every group's offsets in it: one that is created later begins anew."""
+
+    name: str
+    timestamp_ms: int
+
+
+class PutGroup(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_group"
+):
+    """Create a consumer group, or replace its configuration."""
+
+    config: GroupConfig
+    timestamp_ms: int
+
+
+class DeleteGroup(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_group"
+):
+    """Delete a consumer group, with ``remove_offsets`` also its offsets."""
+
+    name: str
+    timestamp_ms: int
+    remove_offsets: bool = False
+
+
+class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
+    """Advance consumer offsets: (group, topic, queue id, next offset to consume). An older offset changes nothing."""
+
+    offsets: list[tuple[str, str, int, int]]
+
+
+class ResetOffset(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="reset_offset"
+):
+    """Set one consumer offset, backwards too. The only way in which an offset goes back."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+Command: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffset
+
+OffsetRows = list[tuple[str, str, list[int]]]
+"""Consumer offsets as written: group, topic, and queue id and offset in turn. Few containers make CBOR fast."""
+
+
+class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="commit_offsets"):
+    """`CommitOffsets` as it is written."""
+
+    offsets: OffsetRows
+
+
+_Written: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | _WrittenOffsets | ResetOffset
+
+
+def encode_command(command: Command) -> bytes:
+    """The body of a command record. Raises CommandRefused if something in the command is not allowed."""
+    _check_command(command)
+    written: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
+    encoded: bytes = cbor2.dumps(msgspec.to_builtins(written))
+    return encoded
+
+
+def decode_command(body: bytes) -> Command:
+    """Read a committed command record. Raises CommandUnknown."""
+    try:
+        written: _Written = msgspec.convert(cbor2.loads(body), _Written)
+        command = _read_offsets(written) if isinstance(written, _WrittenOffsets) else written
+        _check_command(command)
+    except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
+        raise CommandUnknown(f"metadata command of {len(body)} bytes: {error}") from error
+    return command
+
+
+def _write_offsets(command: CommitOffsets) -> _WrittenOffsets:
+    gathered: dict[tuple[str, str], list[int]] = {}
+    for group, topic, queue_id, offset in command.offsets:
+        gathered.setdefault((group, topic), []).extend((queue_id, offset))
+    return _WrittenOffsets([(group, topic, row) for (group, topic), row in gathered.items()])
+
+
+def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
+    return CommitOffsets(
+        offsets=[
+            (group, topic, queue_id, offset)
+            for group, topic, row in written.offsets
+            for queue_id, offset in offset_pairs(group, topic, row)
+        ]
+    )
+
+
+def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, int]]:
+    """Queue ids and offsets. Raises CommandRefused if a queue id stands alone."""
+    if len(row) % 2:
+        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are no pairs")
+    return zip(row[::2], row[1::2], strict=True)
+
+
+def _check_command(command: Command) -> None:
+    try:
+        match command:
+            case PutTopic(config=topic):
+                _check_topic_config(topic)
+            case DeleteTopic(name=name):
+                check_topic(name)
+            case PutGroup(config=group):
+                check_group(group.name)
+                _check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
+                _check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
+            case DeleteGroup(name=name):
+                check_group(name)
+            case CommitOffsets(offsets=offsets):
+                _check_offsets(offsets)
+            case ResetOffset():
+                _check_offsets([(command.group, command.topic, command.queue_id, command.offset)])
+    except NameRefused as error:
+        raise CommandRefused(str(error)) from error
+
+
+def _check_topic_config(topic: TopicConfig) -> None:
+    check_topic(topic.name)
+    if topic.name == META_TOPIC:
+        raise CommandRefused(f"topic {META_TOPIC} is how metadata is replicated; it has no queues")
+    _check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
+    _check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
+    _check_range("perm", topic.perm, 0, 15)
+    _check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
+
+
+def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
+    for group in {row[0] for row in offsets}:
+        check_group(group)
+    for topic in {row[1] for row in offsets}:
+        check_topic(topic)
+    for _, _, queue_id, offset in offsets:
+        _check_range("queue_id", queue_id, 0, _INT32_MAX)
+        _check_range("offset", offset, 0, _OFFSET_MAX)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise CommandRefused(f"{name} is {value}, allowed are {low} to {high}")
