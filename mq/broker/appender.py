@@ -51,8 +51,7 @@ _DISK_FULL = (
 """Worded as by stock brokers, whose users look for it; the figure is the used part of the disk."""
 
 OnCommitted = Callable[[bool], None]
-SendRequest = SendMessage | SendMessageV2
-SendBatch = SendMessageV2 | SendBatchMessage
+SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
 class Sender(Protocol):
@@ -144,7 +143,7 @@ class PendingBatch:
     """Messages to one queue that are stored together and answered with one reply."""
 
     sender: Sender
-    request: SendBatch
+    request: SendRequest
     serialization: int
     request_body: bytes
     tail: QueueTail
@@ -531,7 +530,7 @@ def _stored(on_stored: OnStored, at: StoredAt, known: bool) -> None:
     on_stored(at if known else NotStored.UNKNOWN)
 
 
-def _refuse_request(sender: Sender, request: SendRequest | SendBatch, serialization: int, remark: str) -> None:
+def _refuse_request(sender: Sender, request: SendRequest, serialization: int, remark: str) -> None:
     if not request.flag & _ONEWAY:
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))

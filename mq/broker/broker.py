@@ -336,7 +336,7 @@ class Broker:
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
             for topic in changed.topics:
-                self._tails.topic_changed(topic)
+                self._sends.topic_changed(topic)
             if changed.topics:
                 self._on_registration_changed()
 

@@ -1,4 +1,4 @@
-"""SEND_MESSAGE and SEND_MESSAGE_V2 (request codes 10 and 310): checks, then one place in the next round.
+"""SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (request codes 10, 310 and 320): checks, then the next round.
 
 The first message to a topic that nobody created makes the topic: the creation is replicated first, and the message
 waits for it. Everything else about a message is decided here, inline; see `mq.broker.appender` for what follows.
@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from mq.broker.appender import Appender
+from mq.broker.appender import Appender, BatchElement, PendingBatch
 from mq.broker.commands import PutTopic, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.metadata import Metadata, auto_create
@@ -18,20 +18,23 @@ from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.tails import QueueTail, QueueTails
 from mq.protocol import properties as props
+from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
-from mq.protocol.headers import SendMessage, SendMessageV2
-from mq.protocol.names import SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
+from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
 
 PROPERTIES_BYTES_MAX = 32767
 _WRITABLE = 2
 _TAGS = b"TAGS\x01"
 _UNIQUE_KEY = b"UNIQ_KEY\x01"
 _VALUE_END = 2
+_NOT_IN_BATCHES = (b"DELAY\x01", b"TIMER_D", b"TRAN_MSG\x01")
 _TAG_CODES_MAX = 4096
 _TAG_BYTES_MAX = 128
 
-SendRequest = SendMessage | SendMessageV2
+SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
 class Sends:
@@ -54,7 +57,8 @@ class Sends:
         self._metadata = metadata
         self._appender = appender
         self._tails = tails
-        self._tails_of = tails.by_topic.get
+        # Of topics that were found to be there and writable.
+        self._writable: dict[str, list[QueueTail]] = {}
         self._unique_keys = unique_keys
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
@@ -64,11 +68,16 @@ class Sends:
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
         """What only the leader serves."""
-        return {SendMessage: self.handle, SendMessageV2: self.handle}
+        return {SendMessage: self.handle, SendMessageV2: self.handle, SendBatchMessage: self.handle_batch}
 
     def forget(self) -> None:
         """This replica does not lead any more; what it was creating may never be."""
         self._creating.clear()
+        self._writable.clear()
+
+    def topic_changed(self, topic: str) -> None:
+        """Look at the topic anew with its next message."""
+        self._writable.pop(topic, None)
 
     def handle(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         """Check one message and queue it; its reply follows when it is committed.
@@ -80,22 +89,20 @@ class Sends:
         appender = self._appender
         if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        tails = self._tails_of(ext.topic)
+        tails = self._writable.get(ext.topic)
         if tails is None:
             tails = self._open_topic(sender, request, body, serialization)
             if tails is None:
                 return
         queue_id = ext.queue_id
         if not 0 <= queue_id < len(tails):
-            if queue_id >= 0:
-                raise RequestRefused(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"queue id {queue_id} is illegal, {ext.topic} has {len(tails)} write queues",
-                )
-            queue_id = self._rng.randrange(len(tails))
+            queue_id = self._chosen_queue(ext, len(tails))
+        if ext.batch:
+            self._add_batch(sender, request, body, serialization, tails[queue_id])
+            return
         text = ext.properties
-        if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or ext.batch:
-            _refuse_what_is_not_served(text, ext.batch)
+        if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text:
+            _refuse_what_is_not_served(text)
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
         # Both values are found as `_value` finds them; the first place is nearly always it, and a call costs as much.
         at = properties.find(_UNIQUE_KEY)
@@ -126,6 +133,82 @@ class Sends:
         appender.pending.append((size, sender, request, serialization, tail, body, properties, code, unique_key))
         appender.pending_bytes += size
 
+    def handle_batch(
+        self, sender: ClientConnection, request: SendBatchMessage, body: bytes, serialization: int
+    ) -> None:
+        """Check many messages to one queue and queue them as one; a single reply follows.
+
+        Raises:
+            RequestRefused: none of them was stored, and none will be.
+        """
+        request.ext.batch = True
+        self.handle(sender, request, body, serialization)
+
+    def _add_batch(
+        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int, tail: QueueTail
+    ) -> None:
+        ext = request.ext
+        if ext.topic.startswith(RETRY_PREFIX):
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"a batch may not go to the retry topic {ext.topic}")
+        try:
+            messages = split_batch(body)
+        except BodyError as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        if not messages:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        shared = (
+            ext.properties if not ext.properties or ext.properties[-1] == "\x02" else ext.properties + "\x02"
+        ).encode()
+        shared += self._suffix
+        elements: list[BatchElement] = []
+        unique_keys: list[bytes] = []
+        nbytes = 0
+        for flag, message_body, properties in messages:
+            if properties and properties[-1] != _VALUE_END:
+                properties += b"\x02"
+            try:
+                properties.decode()
+            except UnicodeDecodeError as error:
+                number = len(elements)
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the properties of message {number} are not UTF-8"
+                ) from error
+            if any(name in properties for name in _NOT_IN_BATCHES):
+                _refuse_in_batch(properties.decode(), len(elements))
+            unique_key = _value(properties, _UNIQUE_KEY)
+            if not unique_key:
+                unique_key = self._unique_keys.next().encode()
+                properties += _UNIQUE_KEY + unique_key + b"\x02"
+            tags = _value(properties, _TAGS)
+            code = (self._tag_codes.get(tags) or self._tag_code(tags)) if tags else 0
+            properties += shared
+            if len(properties) > PROPERTIES_BYTES_MAX:
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"message {len(elements)} has properties of {len(properties)} bytes, "
+                    f"allowed are {PROPERTIES_BYTES_MAX}",
+                )
+            size = tail.fixed_bytes + len(message_body) + len(properties)
+            nbytes += size
+            if nbytes > self._body_bytes_max:
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"the records of a batch of {len(messages)} messages have more than {self._body_bytes_max} bytes",
+                )
+            elements.append(BatchElement(size, flag, message_body, properties, code))
+            unique_keys.append(unique_key)
+        self._appender.add_batch(
+            PendingBatch(sender, request, serialization, body, tail, elements, b",".join(unique_keys))
+        )
+
+    def _chosen_queue(self, ext: SendExt, count: int) -> int:
+        """A queue for a message that leaves the choice to the broker. Raises RequestRefused for one out of range."""
+        if ext.queue_id >= 0:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"queue id {ext.queue_id} is illegal, {ext.topic} has {count} queues"
+            )
+        return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
+
     def _tag_code(self, tags: bytes) -> int:
         code = tag_code(tags.decode()) if tags else 0
         if len(self._tag_codes) < _TAG_CODES_MAX and len(tags) <= _TAG_BYTES_MAX:
@@ -152,7 +235,8 @@ class Sends:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
-        return self._tails.of_topic(topic)
+        tails = self._writable[topic] = self._tails.of_topic(topic)
+        return tails
 
     def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         ext = request.ext
@@ -198,12 +282,21 @@ def _value(properties: bytes, name: bytes) -> bytes:
     return properties[at + len(name) : properties.find(b"\x02", at)]
 
 
-def _refuse_what_is_not_served(text: str, batch: bool) -> None:
+def _refuse_what_is_not_served(text: str) -> None:
     known = props.decode(text)
-    if batch:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batches are not served by this version")
     if known.get("TRAN_MSG") == "true":
         raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
     delay = known.get("DELAY", "0")
     if delay.strip() not in ("", "0") or any(name in known for name in props.TIMER_PROPERTIES):
         raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "delayed messages are not served by this version")
+
+
+def _refuse_in_batch(text: str, number: int) -> None:
+    """What stock brokers store without its effect is refused here."""
+    known = props.decode(text)
+    delay = known.get("DELAY", "0").strip()
+    if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"message {number} of a batch is delayed or transactional, which only messages by themselves can be",
+        )

@@ -41,34 +41,25 @@ class QueueTails:
 
     Args:
         next_offset: where a queue ends that was not written to since this replica leads.
-
-    Attributes:
-        by_topic: tails of the write queues, by queue id, of topics that were written to. The send handler looks here
-            first; `of_topic` fills it.
     """
 
     def __init__(self, metadata: Metadata, next_offset: Callable[[str, int], int]) -> None:
         self._metadata = metadata
         self._next_offset = next_offset
         self._tails: dict[tuple[str, int], QueueTail] = {}
-        self.by_topic: dict[str, list[QueueTail]] = {}
 
     def forget(self) -> None:
         """This replica does not lead any more: another one gives out queue offsets."""
-        self.by_topic.clear()
         self._tails.clear()
 
-    def topic_changed(self, topic: str) -> None:
-        """Look the topic's queues up anew with its next message."""
-        self.by_topic.pop(topic, None)
-
     def of_topic(self, topic: str) -> list[QueueTail]:
-        """The tails of a topic's write queues, by queue id. The topic must exist."""
-        tails = self.by_topic.get(topic)
-        if tails is None:
-            count = self._metadata.topics[topic].write_queues
-            tails = self.by_topic[topic] = [self.get(topic, number) for number in range(count)]
-        return tails
+        """The tails of a topic's queues, by queue id. The topic must exist.
+
+        A queue that is only read any more can still be written to by whoever asks for it, as with stock brokers: a
+        producer may not know yet that it has fewer queues to choose from.
+        """
+        config = self._metadata.topics[topic]
+        return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
     def get(self, topic: str, queue_id: int) -> QueueTail:
         """The tail of one queue, whatever the topic's configuration says."""

@@ -41,26 +41,34 @@ def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
 
 def decode_batch(data: memoryview | bytes) -> list[BatchedMessage]:
     """The messages of a batch. Raises BodyError."""
-    messages: list[BatchedMessage] = []
-    at = 0
-    while at < len(data):
-        left = len(data) - at
+    return [
+        BatchedMessage(body, str(properties, "utf-8", "replace"), flag) for flag, body, properties in split_batch(data)
+    ]
+
+
+def split_batch(data: memoryview | bytes) -> list[tuple[int, bytes, bytes]]:
+    """Flag, body and encoded properties of each message of a batch. Raises BodyError."""
+    raw = bytes(data)
+    messages: list[tuple[int, bytes, bytes]] = []
+    at, end = 0, len(raw)
+    unpack_head, unpack_length = _HEAD.unpack_from, _I16.unpack_from
+    while at < end:
+        left = end - at
         if left < _FIXED:
             raise BodyError(f"message {len(messages)} of a batch has {left} bytes, at least {_FIXED} are needed")
-        size, _, _, flag, body_length = _HEAD.unpack_from(data, at)
+        size, _, _, flag, body_length = unpack_head(raw, at)
         if not _FIXED <= size <= left or not 0 <= body_length <= size - _FIXED:
             raise BodyError(
                 f"message {len(messages)} of a batch has size {size} and a body of {body_length}, {left} bytes are left"
             )
         body_start = at + _HEAD.size
         body_end = body_start + body_length
-        (text_length,) = _I16.unpack_from(data, body_end)
+        (text_length,) = unpack_length(raw, body_end)
         if _FIXED + body_length + text_length != size:
             raise BodyError(
                 f"message {len(messages)} of a batch has size {size}, a body of {body_length} "
                 f"and properties of {text_length} bytes"
             )
-        text = str(data[body_end + 2 : at + size], "utf-8", "replace")
-        messages.append(BatchedMessage(bytes(data[body_start:body_end]), text, flag))
         at += size
+        messages.append((flag, raw[body_start:body_end], raw[body_end + 2 : at]))
     return messages

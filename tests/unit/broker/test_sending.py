@@ -370,3 +370,13 @@ async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> Non
         assert await client.offset(GET_MAX) == codes.count(ResponseCode.SUCCESS)
         assert (await client.send()).code == ResponseCode.SUCCESS
         assert (await client.info())["raftmq.pendingBytes"] == "0"
+
+
+async def test_a_queue_that_is_only_read_any_more_takes_what_is_sent_to_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("S", readQueueNums=4, writeQueueNums=2)
+        assert (await client.send("S", e=3)).code == ResponseCode.SUCCESS
+        chosen = {(await client.send("S", e=-1)).ext["queueId"] for _ in range(50)}
+        assert chosen == {"0", "1"}
+        assert (await client.send("S", e=4)).code == ResponseCode.INVALID_PARAMETER
