@@ -153,8 +153,8 @@ class Node(Generic[M]):
                 return  # a newer snapshot may lie there by now
             self._disk.rename(self._path + _ASIDE, self._path)
             await trio.to_thread.run_sync(self._disk.sync_directory, self.settings.directory)
-            last = min(index, replica.log.durable_index - 1)
-            fit = [part.start for part in replica.log.segments() if part.first_index - 1 <= last]
+            last = min(index, replica.log.durable_index)
+            fit = [part.start for part in replica.log.segments() if part.first_index <= last]
             if self._run is run and fit and fit[-1] > replica.log.base_pos:
                 replica.drop_prefix(fit[-1])
 

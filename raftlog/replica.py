@@ -230,20 +230,21 @@ class Replica:
         """Let the log begin at ``base_pos``, for which `SegmentLog.drop_prefix` says what must hold.
 
         The application must have taken and kept what lies below. Returns False if the first entry above is not on disk
-        yet, or this run has not heard yet that what lies below is committed; then nothing happened, and the caller
-        tries again a moment later.
+        yet, or this run has not heard yet that it is committed; then nothing happened, and the caller tries again a
+        moment later.
         """
         first = next(segment.first_index for segment in self.log.segments() if segment.start == base_pos)
         assert first - 1 <= self._applied_index, f"base {first - 1}, applied is {self._applied_index}"
         # What was decided before may name or read entries that go now.
         while self.core.has_effects:
             self._carry_out(self.core.take_effects())
-        if first > self.log.durable_index or first - 1 > self._commit_index:
+        if first > self.log.durable_index or first > self._commit_index:
             return False
         self.log.drop_prefix(base_pos, encode_conf(self.core.conf_at(first - 1)), self._commit_index)
         self.core.compact(first - 1, self._clock())
         self.core.persist(self._clock())
-        self._confs = [pair for pair in self._confs[:-1] if pair[0] >= first] + self._confs[-1:]
+        while len(self._confs) > 1 and self._confs[1][0] < first:
+            del self._confs[0]
         self._wake()
         return True
 

@@ -293,10 +293,10 @@ class SegmentLog:
         return Manifest(self._base, last, conf, self._segment_bytes)
 
     def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
-        """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable.
+        """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable
+        and committed: if it could still be cut off, a smaller one might belong into the file before.
 
-        What lies below is gone at once for readers, and from the disk some time after the next `submit`. The entry
-        before the new base must be committed.
+        What lies below is gone at once for readers, and from the disk some time after the next `submit`.
 
         Args:
             conf: the configuration in force at the new base.
@@ -309,7 +309,7 @@ class SegmentLog:
         assert first is not None, f"no file with entries begins at {base_pos}"
         assert base_pos > self.base_pos, f"base {base_pos}, it is at {self.base_pos} already"
         self._commit_hint = max(self._commit_hint, committed)
-        assert first - 1 <= self._commit_hint, f"base {first - 1}, committed is {self._commit_hint}"
+        assert first <= self._commit_hint, f"first entry {first}, committed is {self._commit_hint}"
         assert first <= self.durable_index, f"first entry {first}, durable is {self._durable_index}"
         last = self.locate(first - 1)
         self._set_base(Base(last.index, last.term, base_pos, last.chain))

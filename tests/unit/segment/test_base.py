@@ -71,29 +71,40 @@ def test_log_with_a_base_opens_as_it_was(close: str) -> None:
     assert all_bodies(home_again(home)) == [*BODIES[4:], b"goes on"]
 
 
-def test_truncation_down_to_the_base_and_on_from_there() -> None:
+def test_truncation_down_to_the_first_entry_and_on_from_there() -> None:
+    home = LogHome(segment_bytes=1024)
+    log = home.open()
+    home.put(log, *BODIES[:4])
+    home.submit(log, commit_hint=3)
+    log.drop_prefix(1024, b"")
+    home.submit(log)
+    log.truncate(4)
+    home.submit(log)
+    log.check_invariants()
+    assert all_bodies(log) == [BODIES[2]]
+    kept = ("first_index", "last_index", "last_term", "end_pos", "chain", "durable_pos", "durable_index")
+    before = {name: getattr(log, name) for name in kept}
+    log = home_again(home)
+    assert {name: getattr(log, name) for name in kept} == before
+    home.put(log, b"another", term=4)
+    log = home_again(home)
+    assert all_bodies(log) == [BODIES[2], b"another"]
+    assert log.term_runs == [(3, 1), (4, 4)]
+    with pytest.raises(AssertionError, match="cut at 3"):
+        log.truncate(3)
+
+
+def test_files_below_an_entry_that_may_be_cut_off_stay() -> None:
+    """A smaller entry in its place would belong into the file before."""
     home = LogHome(segment_bytes=1024)
     log = home.open()
     home.put(log, *BODIES[:3])
     home.submit(log, commit_hint=2)
-    log.drop_prefix(1024, b"")
-    home.submit(log)
-    chain = log.base_chain
+    with pytest.raises(AssertionError, match="first entry 3, committed is 2"):
+        log.drop_prefix(1024, b"")
     log.truncate(3)
-    assert (log.last_index, log.last_term, log.end_pos, log.chain) == (2, 1, 1024, chain)
-    assert log.segments()[0].last_index == 2
-    home.submit(log)
-    log.check_invariants()
-    assert all_bodies(log) == []
-    assert (log.durable_pos, log.durable_index) == (1024, 2)
-    log = home_again(home)
-    assert (log.first_index, log.last_index, log.last_term, log.end_pos, log.chain) == (3, 2, 1, 1024, chain)
-    home.put(log, b"another", term=4)
-    log = home_again(home)
-    assert all_bodies(log) == [b"another"]
-    assert log.term_runs == [(3, 4)]
-    with pytest.raises(AssertionError, match="cut at 2"):
-        log.truncate(2)
+    home.put(log, b"small", term=2)
+    assert log.locate(3).pos == 2 * 448
 
 
 def test_configs_below_the_base_are_forgotten() -> None:
