@@ -257,7 +257,9 @@ class Repair:
     def _take_entry(self, file_end: int) -> bool:
         """Accept the first entry held; False when there is not all of it yet."""
         last, room = self._last, file_end - BLANK_BYTES_MIN - self._at
-        if room < HEADER_BYTES and len(self._held) >= min(room, BLANK_BYTES_MIN):
+        if room < HEADER_BYTES:
+            if len(self._held) < BLANK_BYTES_MIN:
+                return False
             raise FrameCorrupt(self._at, "no entry fits here", HEADER_BYTES, room)
         if self._limit() - self._at < HEADER_BYTES:
             raise self._conflict()
@@ -286,7 +288,7 @@ class Repair:
         if self._links() or (self._behind is None and self._is_all(damage.end)):
             self._complete(damage.end)
             self._begin_range()
-        elif self._behind is not None and self._at == self._behind.pos:
+        elif self._behind is not None and self._at >= self._behind.pos:
             raise self._conflict()
 
     def _is_all(self, end: int) -> bool:

@@ -155,6 +155,23 @@ def test_large_entries_come_in_pieces(home: LogHome, peer: LogHome) -> None:
     assert segments(home) == before
 
 
+@pytest.mark.parametrize("rest", ["intact", "damaged"])
+@pytest.mark.parametrize("size", [25, 54], ids=["blank of 8 bytes", "blank of 16 bytes"])
+@pytest.mark.parametrize("piece", [1, 3, 7, 100])
+def test_pieces_that_end_within_a_blank(home: LogHome, peer: LogHome, piece: int, size: int, rest: str) -> None:
+    """What is left of a file holds no entry, and too little of it has come to tell that it is a blank."""
+    before = closed(home, size=size)
+    healthy = write(peer, size=size)
+    for index in range(50, 51 if rest == "intact" else 131):
+        flip(home, healthy.locate(index).pos + 60)
+    whole = served_by(healthy)
+    repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
+    while (wanted := repair.wanted()) is not None:
+        assert repair.offer(wanted[0], whole(wanted[0], min(wanted[1], piece)) or b"", "n2")
+    repair.finish()
+    assert segments(home) == before
+
+
 def test_bytes_that_do_not_belong_here_are_refused(home: LogHome, peer: LogHome) -> None:
     """A peer whose own disk lies, and one whose log is another: neither leaves a trace."""
     before = closed(home)
