@@ -7,7 +7,7 @@ from raftlog.consensus.messages import Denial, PreVoteReq, PreVoteResp, TimeoutN
 from raftlog.consensus.quorum import VoteResult, joint_vote_result
 from raftlog.consensus.types import LogId, NodeId, Role
 
-_BACKOFF_MAX = 4
+_BACKOFF_MAX = 8
 
 _SILENCES_OF_OTHERS = 2
 """For how many election timeouts a replica that leaves, or has a full disk, leaves it to the others to lead."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from raftlog.consensus.messages import (
@@ -16,7 +18,7 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import NONE, ConfState, LogId, Role
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, LogId, Role
 from tests.paper.group import A, B, C, D, E, Group
 
 
@@ -329,6 +331,44 @@ def test_election_with_slow_fsync() -> None:
         group.pump()
         group.deliver()
     assert sum(group[node].role is Role.LEADER for node in group.nodes) == 1
+
+
+def test_elections_with_slow_and_uneven_fsync() -> None:
+    """Rounds get so much longer than a vote takes to be written that candidates do not split the votes for ever.
+
+    One of five abstains, and a write takes up to four times the longest wait for the next round.
+    """
+    config = CoreConfig(
+        heartbeat_seconds=0.04,
+        election_timeout_seconds_min=0.3,
+        election_timeout_seconds_max=0.6,
+        vote_retry_seconds_min=0.04,
+        vote_retry_seconds_max=0.1,
+    )
+    needed: list[float] = []
+    for seed in range(100):
+        rng = random.Random(seed)
+        group = Group(5, config=config)
+        group.now += seed  # which the time-outs are drawn from
+        for node in group.nodes:
+            group.start(node, abstaining=node == E)
+        group.slow_disks |= set(group.nodes)
+        due: dict[tuple[str, int], float] = {}
+        idle_at = dict.fromkeys(group.nodes, group.now)
+        began = group.now
+        while group.now < began + 60.0 and not any(group[node].role is Role.LEADER for node in group.nodes):
+            group.now += 0.02
+            for node in group.nodes:
+                for op in list(group.writes[node]):
+                    if (node, op.ticket) not in due:
+                        due[node, op.ticket] = idle_at[node] = max(group.now, idle_at[node]) + rng.uniform(0.0, 0.4)
+                    if group.now >= due[node, op.ticket]:
+                        group.finish_writes(node, 1)
+                group[node].tick(group.now)
+            group.pump()
+            group.deliver()
+        needed.append(group.now - began)
+    assert max(needed) < 4.5, sorted(needed)[-6:]
 
 
 def test_disk_stall_leader() -> None:
