@@ -31,6 +31,7 @@ from raftlog.segment.repair import Repair
 
 _GROUP_CHECK_STEPS = 64
 _STALL_POLL_SECONDS = 0.3
+_PATIENCES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +390,7 @@ class Cluster:
         self.healing = True
         self.buggify.calm = True
         self.nemesis.heal(Heal())
-        spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 and not self.scenario.spares else 0
+        spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 and not self._all_are_needed() else 0
         for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
             self.resume(node.node_id)
             if node.flips:
@@ -399,16 +400,30 @@ class Cluster:
             else:
                 self.restart(node)
 
+    def _all_are_needed(self) -> bool:
+        """Whether a group without a minority of its nodes need not be able to elect anybody.
+
+        Who belongs to it may have changed; who may have forgotten something does not vote before there is a leader, and
+        who is damaged needs the bytes, or the word, of all others.
+        """
+        nodes = self.nodes.values()
+        may_forget = not self.scenario.config.durable_commit
+        abstaining = any(node.process is not None and node.process.core.abstaining for node in nodes)
+        return bool(self.scenario.spares) or may_forget or abstaining or any(node.flips for node in nodes)
+
     def _check_liveness(self) -> None:
         """A leader is elected in time and commits something new, and all that run come to agree.
 
-        With windows as small as some scenarios have them, agreeing may take long; but it must never stand still.
+        With windows as small as some scenarios have them, agreeing may take long; but it must never stand still. What
+        followers have counts as far as it is their leader's: the rest of their logs they may have to cut off first.
         """
         patience = 10 * self.scenario.config.election_timeout_seconds_max
         mark = range(0)
         deadline = self.now + patience
-        best = -1
-        while self.now < deadline:
+        # Leaders that go on replacing one another would make some progress each.
+        end = self.now + _PATIENCES_MAX * patience
+        best = (0, 0)
+        while self.now < min(deadline, end):
             self._run_until(self.now + patience / 40)
             running = [node.process for node in self.nodes.values() if node.process is not None]
             leader = max((p for p in running if p.core.role is Role.LEADER), key=lambda p: p.core.term, default=None)
@@ -416,7 +431,9 @@ class Cluster:
                 continue
             # Nodes that were removed, or have not joined, promise nothing more.
             running = [process for process in running if process.node_id in leader.core.conf.members]
-            if (progress := sum(p.replica.applied_index + p.log.durable_index for p in running)) > best:
+            taken = sum(peer.match for peer in leader.core.status().peers)
+            progress = (leader.core.term, taken + sum(process.replica.applied_index for process in running))
+            if progress > best:
                 best = progress
                 deadline = self.now + patience
             last_index = leader.log.last_index
