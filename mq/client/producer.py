@@ -17,7 +17,7 @@ from mq.client.identity import local_ip, new_client_id
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.send_pipeline import RetryPolicy, SendPipeline, send_fields
-from mq.client.sending import OnDone, OutgoingMessage, Pending, make_ready
+from mq.client.sending import OnDone, OutgoingMessage, Pending, make_batch_ready, make_ready, split_result
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
@@ -211,6 +211,27 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     # Many messages.
 
+    async def send_batch(
+        self, messages: Sequence[Message], *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request: stored together in one queue, one after the other, all or none.
+
+        Their bodies are not compressed; together they have 4 MiB at most, about 100 bytes more each included. Returns
+        their results in order. Raises what `send` raises; it is true of all of them.
+        """
+        pipeline = self._open_pipeline()
+        await self._wait_room(pipeline)
+        outgoing = make_batch_ready(messages, new_unique_key=self._unique_keys.next, born_timestamp_ms=_wall_clock_ms())
+        self._check_queue(outgoing.topic, queue)
+        pending = Pending(outgoing.unique_key)
+        number = pipeline.start(outgoing, pending.settle, timeout=self._budget(timeout), queue=queue)
+        try:
+            together = await pending.wait()
+        finally:
+            if not pending.done:
+                pipeline.abandon(number)
+        return split_result(together, len(messages))
+
     async def send_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[SendResult | ClientError]:
@@ -253,11 +274,15 @@ class Producer(anyio.AsyncContextManagerMixin):
             await pipeline.wait_finished()
 
     def _make_ready(self, message: Message, queue: MessageQueue | None) -> OutgoingMessage:
-        if queue is not None and queue.topic != message.topic:
-            raise MessageRefused(f"a message of topic {message.topic} cannot go to a queue of {queue.topic}")
+        self._check_queue(message.topic, queue)
         return make_ready(
             message,
             unique_key=self._unique_keys.next(),
             born_timestamp_ms=_wall_clock_ms(),
             compress_bytes_min=self._compress_bytes_min,
         )
+
+    @staticmethod
+    def _check_queue(topic: str, queue: MessageQueue | None) -> None:
+        if queue is not None and queue.topic != topic:
+            raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")

@@ -72,7 +72,7 @@ class RetryPolicy:
 
 
 def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> dict[str, str]:
-    """The header fields of request 310, by their one-letter names."""
+    """The header fields of requests 310 and 320, by their one-letter names."""
     return {
         "a": group,
         "b": message.topic,
@@ -85,7 +85,7 @@ def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> di
         "i": message.properties,
         "j": "0",
         "k": "false",
-        "m": "false",
+        "m": "true" if message.is_batch else "false",
         "n": queue.broker_name,
     }
 
@@ -193,7 +193,7 @@ class SendPipeline:
         send.expires_at = min(send.deadline, now + self._policy.attempt_seconds)
         try:
             send.opaque = connection.request_nowait(
-                RequestCode.SEND_MESSAGE_V2,
+                RequestCode.SEND_BATCH_MESSAGE if send.message.is_batch else RequestCode.SEND_MESSAGE_V2,
                 send_fields(self._group, send.message, queue),
                 send.message.body,
                 partial(self._answered, send),

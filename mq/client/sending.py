@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import anyio
 import msgspec
 
 from mq.client.connection import Connection
-from mq.client.errors import ClientError, MessageRefused
+from mq.client.errors import ClientError, MessageRefused, UnreadableAnswer
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.compression import COMPRESSED, ZLIB
 from mq.protocol.names import NameRefused, check_topic
 from mq.protocol.records import BODY_BYTES_MAX
 
-__all__ = ["BODY_BYTES_MAX", "OnDone", "OutgoingMessage", "Pending", "Send", "make_ready"]
+__all__ = [
+    "BODY_BYTES_MAX",
+    "OnDone",
+    "OutgoingMessage",
+    "Pending",
+    "Send",
+    "make_batch_ready",
+    "make_ready",
+    "split_result",
+]
 
 DELAY_LEVEL_MAX = 18
 
@@ -35,6 +45,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     born_timestamp_ms: int
     unique_key: str
     sharding_key: str | None
+    is_batch: bool = False
+    """Whether the body holds many messages; ``unique_key`` is theirs, joined by commas, then."""
 
 
 _checked_topics: set[str] = set()
@@ -80,6 +92,58 @@ def make_ready(
         unique_key=unique_key,
         sharding_key=message.sharding_key,
     )
+
+
+def make_batch_ready(
+    messages: Sequence[Message], *, new_unique_key: Callable[[], str], born_timestamp_ms: int
+) -> OutgoingMessage:
+    """Check messages that are to be stored together, and encode them as one. Raises MessageRefused."""
+    if not messages:
+        raise MessageRefused("a batch needs at least one message")
+    topics = {message.topic for message in messages}
+    if len(topics) > 1:
+        raise MessageRefused(f"a batch goes to one topic, not to {len(topics)}: {', '.join(sorted(topics)[:3])}")
+    sharding_keys = {message.sharding_key for message in messages}
+    if len(sharding_keys) > 1:
+        raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(sharding_keys)} sharding keys")
+    elements: list[BatchedMessage] = []
+    unique_keys: list[str] = []
+    for message in messages:
+        if message.delay_level is not None:
+            raise MessageRefused("a message of a batch cannot be delayed; send it by itself")
+        ready = make_ready(
+            message, unique_key=new_unique_key(), born_timestamp_ms=born_timestamp_ms, compress_bytes_min=None
+        )
+        elements.append(BatchedMessage(ready.body, ready.properties, ready.flag))
+        unique_keys.append(ready.unique_key)
+    body = encode_batch(elements)
+    if len(body) > BODY_BYTES_MAX:
+        raise MessageRefused(f"the batch has {len(body)} bytes; {BODY_BYTES_MAX} are allowed")
+    return OutgoingMessage(
+        topic=messages[0].topic,
+        body=body,
+        properties=props.encode({props.WAIT: "true"}),
+        sys_flag=0,
+        flag=0,
+        born_timestamp_ms=born_timestamp_ms,
+        unique_key=",".join(unique_keys),
+        sharding_key=messages[0].sharding_key,
+        is_batch=True,
+    )
+
+
+def split_result(together: SendResult, count: int) -> list[SendResult]:
+    """The results of ``count`` messages that were sent as one batch. Raises UnreadableAnswer."""
+    message_ids = together.message_id.split(",")
+    record_ids = together.offset_message_id.split(",")
+    if not len(message_ids) == len(record_ids) == count:
+        raise UnreadableAnswer(f"stored, but the answer names {len(record_ids)} messages of {count}")
+    return [
+        msgspec.structs.replace(
+            together, message_id=message_id, offset_message_id=record_id, queue_offset=together.queue_offset + number
+        )
+        for number, (message_id, record_id) in enumerate(zip(message_ids, record_ids, strict=True))
+    ]
 
 
 def _encode_properties(message: Message, unique_key: str) -> str:

@@ -54,6 +54,15 @@ class SyncProducer:
         result: SendResult = self._call(lambda: self._producer.send(message, timeout=timeout, queue=queue))
         return result
 
+    def send_batch(
+        self, messages: Sequence[Message], *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> list[SendResult]:
+        """As `Producer.send_batch`."""
+        results: list[SendResult] = self._call(
+            lambda: self._producer.send_batch(messages, timeout=timeout, queue=queue)
+        )
+        return results
+
     def send_many(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[SendResult | ClientError]:
         """As `Producer.send_many`."""
         outcomes: list[SendResult | ClientError] = self._call(

@@ -138,6 +138,32 @@ async def test_messages_arrive_with_all_they_carry(cluster: Cluster) -> None:
         assert (salut.tags, salut.properties["colour"], salut.sharding_key) == ("fr", "rouge", "s")
 
 
+async def test_a_batch_is_stored_together(cluster: Cluster) -> None:
+    async with (
+        new_topic(cluster) as topic,
+        Producer(cluster.namesrv) as producer,
+        consumer_of(cluster, topic) as consumer,
+    ):
+        batch = [Message(topic, b"%d" % number, tags="t", keys=[f"k{number}"], flag=number) for number in range(300)]
+        results = await producer.send_batch(batch)
+        assert {result.queue for result in results} == {results[0].queue}
+        first = results[0].queue_offset
+        assert [result.queue_offset for result in results] == list(range(first, first + 300))
+        received: list[ReceivedMessage] = []
+        async for message in consumer:
+            received.append(message)
+            if len(received) == 300:
+                break
+        received.sort(key=lambda message: message.queue_offset)
+        assert [(m.body, m.keys, m.record.flag, m.message_id, m.record.offset_message_id) for m in received] == [
+            (sent.body, tuple(sent.keys), sent.flag, result.message_id, result.offset_message_id)
+            for sent, result in zip(batch, results, strict=True)
+        ]
+        with pytest.raises(SendRejected, match="more than") as rejected:
+            await producer.send_batch([Message(topic, b"x")] * 1000)
+        assert (rejected.value.code, rejected.value.stored) == (ResponseCode.MESSAGE_ILLEGAL, "no")
+
+
 async def test_a_member_that_leaves_hands_its_queues_over(cluster: Cluster) -> None:
     seen: Counter[str] = Counter()
 

@@ -383,6 +383,24 @@ async def test_a_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
 # Many in flight.
 
 
+BAD_BATCHES: list[tuple[str, list[Message], str]] = [
+    ("empty", [], "at least one message"),
+    ("topics", [Message("T", b"x"), Message("U", b"x")], "one topic, not to 2: T, U"),
+    ("sharding keys", [Message("T", b"x", sharding_key="a"), Message("T", b"x")], "have 2 sharding keys"),
+    ("delayed", [Message("T", b"x"), Message("T", b"x", delay_level=1)], "cannot be delayed"),
+    ("empty body", [Message("T", b"x"), Message("T", b"")], "the body has 0 bytes"),
+    ("too large", [Message("T", bytes(3_000_000))] * 2, "4194304 are allowed"),
+]
+
+
+@pytest.mark.parametrize(("batch", "why"), [row[1:] for row in BAD_BATCHES], ids=[row[0] for row in BAD_BATCHES])
+async def test_a_batch_that_cannot_be_is_not_sent(batch: list[Message], why: str) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+        with pytest.raises(MessageRefused, match=why):
+            await producer.send_batch(batch)
+        assert producer.in_flight == 0
+
+
 async def test_send_many_keeps_the_order_of_the_outcomes_and_reports_each_failure() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         messages = [Message("T", b"%d" % number) for number in range(50)]
