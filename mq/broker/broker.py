@@ -25,6 +25,7 @@ from mq.broker.connection import ClientConnection, Handler
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
 from mq.broker.long_polling import LongPolling
+from mq.broker.lookup import Lookup
 from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
@@ -43,6 +44,7 @@ from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import decode_runs, scan_runs
+from mq.store.log_records import LogRecords
 from mq.store.opening import Filling, ends_of
 from mq.store.queue_store import QueueStore
 from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf, parse_address
@@ -174,6 +176,15 @@ class Broker:
             confirm=replica.read,
             clock=self._clock,
         )
+        self.lookup = Lookup(
+            broker_name=settings.group,
+            metadata=metadata,
+            store=store,
+            records=LogRecords(replica.log, lambda: self._applied_index),
+            clients=self._clients,
+            read=replica.read,
+            wall_clock_ms=wall_clock_ms,
+        )
         used = partial(disk_used, settings.data_dir)
         self.status = Status(
             settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters, disk_used=used
@@ -195,7 +206,7 @@ class Broker:
             log=self._log,
         )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
-        for area in (self._pulls, self._groups, self._offsets, self.status, self._group_admin):
+        for area in (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin):
             self._handlers.update(area.handlers())
         for leading_area in (self._sends, self._offsets, topics):
             self._leader_handlers.update(leading_area.leader_handlers())

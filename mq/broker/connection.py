@@ -110,11 +110,18 @@ class ClientConnection:
         except Exception as error:
             reply = self._refused(request, serialization, error)
         if reply is not None:
-            self._answer(request, reply)
+            self.answer(request, reply)
 
-    def _answer(self, request: Any, reply: bytes) -> None:
+    def answer(self, request: Any, reply: bytes) -> None:
+        """Send the reply to a request, unless its sender wants none."""
         if not request.flag & _ONEWAY:
             self.send(reply)
+
+    def refuse(self, request: Any, serialization: int, error: Exception) -> None:
+        """Answer a request that failed after its handler had returned; a broken invariant is raised again."""
+        reply = self._refused(request, serialization, error)
+        if reply is not None:
+            self.answer(request, reply)
 
     def _on_data(self, data: memoryview) -> int:
         self.heard = True
@@ -134,7 +141,7 @@ class ClientConnection:
             except Exception as error:
                 reply = self._refused(request, serialization, error)
             if reply is not None:
-                self._answer(request, reply)
+                self.answer(request, reply)
         return consumed
 
     def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:

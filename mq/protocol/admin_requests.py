@@ -102,6 +102,35 @@ class GetBrokerRuntimeInfo(Request, tag=int(Code.GET_BROKER_RUNTIME_INFO)):
     """28: figures of a broker."""
 
 
+class ConsumeTimeSpanExt(Ext):
+    """A topic and a consumer group of it."""
+
+    topic: str
+    group: str
+
+
+class QueryConsumeTimeSpan(Request, tag=int(Code.QUERY_CONSUME_TIME_SPAN)):
+    """303: when the messages of each queue were stored, and how far a group is."""
+
+    ext: ConsumeTimeSpanExt = msgspec.field(name="extFields")
+
+
+class QueryConsumeQueueExt(Ext):
+    """Entries of a consume queue from ``index`` on."""
+
+    topic: str
+    queue_id: I32
+    index: I64
+    count: I32
+    consumer_group: str | None = None
+
+
+class QueryConsumeQueue(Request, tag=int(Code.QUERY_CONSUME_QUEUE)):
+    """321: what a consume queue holds."""
+
+    ext: QueryConsumeQueueExt = msgspec.field(name="extFields")
+
+
 class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
     """9001, our own: look at the group's members or change them; what is wanted is in the body."""
 

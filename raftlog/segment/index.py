@@ -135,6 +135,12 @@ class LogIndex:
         assert at >= 0, f"no anchor at or before index {index}"
         return self._indexes[at], self._positions[at]
 
+    def anchor_at(self, pos: int) -> tuple[int, int, int | None]:
+        """Index and position of the last anchor at or before the physical offset ``pos``, and index of the next one."""
+        at = bisect_right(self._positions, pos) - 1
+        assert at >= 0, f"no anchor at or before position {pos}"
+        return self._indexes[at], self._positions[at], self._indexes[at + 1] if at + 1 < len(self._indexes) else None
+
     def anchors_before(self, pos: int) -> list[int]:
         """Positions of the anchors that lie before ``pos``, the last one first."""
         return self._positions[: bisect_left(self._positions, pos)].tolist()[::-1]

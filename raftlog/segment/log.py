@@ -36,7 +36,7 @@ from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.notes import CONF
-from raftlog.segment.reader import StoredRun, find_entry, read_behind, read_run
+from raftlog.segment.reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
 from raftlog.segment.tail import Tail, blank_bytes
@@ -378,6 +378,22 @@ class SegmentLog:
         if (entry := self.entry(index)) is not None:
             return EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
         return find_entry(self._files, *self._index.anchor(index), index)
+
+    def entry_at(self, pos: int) -> EntryRef | None:
+        """The entry that takes up the byte at the physical offset ``pos``; None when no present one does.
+
+        Raises:
+            StorageCorrupt, StorageFailed: a header cannot be read.
+        """
+        if not self.base_pos <= pos < self.end_pos:
+            return None
+        if (entry := self._tail.entry_at(pos)) is not None:
+            ref = EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
+        else:
+            index, anchor_pos, behind = self._index.anchor_at(pos)
+            last = min(behind or self._tail.first, self._tail.first) - 1
+            ref = find_entry_at(self._files, index, anchor_pos, last, pos)
+        return ref if ref.pos <= pos < ref.pos + ref.size else None
 
     def chain_at(self, index: int) -> int:
         """The chain after entry ``index``; the base has one, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
@@ -41,6 +42,19 @@ def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: i
     Raises:
         StorageCorrupt, StorageFailed: one of the headers cannot be read.
     """
+    return _walk(files, anchor_index, anchor_pos, lambda its_index, _: its_index == index)
+
+
+def find_entry_at(files: SegmentFiles, anchor_index: int, anchor_pos: int, last_index: int, pos: int) -> EntryRef:
+    """Walk from an anchor to the first entry that ends behind the physical offset ``pos``, or to ``last_index``.
+
+    Raises as `find_entry`.
+    """
+    return _walk(files, anchor_index, anchor_pos, lambda index, end: end > pos or index == last_index)
+
+
+def _walk(files: SegmentFiles, anchor_index: int, anchor_pos: int, is_wanted: Callable[[int, int], bool]) -> EntryRef:
+    """The first entry from an anchor on whose index and end are wanted."""
     pos = anchor_pos
     path = files.path(files.start_of(pos))
     file_end = files.start_of(pos) + files.segment_bytes
@@ -52,8 +66,8 @@ def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: i
         kind, size, its_index, term, its_pos, _, chain, _, body_len = HEADER.unpack_from(window, at)
         if its_index != at_index or its_pos != pos + at or size != HEADER_BYTES + body_len:
             raise StorageCorrupt(path, pos + at, f"expected entry {at_index}, found {its_index}")
-        if its_index == index:
-            return EntryRef(index, term, kind, its_pos, size, chain)
+        if is_wanted(its_index, its_pos + size):
+            return EntryRef(its_index, term, kind, its_pos, size, chain)
         at += size
         at_index += 1
 

@@ -39,6 +39,11 @@ class Tail:
         at = index - self.first
         return self.entries[at] if 0 <= at < len(self.entries) else None
 
+    def entry_at(self, pos: int) -> TailEntry | None:
+        """The entry in memory that begins at or before ``pos``, if there is one: ``pos`` may lie behind it."""
+        at = bisect_right(self.entries, pos, key=_position) - 1
+        return self.entries[at] if at >= 0 else None
+
     def truncate(self, from_index: int) -> None:
         """Drop the entries from ``from_index`` on, which the log has, too."""
         while self.entries and self.entries[-1].index >= from_index:

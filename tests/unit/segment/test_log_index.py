@@ -62,3 +62,12 @@ def test_anchors_behind() -> None:
         behind = anchors[bisect_right(anchors, pos) :]
         assert index.anchors_behind(pos, SEGMENT_BYTES + 1) == behind
     assert index.anchors_behind(0, 3 * ANCHOR_BYTES) == [ANCHOR_BYTES + 5]
+
+
+def test_anchor_at() -> None:
+    index = LogIndex(SEGMENT_BYTES)
+    for number, pos in enumerate([0, 100, ANCHOR_BYTES + 5, SEGMENT_BYTES], 1):
+        index.note(number, 1, pos)
+    assert index.anchor_at(0) == index.anchor_at(ANCHOR_BYTES + 4) == (1, 0, 3)
+    assert index.anchor_at(ANCHOR_BYTES + 5) == (3, ANCHOR_BYTES + 5, 4)
+    assert index.anchor_at(10 * SEGMENT_BYTES) == (4, SEGMENT_BYTES, None)

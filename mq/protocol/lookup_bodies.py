@@ -1,0 +1,74 @@
+"""Bodies of what operators ask about queues: what they hold, and how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mq.protocol.bodies import SubscriptionData
+from mq.protocol.json_body import Body
+from mq.protocol.wire_names import wire
+
+__all__ = ["ConsumeQueueView", "QueueEntry", "QueueName", "TimeSpan", "TimeSpans"]
+
+
+class QueueName(Body, rename=wire()):
+    """One queue of a topic in one broker group."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class TimeSpan(
+    Body,
+    rename=wire(
+        queue="messageQueue",
+        min_ms="minTimeStamp",
+        max_ms="maxTimeStamp",
+        consumed_ms="consumeTimeStamp",
+        delay_ms="delayTime",
+    ),
+):
+    """When the first and last message of a queue were stored, and the last one a group consumed; -1 for none.
+
+    ``delay_ms`` is for how long the next one has been waiting for the group; 0 when there is none.
+    """
+
+    queue: QueueName
+    min_ms: int
+    max_ms: int
+    consumed_ms: int
+    delay_ms: int
+
+
+class TimeSpans(Body, rename=wire(spans="consumeTimeSpanSet")):
+    """One for each queue of a topic (request code 303)."""
+
+    spans: Sequence[TimeSpan] = ()
+
+
+class QueueEntry(
+    Body,
+    rename=wire(
+        physical_offset="physicOffset", nbytes="physicSize", tag_code="tagsCode", is_wanted="eval", message="msg"
+    ),
+):
+    """One entry of a consume queue. ``is_wanted``: whether the group's subscription takes it."""
+
+    physical_offset: int
+    nbytes: int
+    tag_code: int
+    is_wanted: bool = True
+    message: str | None = None
+    bit_map: str | None = None
+    extend_data_json: str | None = None
+
+
+class ConsumeQueueView(Body, rename=wire(entries="queueData", min_offset="minQueueIndex", max_offset="maxQueueIndex")):
+    """A part of a consume queue (request code 321)."""
+
+    entries: Sequence[QueueEntry] = ()
+    min_offset: int = 0
+    max_offset: int = 0
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
