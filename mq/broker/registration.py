@@ -150,6 +150,7 @@ def _register_request(registration: Registration, opaque: int) -> bytes:
             "clusterName": registration.cluster,
             "haServerAddr": registration.address,
             "compressed": "false",
+            "raftmqWhole": "true",
             "bodyCrc32": str(zlib.crc32(registration.body) & 0x7FFFFFFF),
         },
         body=registration.body,

@@ -252,7 +252,9 @@ class DevCluster:
                 raise DevClusterFailed(f"{child.name} stopped with exit code {code}: {_last_words(child.log)}")
 
     async def _start_namesrv(self) -> None:
-        await self._spawn("namesrv", ["namesrv", "--listen", self.namesrv])
+        await self._spawn(
+            "namesrv", ["namesrv", "--listen", self.namesrv, "--data-dir", str(self.directory / "namesrv")]
+        )
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 self.check()

@@ -27,22 +27,33 @@ WithParent = Annotated[
 
 def namesrv(
     listen: Annotated[
-        str, typer.Option(help="Where brokers and clients connect.", metavar="HOST:PORT")
-    ] = "0.0.0.0:9876",
+        str | None, typer.Option(help="Where brokers and clients connect; default: 0.0.0.0:9876.", metavar="HOST:PORT")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags come before it.", metavar="FILE")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the key-value configuration is kept.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:
     """Run a name server: it tells clients which broker leads which group."""
+    from mq.namesrv.kv_file import KvFileDamaged
     from mq.namesrv.server import serve
     from mq.namesrv.settings import NamesrvSettings
 
-    host, port = split_address(listen)
-    settings = checked(lambda: NamesrvSettings.load(listen_host=host, listen_port=port))
+    flags: dict[str, object] = {"data_dir": data_dir, **split_settings(setting or [])}
+    if listen is not None:
+        flags["listen_host"], flags["listen_port"] = split_address(listen)
+    settings = checked(lambda: NamesrvSettings.load(config, **flags), config)
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
+    except KvFileDamaged as error:
+        raise CommandFailed(f"the key-value configuration cannot be read: {error}") from error
     except OSError as error:
-        raise CommandFailed(f"cannot listen on {listen}: {error.strerror or error}") from error
+        where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"
+        raise CommandFailed(f"{where}: {error.strerror or error}") from error
 
 
 def broker(

@@ -8,15 +8,18 @@ from typing import Any, Final
 
 import structlog
 
+from mq.namesrv.kv_config import ORDER_TOPIC_NAMESPACE, KvConfig, KvRefused
 from mq.namesrv.route_table import (
     LEADER_ID,
-    ORDER_TOPIC_NAMESPACE,
+    UNIT_FLAG,
+    UNIT_SUBSCRIBED_FLAG,
     BrokerId,
     Registered,
     RouteTable,
     TableFull,
 )
-from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicList
+from mq.namesrv.running_config import ConfigForbidden, ConfigRefused, RunningConfig
+from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, TopicList
 from mq.protocol.codes import ResponseCode
 from mq.protocol.encoding import ONEWAY_FLAG, encode_response
 from mq.protocol.errors import BodyError, HeaderError
@@ -38,6 +41,19 @@ from mq.protocol.headers import (
     UnregisterBroker,
     WipeWritePermOfBroker,
     decode_request,
+)
+from mq.protocol.operator_bodies import BrokerMemberGroup, decode_properties, encode_properties
+from mq.protocol.operator_requests import (
+    BrokerHeartbeat,
+    GetBrokerMemberGroup,
+    GetHasUnitSubTopicList,
+    GetHasUnitSubUnunitTopicList,
+    GetNamesrvConfig,
+    GetSystemTopicListFromNs,
+    GetTopicsByCluster,
+    GetUnitTopicList,
+    RegisterTopicInNamesrv,
+    UpdateNamesrvConfig,
 )
 from mq.protocol.records import CRC_MASK
 
@@ -66,11 +82,14 @@ class _Answer:
 class Handlers:
     """All requests of a name server. ``clock`` gives monotonic seconds."""
 
-    def __init__(self, table: RouteTable, *, clock: Callable[[], float], log: Log, order_topics: bool = False) -> None:
+    def __init__(
+        self, table: RouteTable, kv: KvConfig, config: RunningConfig, *, clock: Callable[[], float], log: Log
+    ) -> None:
         self._table = table
+        self._kv = kv
+        self._config = config
         self._clock = clock
         self._log = log
-        self._order_topics = order_topics
         self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Answer]]] = {
             RegisterBroker: self._register_broker,
             UnregisterBroker: self._unregister_broker,
@@ -85,6 +104,16 @@ class Handlers:
             GetKvConfig: self._get_kv,
             DeleteKvConfig: self._delete_kv,
             GetKvlistByNamespace: self._kv_list,
+            BrokerHeartbeat: self._heartbeat,
+            GetBrokerMemberGroup: self._member_group,
+            GetTopicsByCluster: self._topics_by_cluster,
+            GetSystemTopicListFromNs: self._reserved_topics,
+            GetUnitTopicList: self._unit_topics,
+            GetHasUnitSubTopicList: self._unit_topics,
+            GetHasUnitSubUnunitTopicList: self._unit_topics,
+            RegisterTopicInNamesrv: self._register_topic,
+            GetNamesrvConfig: self._get_config,
+            UpdateNamesrvConfig: self._update_config,
         }
 
     def handle(self, serialization: int, header: memoryview, body: memoryview, connection: Hashable) -> bytes:
@@ -131,9 +160,10 @@ class Handlers:
             )
         try:
             return handler(request, body, connection)
-        except (BodyError, TableFull) as error:
+        except (BodyError, TableFull, KvRefused, ConfigRefused, ConfigForbidden) as error:
             self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
-            return _Answer(ResponseCode.SYSTEM_ERROR, remark=str(error))
+            forbidden = isinstance(error, ConfigForbidden)
+            return _Answer(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
@@ -143,18 +173,18 @@ class Handlers:
             return _Answer(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
         registration = RegisterBrokerBody.decode(body, compressed=ext.compressed) if body else RegisterBrokerBody()
         broker = _broker(ext)
-        timeout_ms = ext.heartbeat_timeout_ms
         registered = self._table.register_broker(
             self._clock(),
             broker,
             registration,
             connection,
             ha_address=ext.ha_server_address,
-            expiry_seconds=timeout_ms / 1000 if timeout_ms is not None and timeout_ms > 0 else None,
+            expiry_seconds=_seconds(ext.heartbeat_timeout_ms),
+            whole=ext.whole,
         )
         if not registered.accepted:
             self._log.warning("registration_ignored", **_fields(broker), reason="a newer broker has this id")
-        order = self._table.kv_list(ORDER_TOPIC_NAMESPACE)
+        order = self._kv.of_namespace(ORDER_TOPIC_NAMESPACE)
         return _Answer(ext=_leader_fields(registered), body=KVTable(dict(order)).encode() if order else b"")
 
     def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Answer:
@@ -169,15 +199,24 @@ class Handlers:
         )
         return _Answer(ext={"changed": "true" if changed else "false"}, body=b"" if known is None else known.encode())
 
+    def _heartbeat(self, request: BrokerHeartbeat, body: memoryview, connection: Hashable) -> _Answer:
+        ext = request.ext
+        self._table.heartbeat(self._clock(), ext.address, _seconds(ext.heartbeat_timeout_millis))
+        return _Answer()
+
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _Answer:
-        route = self._table.route(request.ext.topic, with_order=self._order_topics)
+        route = self._table.route(request.ext.topic)
         if route is None:
             return _Answer(
                 ResponseCode.TOPIC_NOT_EXIST,
                 remark=f"No topic route info in name server for the topic: {request.ext.topic}",
             )
+        if self._config.order_topics:
+            order = self._kv.get(ORDER_TOPIC_NAMESPACE, request.ext.topic)
+            if order is not None:
+                route.order_topic_conf = order
         return _Answer(body=route.encode())
 
     def _cluster_info(self, request: GetBrokerClusterInfo, body: memoryview, connection: Hashable) -> _Answer:
@@ -186,7 +225,33 @@ class Handlers:
     def _topic_list(self, request: GetAllTopicListFromNameserver, body: memoryview, connection: Hashable) -> _Answer:
         return _Answer(body=TopicList(self._table.topic_list()).encode())
 
+    def _topics_by_cluster(self, request: GetTopicsByCluster, body: memoryview, connection: Hashable) -> _Answer:
+        return _Answer(body=TopicList(self._table.topic_list(request.ext.cluster)).encode())
+
+    def _reserved_topics(self, request: GetSystemTopicListFromNs, body: memoryview, connection: Hashable) -> _Answer:
+        names, address = self._table.reserved_topics()
+        return _Answer(body=TopicList(names, address).encode())
+
+    def _unit_topics(
+        self,
+        request: GetUnitTopicList | GetHasUnitSubTopicList | GetHasUnitSubUnunitTopicList,
+        body: memoryview,
+        connection: Hashable,
+    ) -> _Answer:
+        without = UNIT_FLAG if isinstance(request, GetHasUnitSubUnunitTopicList) else 0
+        flag = UNIT_FLAG if isinstance(request, GetUnitTopicList) else UNIT_SUBSCRIBED_FLAG
+        return _Answer(body=TopicList(self._table.topics_with(flag=flag, without=without)).encode())
+
+    def _member_group(self, request: GetBrokerMemberGroup, body: memoryview, connection: Hashable) -> _Answer:
+        members = self._table.member_group(request.ext.cluster, request.ext.broker_name)
+        return _Answer(body=BrokerMemberGroup(members).encode())
+
     # -- administration ------------------------------------------------------------------------------------------------
+
+    def _register_topic(self, request: RegisterTopicInNamesrv, body: memoryview, connection: Hashable) -> _Answer:
+        self._table.register_topic(request.ext.topic, Route.decode(body).queue_datas if body else ())
+        self._log.info("topic_registered", topic=request.ext.topic, peer=connection)
+        return _Answer()
 
     def _delete_topic(self, request: DeleteTopicInNamesrv, body: memoryview, connection: Hashable) -> _Answer:
         self._table.delete_topic(request.ext.topic, request.ext.cluster_name or None)
@@ -204,11 +269,11 @@ class Handlers:
         return _Answer(ext={"addTopicCount": str(count)})
 
     def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _Answer:
-        self._table.put_kv(request.ext.namespace, request.ext.key, request.ext.value)
+        self._kv.put(request.ext.namespace, request.ext.key, request.ext.value)
         return _Answer()
 
     def _get_kv(self, request: GetKvConfig, body: memoryview, connection: Hashable) -> _Answer:
-        value = self._table.get_kv(request.ext.namespace, request.ext.key)
+        value = self._kv.get(request.ext.namespace, request.ext.key)
         if value is None:
             return _Answer(
                 ResponseCode.QUERY_NOT_FOUND,
@@ -217,14 +282,27 @@ class Handlers:
         return _Answer(ext={"value": value})
 
     def _delete_kv(self, request: DeleteKvConfig, body: memoryview, connection: Hashable) -> _Answer:
-        self._table.delete_kv(request.ext.namespace, request.ext.key)
+        self._kv.delete(request.ext.namespace, request.ext.key)
         return _Answer()
 
     def _kv_list(self, request: GetKvlistByNamespace, body: memoryview, connection: Hashable) -> _Answer:
-        values = self._table.kv_list(request.ext.namespace)
+        values = self._kv.of_namespace(request.ext.namespace)
         if values is None:
             return _Answer(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {request.ext.namespace}")
         return _Answer(body=KVTable(dict(values)).encode())
+
+    def _get_config(self, request: GetNamesrvConfig, body: memoryview, connection: Hashable) -> _Answer:
+        return _Answer(body=encode_properties(self._config.properties()))
+
+    def _update_config(self, request: UpdateNamesrvConfig, body: memoryview, connection: Hashable) -> _Answer:
+        wanted = decode_properties(body)
+        self._config.update(wanted)
+        self._log.info("config_changed", settings=sorted(wanted), peer=connection)
+        return _Answer()
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
 
 
 def _broker(ext: BrokerExt) -> BrokerId:

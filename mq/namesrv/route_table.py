@@ -7,7 +7,7 @@ its address: it is listed in exactly one place, and whoever is listed lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +16,8 @@ from mq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, 
 LEADER_ID: Final = 0
 PERM_WRITE: Final = 2
 PERM_READ_WRITE: Final = 6
-ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+UNIT_FLAG: Final = 1
+UNIT_SUBSCRIBED_FLAG: Final = 2
 
 
 class TableFull(Exception):
@@ -33,7 +34,6 @@ class TableLimits:
     broker_groups_max: int = 10_000
     brokers_per_group_max: int = 64
     topics_max: int = 100_000
-    kv_entries_max: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,6 @@ class RouteTable:
         self._live: dict[str, _Live] = {}
         self._groups: dict[str, _Group] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
-        self._kv: dict[str, dict[str, str]] = {}
 
     # -- brokers come and go -------------------------------------------------------------------------------------------
 
@@ -95,11 +94,13 @@ class RouteTable:
         *,
         ha_address: str = "",
         expiry_seconds: float | None = None,
+        whole: bool = False,
     ) -> Registered:
         """A broker says that it lives, which id it has, and which topics.
 
-        The topics count only when it leads its group, and only if their version is not the one already known. If it
-        had another id before, it moves. Raises TableFull.
+        The topics count only when it leads its group, and only if their version is not the one already known. With
+        ``whole`` they are all that its group has, and others are forgotten; without, others stay. If it had another id
+        before, it moves. Raises TableFull.
         """
         self._check_room(broker, body)
         known = self._groups.get(broker.group)
@@ -129,6 +130,8 @@ class RouteTable:
             # reported this very version when it was a follower and its topics did not count.
             if group.topics_version != body.data_version:
                 group.topics_version = body.data_version
+                if whole:
+                    self._forget_topics(broker.group, keep=body.topics)
                 self._take_topics(broker.group, body)
             return Registered()
         if LEADER_ID not in group.addresses:
@@ -165,9 +168,17 @@ class RouteTable:
             live.last_seen = now
         return changed, live.data_version
 
+    def heartbeat(self, now: float, address: str, expiry_seconds: float | None = None) -> None:
+        """A broker lives and has nothing new to say; one that never registered stays unknown."""
+        live = self._live.get(address)
+        if live is not None:
+            live.last_seen = now
+            if expiry_seconds is not None:
+                live.expiry_seconds = expiry_seconds
+
     # -- questions -----------------------------------------------------------------------------------------------------
 
-    def route(self, topic: str, *, with_order: bool = False) -> Route | None:
+    def route(self, topic: str) -> Route | None:
         """Where a topic is; None if no live broker group has it."""
         queues = self._topics.get(topic, {})
         if not queues:
@@ -179,14 +190,11 @@ class RouteTable:
             for address in group.addresses.values()
             if (live := self._live[address]).filter_servers
         }
-        route = Route(
+        return Route(
             queue_datas=[queues[name] for name in found],
             broker_datas=[_broker_data(name, group) for name, group in found.items()],
             filter_servers=filter_servers,
         )
-        if with_order and (order := self._kv.get(ORDER_TOPIC_NAMESPACE, {}).get(topic)) is not None:
-            route.order_topic_conf = order
-        return route
 
     def cluster_info(self) -> ClusterInfo:
         """All live broker groups."""
@@ -205,7 +213,34 @@ class RouteTable:
         groups = {name for name, group in self._groups.items() if group.cluster == cluster}
         return sorted(topic for topic, queues in self._topics.items() if not groups.isdisjoint(queues))
 
+    def member_group(self, cluster: str, name: str) -> BrokerData:
+        """The brokers of one group; none if it is not known in this cluster."""
+        group = self._groups.get(name)
+        return _broker_data(name, _Group(cluster) if group is None or group.cluster != cluster else group)
+
+    def reserved_topics(self) -> tuple[list[str], str]:
+        """The names of clusters and groups, which are those of topics, too; and the address of any broker."""
+        clusters = {group.cluster for group in self._groups.values()}
+        return [*sorted(clusters), *sorted(self._groups)], next(iter(self._live), "")
+
+    def topics_with(self, *, flag: int, without: int = 0) -> list[str]:
+        """Topics whose flags in any group have ``flag`` and not ``without``; sorted."""
+        return sorted(
+            topic
+            for topic, queues in self._topics.items()
+            if any(data.topic_sys_flag & flag and not data.topic_sys_flag & without for data in queues.values())
+        )
+
     # -- administration ------------------------------------------------------------------------------------------------
+
+    def register_topic(self, topic: str, queues: Sequence[QueueData]) -> None:
+        """Note a topic's queues in groups that are known; others are left out. Raises TableFull."""
+        known = {data.broker_name: data for data in queues if data.broker_name in self._groups}
+        if not known:
+            return
+        if topic not in self._topics and len(self._topics) >= self._limits.topics_max:
+            raise TableFull("topics", self._limits.topics_max)
+        self._topics.setdefault(topic, {}).update(known)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget where a topic is, everywhere or in one cluster. Its brokers may register it again."""
@@ -223,29 +258,6 @@ class RouteTable:
     def add_write_perm(self, group: str) -> int:
         """Make a group's topics readable and writable. Returns how many topics."""
         return self._set_perm(group, lambda _: PERM_READ_WRITE)
-
-    def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Store a value. Raises TableFull."""
-        entries = self._kv.get(namespace, {})
-        if key not in entries and sum(map(len, self._kv.values())) >= self._limits.kv_entries_max:
-            raise TableFull("key-value entries", self._limits.kv_entries_max)
-        self._kv.setdefault(namespace, {})[key] = value
-
-    def get_kv(self, namespace: str, key: str) -> str | None:
-        """A stored value, or None."""
-        return self._kv.get(namespace, {}).get(key)
-
-    def delete_kv(self, namespace: str, key: str) -> None:
-        """Forget a value, if there is one."""
-        entries = self._kv.get(namespace)
-        if entries is not None:
-            entries.pop(key, None)
-            if not entries:
-                del self._kv[namespace]
-
-    def kv_list(self, namespace: str) -> Mapping[str, str] | None:
-        """All values of a namespace, or None if it has none."""
-        return self._kv.get(namespace)
 
     # -- the inside ----------------------------------------------------------------------------------------------------
 
@@ -280,6 +292,12 @@ class RouteTable:
                 topic_sys_flag=config.topic_sys_flag,
             )
 
+    def _forget_topics(self, group: str, *, keep: Container[str]) -> None:
+        for topic in [each for each, queues in self._topics.items() if group in queues and each not in keep]:
+            del self._topics[topic][group]
+            if not self._topics[topic]:
+                del self._topics[topic]
+
     def _remove_all(self, gone: list[_Live]) -> list[BrokerId]:
         for live in gone:
             self._remove(live)
@@ -292,10 +310,7 @@ class RouteTable:
         self._unlist(group, broker.address)
         if not group.addresses:
             del self._groups[broker.group]
-            for topic in [each for each, queues in self._topics.items() if broker.group in queues]:
-                del self._topics[topic][broker.group]
-                if not self._topics[topic]:
-                    del self._topics[topic]
+            self._forget_topics(broker.group, keep=())
 
     @staticmethod
     def _unlist(group: _Group, address: str) -> None:

@@ -10,7 +10,10 @@ import structlog
 import trio
 
 from mq.namesrv.handlers import Handlers
+from mq.namesrv.kv_config import KvConfig
+from mq.namesrv.kv_file import KvFile
 from mq.namesrv.route_table import RouteTable, TableLimits
+from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
@@ -27,7 +30,8 @@ async def serve(
     """Run a name server until cancelled. ``task_status`` is told the address it listens on.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: it cannot listen there, or the key-value configuration cannot be read.
+        KvFileDamaged: nor can it when it is read.
     """
     log: Log = structlog.get_logger("namesrv")
     table = RouteTable(
@@ -35,11 +39,14 @@ async def serve(
         limits=TableLimits(
             broker_groups_max=settings.broker_groups_max,
             topics_max=settings.topics_max,
-            kv_entries_max=settings.kv_entries_max,
         ),
     )
-    handlers = Handlers(table, clock=trio.current_time, log=log, order_topics=settings.order_topics)
-    server = _Server(settings, handlers, log)
+    kv = KvConfig(entries_max=settings.kv_entries_max, bytes_max=settings.kv_bytes_max)
+    kv_file = KvFile(kv, settings.data_dir)
+    if (fault := kv_file.load()) is not None:
+        log.error("kv_config_from_backup", error=fault)
+    handlers = Handlers(table, kv, RunningConfig(settings), clock=trio.current_time, log=log)
+    server = _Server(settings, handlers, kv, kv_file, log)
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     log.info("listening", host=host, port=port)
@@ -59,9 +66,11 @@ async def _expire_forever(handlers: Handlers, scan_seconds: float) -> None:
 
 
 class _Server:
-    def __init__(self, settings: NamesrvSettings, handlers: Handlers, log: Log) -> None:
+    def __init__(self, settings: NamesrvSettings, handlers: Handlers, kv: KvConfig, kv_file: KvFile, log: Log) -> None:
         self._settings = settings
         self._handlers = handlers
+        self._kv = kv
+        self._kv_file = kv_file
         self._log = log
         self._numbers = itertools.count(1)
         self._connections = 0
@@ -86,6 +95,9 @@ class _Server:
             self._log.warning("bad_frame", peer=connection, error=error.reason)
         except trio.BrokenResourceError as error:
             self._log.debug("connection_broken", peer=connection, error=str(error))
+        except OSError as error:
+            # What was changed may be gone after a restart, so nobody is told that it is stored.
+            self._log.error("kv_config_not_saved", peer=connection, error=str(error))
         except Exception:
             # Nothing a peer sends may end the process, not even by a fault of ours.
             self._log.exception("connection_failed", peer=connection)
@@ -112,7 +124,10 @@ class _Server:
                 continue
             frames, consumed = split_frames(memoryview(bytes(received)), frame_bytes_max=settings.frame_bytes_max)
             del received[:consumed]
+            kv_version = self._kv.version
             for replies in self._replies(frames, connection):
+                if self._kv.version != kv_version:
+                    await self._kv_file.save()
                 with trio.move_on_after(settings.send_seconds_max) as sending:
                     await stream.send_all(replies)
                 if sending.cancelled_caught:

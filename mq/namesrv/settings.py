@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -17,6 +19,10 @@ class NamesrvSettings(ProcessSettings):
 
     listen_host: str = Field(default="0.0.0.0", description="where brokers and clients connect")  # noqa: S104 (to be found)
     listen_port: int = Field(default=9876, ge=0, le=65535, description="0 takes any free port")
+
+    data_dir: Path | None = Field(
+        default=Path("namesrv-data"), description="where the key-value configuration is kept; made with the first value"
+    )
 
     broker_expiry_seconds: float = Field(
         default=120.0, gt=0, description="a broker that is silent for longer is forgotten"
@@ -35,3 +41,4 @@ class NamesrvSettings(ProcessSettings):
     broker_groups_max: int = Field(default=10_000, ge=1)
     topics_max: int = Field(default=100_000, ge=1)
     kv_entries_max: int = Field(default=10_000, ge=1)
+    kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")

@@ -149,15 +149,19 @@ class BrokerExt(Ext, rename=wire(address="brokerAddr", cluster="clusterName")):
 
 class RegisterBrokerExt(
     BrokerExt,
-    rename=wire(ha_server_address="haServerAddr", heartbeat_timeout_ms="heartbeatTimeoutMillis"),
+    rename=wire(ha_server_address="haServerAddr", heartbeat_timeout_ms="heartbeatTimeoutMillis", whole="raftmqWhole"),
 ):
-    """``body_crc32`` is masked with 0x7FFFFFFF; 0 means that it was not computed."""
+    """``body_crc32`` is masked with 0x7FFFFFFF; 0 means that it was not computed.
+
+    ``whole`` is our own: the body has every topic of the group, so that a topic which is not in it was deleted.
+    """
 
     ha_server_address: str
     compressed: bool = False
     body_crc32: I32 = 0
     heartbeat_timeout_ms: I64 | None = None
     enable_acting_master: bool | None = None
+    whole: bool = False
 
 
 class RegisterBroker(Request, tag=int(Code.REGISTER_BROKER)):

@@ -7,8 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.namesrv.route_table import BrokerId, RouteTable, TableFull, TableLimits
-from mq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+from mq.namesrv.route_table import (
+    UNIT_FLAG,
+    UNIT_SUBSCRIBED_FLAG,
+    BrokerId,
+    RouteTable,
+    TableFull,
+    TableLimits,
+)
+from mq.protocol.bodies import DataVersion, QueueData, RegisterBrokerBody, TopicConfig
 
 A, B, C = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 
@@ -235,33 +242,73 @@ def test_filter_servers() -> None:
     assert route.filter_servers == {A: ["10.0.0.1:30000"]}
 
 
-def test_key_values() -> None:
-    table = RouteTable()
-    assert table.get_kv("ns", "k") is None
-    assert table.kv_list("ns") is None
-    table.delete_kv("ns", "k")
-    table.put_kv("ns", "k", "v1")
-    table.put_kv("ns", "k", "v2")
-    table.put_kv("ns", "l", "w")
-    assert table.get_kv("ns", "k") == "v2"
-    assert table.kv_list("ns") == {"k": "v2", "l": "w"}
-    table.delete_kv("ns", "k")
-    table.delete_kv("ns", "l")
-    assert table.kv_list("ns") is None
-
-
-def test_order_configuration_is_in_the_route_on_demand() -> None:
+def test_what_a_whole_registration_does_not_list_is_gone() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
-    table.put_kv("ORDER_TOPIC_CONFIG", "T1", "b-a:4")
-    for topic, with_order, expected in (("T1", True, True), ("T1", False, False), ("T2", True, False)):
-        route = table.route(topic, with_order=with_order)
+    table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn")
+    table.register_broker(0, broker(0, A), topics("T3", counter=2), "conn")
+    assert table.topic_list() == ["T1", "T2", "T3"], "a broker may register a changed topic alone"
+    table.register_broker(0, broker(0, A), topics("T3", counter=3), "conn", whole=True)
+    assert table.topic_list() == ["T1", "T3"]
+    assert queues(table, "T1") == {"b-b": 4}
+
+
+def test_wiped_permissions_last_until_the_topics_change() -> None:
+    table = RouteTable()
+    table.register_broker(0, broker(0, A), topics("T1"), "conn")
+    for counter, perm in ((1, 4), (2, 6)):
+        assert table.wipe_write_perm("b-a") == 1
+        table.register_broker(0, broker(0, A), topics("T1", counter=counter), "conn")
+        route = table.route("T1")
         assert route is not None
-        assert (b'"orderTopicConf":"b-a:4"' in route.encode()) is expected
+        assert route.queue_datas[0].perm == perm
+
+
+def test_topics_by_flags_of_units() -> None:
+    table = RouteTable()
+    body = RegisterBrokerBody(
+        topics={f"T{flags}": TopicConfig(f"T{flags}", topic_sys_flag=flags) for flags in range(4)},
+        data_version=DataVersion(1),
+    )
+    table.register_broker(0, broker(0, A), body, "conn")
+    assert table.topics_with(flag=UNIT_FLAG) == ["T1", "T3"]
+    assert table.topics_with(flag=UNIT_SUBSCRIBED_FLAG) == ["T2", "T3"]
+    assert table.topics_with(flag=UNIT_SUBSCRIBED_FLAG, without=UNIT_FLAG) == ["T2"]
+
+
+def test_a_topic_is_registered_for_known_groups_only() -> None:
+    table = RouteTable(limits=TableLimits(topics_max=1))
+    table.register_broker(0, broker(0, A), topics(), "conn")
+    table.register_topic("T", [QueueData("b-x", 4, 4, 6)])
+    assert table.topic_list() == []
+    table.register_topic("T", [QueueData("b-x", 4, 4, 6), QueueData("b-a", 3, 3, 6)])
+    assert queues(table, "T") == {"b-a": 3}
+    with pytest.raises(TableFull, match="1 topics"):
+        table.register_topic("U", [QueueData("b-a", 3, 3, 6)])
+
+
+def test_a_heartbeat_keeps_a_broker_that_registered() -> None:
+    table = RouteTable(expiry_seconds=10)
+    table.register_broker(0, broker(0, A), topics("T"), "conn")
+    table.heartbeat(9, A)
+    table.heartbeat(9, B)
+    assert table.expire(18) == []
+    table.heartbeat(18, A, 100)
+    assert table.expire(100) == []
+    assert [each.address for each in table.expire(119)] == [A]
+
+
+def test_members_of_a_group() -> None:
+    table = RouteTable()
+    table.register_broker(0, broker(0, A), topics(), "conn")
+    table.register_broker(0, broker(1, B), topics(), "conn")
+    assert table.member_group("c1", "b-a").broker_addrs == {0: A, 1: B}
+    assert table.member_group("c2", "b-a").broker_addrs == {}
+    assert table.member_group("c1", "b-b").broker_addrs == {}
 
 
 def test_limits() -> None:
-    limits = TableLimits(broker_groups_max=2, brokers_per_group_max=2, topics_max=3, kv_entries_max=1)
+    limits = TableLimits(broker_groups_max=2, brokers_per_group_max=2, topics_max=3)
     table = RouteTable(limits=limits)
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
     with pytest.raises(TableFull, match="3 topics"):
@@ -274,10 +321,6 @@ def test_limits() -> None:
     with pytest.raises(TableFull, match="2 brokers in group b-a"):
         table.register_broker(0, broker(2, "10.0.0.4:1"), topics(), "conn")
     table.register_broker(0, broker(1, "10.0.0.4:1"), topics(), "conn")
-    table.put_kv("ns", "k", "v")
-    table.put_kv("ns", "k", "w")
-    with pytest.raises(TableFull, match="1 key-value"):
-        table.put_kv("ns", "l", "v")
 
 
 class RouteTableMachine(RuleBasedStateMachine):

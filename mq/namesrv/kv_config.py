@@ -1,0 +1,103 @@
+"""The key-value configuration of a name server: namespaces of texts that operators set and brokers and clients ask for.
+
+All of it is kept in memory, and written to a file as a whole; see `mq.namesrv.kv_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from mq.namesrv.route_table import TableFull
+from mq.protocol.errors import ProtocolError
+from mq.protocol.json_body import Body
+from mq.protocol.wire_names import wire
+
+ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+NAME_BYTES_MAX: Final = 255
+VALUE_BYTES_MAX: Final = 64 * 1024
+
+
+class KvRefused(ProtocolError):
+    """A namespace, key or value is empty or too long; nothing was changed."""
+
+
+class _Saved(Body, rename=wire(namespaces="configTable")):
+    namespaces: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+
+
+class KvConfig:
+    """See the module.
+
+    Args:
+        entries_max: keys in all namespaces together.
+        bytes_max: bytes of all namespaces, keys and values together.
+
+    Attributes:
+        version: how often anything was changed.
+    """
+
+    def __init__(self, *, entries_max: int = 10_000, bytes_max: int = 8 * 1024 * 1024) -> None:
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._namespaces: dict[str, dict[str, str]] = {}
+        self._entries = 0
+        self._bytes = 0
+        self.version = 0
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Store a value. Raises KvRefused, TableFull."""
+        for what, text in (("namespace", namespace), ("key", key)):
+            if not text.strip() or len(text.encode()) > NAME_BYTES_MAX:
+                raise KvRefused(f"{what} of {len(text.encode())} bytes, allowed are 1 to {NAME_BYTES_MAX}")
+        if len(value.encode()) > VALUE_BYTES_MAX:
+            raise KvRefused(f"value of {len(value.encode())} bytes, allowed are {VALUE_BYTES_MAX}")
+        known = self.get(namespace, key)
+        if known == value:
+            return
+        if known is None and self._entries >= self._entries_max:
+            raise TableFull("key-value entries", self._entries_max)
+        added = _size(namespace, key, value) - (0 if known is None else _size(namespace, key, known))
+        if self._bytes + added > self._bytes_max:
+            raise TableFull(f"bytes of key-value entries, of {self._bytes_max} allowed", self._bytes)
+        self._namespaces.setdefault(namespace, {})[key] = value
+        self._entries += known is None
+        self._bytes += added
+        self.version += 1
+
+    def get(self, namespace: str, key: str) -> str | None:
+        """A stored value, or None."""
+        return self._namespaces.get(namespace, {}).get(key)
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Forget a value, if there is one."""
+        entries = self._namespaces.get(namespace, {})
+        value = entries.pop(key, None)
+        if value is None:
+            return
+        self._entries -= 1
+        self._bytes -= _size(namespace, key, value)
+        if not entries:
+            del self._namespaces[namespace]
+        self.version += 1
+
+    def of_namespace(self, namespace: str) -> Mapping[str, str] | None:
+        """All values of a namespace, or None if it has none."""
+        return self._namespaces.get(namespace)
+
+    def encode(self) -> bytes:
+        """All of it as JSON, laid out as stock name servers keep it."""
+        return _Saved(self._namespaces).encode()
+
+    def restore(self, saved: bytes) -> None:
+        """Replace all by what `encode` gave, here or on a stock name server. Raises BodyError."""
+        namespaces = {name: entries for name, entries in _Saved.decode(saved).namespaces.items() if entries}
+        self._namespaces = namespaces
+        self._entries = sum(map(len, namespaces.values()))
+        self._bytes = sum(_size(name, *entry) for name, entries in namespaces.items() for entry in entries.items())
+
+
+def _size(namespace: str, key: str, value: str) -> int:
+    return len(namespace.encode()) + len(key.encode()) + len(value.encode())

@@ -1,0 +1,81 @@
+"""Keeps the key-value configuration of a name server in ``kvConfig.json``, with the state before it beside as ``.bak``.
+
+A change is on disk before whoever made it is answered. However many come meanwhile, they are written together.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import trio
+
+from mq.namesrv.kv_config import KvConfig
+from mq.protocol.errors import BodyError
+
+FILE_NAME = "kvConfig.json"
+
+
+class KvFileDamaged(Exception):
+    """Neither the file nor the one before it can be read; both are left as they are."""
+
+
+class KvFile:
+    """The file of one configuration. Without a directory nothing is kept."""
+
+    def __init__(self, config: KvConfig, directory: Path | None) -> None:
+        self._config = config
+        self._path = None if directory is None else directory / FILE_NAME
+        self._saved_version = config.version
+        self._lock = trio.Lock()
+
+    def load(self) -> str | None:
+        """Read what was kept. Returns what is wrong with the newest file if the one before had to do.
+
+        Raises KvFileDamaged, OSError.
+        """
+        if self._path is None:
+            return None
+        faults: list[str] = []
+        for path in (self._path, _backup(self._path)):
+            try:
+                self._config.restore(path.read_bytes())
+                return faults[0] if faults else None
+            except FileNotFoundError:
+                continue
+            except BodyError as error:
+                faults.append(f"{path}: {error}")
+        if faults:
+            raise KvFileDamaged("; ".join(faults))
+        return None
+
+    async def save(self) -> None:
+        """Return once all changes so far are on disk. Raises OSError."""
+        if self._path is None:
+            return
+        async with self._lock:
+            version = self._config.version
+            if version != self._saved_version:
+                await trio.to_thread.run_sync(_write, self._path, self._config.encode())
+                self._saved_version = version
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        path.replace(_backup(path))
+    fresh.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,174 @@
+"""Bodies of what operators' tools ask, as values with our names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from mq.protocol.bodies import BrokerData
+from mq.protocol.errors import BodyError
+from mq.protocol.json_body import Body
+from mq.protocol.registration import DataVersion, TopicConfig
+from mq.protocol.wire_names import wire
+
+PROPERTIES_LINES_MAX: Final = 1000
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+class TopicConfigList(Body, rename=wire(topics="topicConfigList")):
+    """Topics to create or change (request code 18)."""
+
+    topics: Sequence[TopicConfig] = ()
+
+
+class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
+    """A queue: its first offset, the one behind its last, and when its last message was stored (0: none)."""
+
+    min_offset: int = 0
+    max_offset: int = 0
+    last_update_ms: int = 0
+
+
+def topic_stats(broker_name: str, topic: str, queues: Mapping[int, QueueEnds]) -> bytes:
+    """The answer to request code 202, in Java's dialect: objects are keys in it."""
+    rows = ((queue_key(broker_name, topic, number), ends.encode()) for number, ends in queues.items())
+    return b'{"offsetTable":%s,"topicPutTps":0.0}' % keyed_by_objects(rows)
+
+
+def queue_key(broker_name: str, topic: str, queue_id: int) -> bytes:
+    """A queue as Java writes it where it is a key."""
+    return msgspec.json.encode({"brokerName": broker_name, "queueId": queue_id, "topic": topic})
+
+
+def keyed_by_objects(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A JSON object in Java's dialect; keys and values are JSON texts themselves."""
+    return b"{%s}" % b",".join(b"%s:%s" % row for row in rows)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+class GroupRetryPolicy(Body):
+    """When messages come again. Only the usual steps are known here."""
+
+    type: str = "CUSTOMIZED"
+
+
+class SubscriptionGroupConfig(Body, rename=wire()):
+    """A consumer group (request codes 200 and 352)."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    group_retry_policy: GroupRetryPolicy = msgspec.field(default_factory=GroupRetryPolicy)
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class SubscriptionGroupList(Body, rename=wire(groups="groupConfigList")):
+    """Consumer groups to create or change (request code 225)."""
+
+    groups: Sequence[SubscriptionGroupConfig] = ()
+
+
+class SubscriptionGroupTable(Body, rename=wire(groups="subscriptionGroupTable")):
+    """All consumer groups of a broker (request code 201)."""
+
+    groups: dict[str, SubscriptionGroupConfig] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+
+
+class ConsumerOffsets(Body, rename=wire()):
+    """Offsets by ``topic@group`` and queue id (request code 43)."""
+
+    offset_table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class DelayOffsets(Body, rename=wire()):
+    """For each delay level the next offset to deliver (request code 45)."""
+
+    offset_table: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class MessageRequestMode(Body, rename=wire()):
+    """How a group gets the messages of a topic: PULL or POP (request code 401)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class MessageRequestModes(Body, rename=wire(modes="messageRequestModeMap")):
+    """How groups get their messages, by topic and group (request code 402)."""
+
+    modes: dict[str, dict[str, MessageRequestMode]] = msgspec.field(default_factory=dict)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+class StatsOver(Body):
+    """A figure over a span of time: how much, how much a second, and how much each time."""
+
+    sum: int = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+class BrokerStatsData(Body, rename=wire()):
+    """A figure over the last minute, hour and day (request code 315)."""
+
+    stats_minute: StatsOver = msgspec.field(default_factory=StatsOver)
+    stats_hour: StatsOver = msgspec.field(default_factory=StatsOver)
+    stats_day: StatsOver = msgspec.field(default_factory=StatsOver)
+
+
+# -- name servers ------------------------------------------------------------------------------------------------------
+
+
+class BrokerMemberGroup(Body, rename=wire(group="brokerMemberGroup")):
+    """The brokers of a group (request code 901)."""
+
+    group: BrokerData
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def encode_properties(values: Mapping[str, str]) -> bytes:
+    """Settings as a text of lines ``name=value``, sorted."""
+    return "".join(f"{name}={values[name]}\n" for name in sorted(values)).encode()
+
+
+def decode_properties(data: bytes | memoryview) -> dict[str, str]:
+    """Read such a text; blank lines and those that begin with # or ! say nothing. Raises BodyError."""
+    try:
+        lines = bytes(data).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise BodyError(f"settings of {len(data)} bytes are not UTF-8") from error
+    if len(lines) > PROPERTIES_LINES_MAX:
+        raise BodyError(f"settings of {len(lines)} lines, allowed are {PROPERTIES_LINES_MAX}")
+    values: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise BodyError(f"settings: line {number} is no name=value: {text[:80]!r}")
+        values[name.strip()] = value.strip()
+    return values
