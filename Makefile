@@ -13,12 +13,13 @@ ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC128,ASYNC910,ASYNC911,ASYNC91
 STARTABLE := run,serve,serve_node,cancel_on_signal,_serve,_read_consumer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-failover fmt sim lock clean
+.PHONY: help demo test check interop bench bench-failover fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, format, types, import direction, own rules'
+	@echo 'make interop   clients that others wrote (needs java and mvn); writes docs/reports/interop.md'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
@@ -45,6 +46,9 @@ check: $(INSTALLED)
 	$(PY) -m flake8_async --enable=ASYNC910,ASYNC911 $$(git ls-files raftlog/*.py mq/broker/*.py mq/namesrv/*.py)
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()'
 	$(PY) -m pytest -q tests/test_tidy.py
+
+interop: $(INSTALLED)
+	@$(PY) -m tests.interop $(ARGS)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.produce $(ARGS)

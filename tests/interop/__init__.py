@@ -1,0 +1,1 @@
+"""Clients that others wrote, against real brokers; see README.md."""

@@ -1,0 +1,124 @@
+"""The clients under test: how each one's program is built and started.
+
+A client is built from its registry with pinned versions into a directory below ``CACHE``, which git ignores.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+HERE = Path(__file__).parent
+CACHE = HERE.parent.parent / ".interop"
+
+BUILD_SECONDS_MAX = 900.0
+
+
+class BuildFailed(Exception):
+    """The program of a client could not be built; the message holds the last lines of what the tool said."""
+
+
+class Client(Protocol):
+    """One client library in one version, with our program for it."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line and in the report."""
+
+    @property
+    def skips(self) -> Mapping[str, str]:
+        """Scenarios that this client cannot play, and why."""
+
+    def missing(self) -> str | None:
+        """What this machine lacks to build and run it, or None."""
+
+    def is_built(self) -> bool:
+        """Whether there is something to run, be it of today's sources or older."""
+
+    def build(self) -> None:
+        """Fetch and compile. Raises BuildFailed."""
+
+    def command(self, directory: Path) -> list[str]:
+        """Program and first arguments; its own logs go into ``directory``, which exists."""
+
+
+def tools_missing(*names: str) -> str | None:
+    """Which of these programs are not on PATH, in words, or None."""
+    absent = [name for name in names if shutil.which(name) is None]
+    return f"{' and '.join(absent)} not installed" if absent else None
+
+
+def run_tool(arguments: Sequence[str], directory: Path) -> None:
+    """Run a build tool in ``directory``. Raises BuildFailed."""
+    try:
+        done = subprocess.run(
+            arguments,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=BUILD_SECONDS_MAX,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildFailed(f"{arguments[0]} took longer than {BUILD_SECONDS_MAX:g} s") from error
+    if done.returncode:
+        last = "\n".join(done.stdout.splitlines()[-20:])
+        raise BuildFailed(f"{' '.join(arguments)} ended with {done.returncode}:\n{last}")
+
+
+@dataclass(frozen=True)
+class JavaClient:
+    """org.apache.rocketmq:rocketmq-client and rocketmq-tools of the version that the profile in java/pom.xml pins."""
+
+    name: str
+    skips: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def _output(self) -> Path:
+        return CACHE / self.name
+
+    def missing(self) -> str | None:
+        return tools_missing("java", "mvn")
+
+    def is_built(self) -> bool:
+        return (self._output / "classes" / "interop" / "Main.class").exists()
+
+    def build(self) -> None:
+        goals = ["compile", "dependency:copy-dependencies"]
+        maven = ["mvn", "-B", "-q", "-P", self.name, f"-Dinterop.output={self._output}"]
+        try:
+            run_tool([*maven, "-o", *goals], HERE / "java")  # all that it needs may be here already
+        except BuildFailed:
+            run_tool([*maven, *goals], HERE / "java")
+
+    def command(self, directory: Path) -> list[str]:
+        # The tools of 4.9 read this file whatever they log to.
+        (directory / "conf").mkdir(exist_ok=True)
+        (directory / "conf" / "logback_tools.xml").write_text("<configuration/>\n")
+        options = {
+            "user.home": str(directory),
+            "user.timezone": "UTC",
+            "rocketmq.home.dir": str(directory),
+            "rocketmq.client.logRoot": str(directory),
+            "rocketmq.client.localOffsetStoreDir": str(directory / "offsets"),
+        }
+        return [
+            "java",
+            "-Xmx512m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            f"{self._output / 'classes'}:{self._output / 'lib'}/*",
+            *(f"-D{name}={value}" for name, value in options.items()),
+            "interop.Main",
+        ]
+
+
+CLIENTS: dict[str, Client] = {client.name: client for client in (JavaClient("java4"), JavaClient("java5"))}
+"""By name, in the order of the report."""

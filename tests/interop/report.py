@@ -1,0 +1,68 @@
+"""The outcome as text: a line while it happens, and the page that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one scenario with one client. ``passed`` is None when it was not played; ``note`` says why."""
+
+    client: str
+    scenario: str
+    passed: bool | None
+    note: str
+    seconds: float
+    version: str
+
+    @property
+    def word(self) -> str:
+        """In a cell of the table."""
+        return {True: "yes", False: "**no**", None: "-"}[self.passed]
+
+    def line(self) -> str:
+        """For whoever watches."""
+        return f"{self.client} {self.scenario}: {self.word.strip('*')} ({self.seconds:.0f} s) {self.note}".rstrip()
+
+
+def table(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
+    """Scenarios by clients, in Markdown. Outcomes of no scenario, such as a failed build, have no row."""
+    clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
+    words = {(outcome.client, outcome.scenario): outcome.word for outcome in outcomes}
+    rows = [f"| scenario | {' | '.join(clients)} |", f"|---|{'---|' * len(clients)}"]
+    for name, title in titles.items():
+        cells = [words.get((client, name)) for client in clients]
+        if any(cells):
+            rows.append(f"| {title} (`{name}`) | {' | '.join(cell or '' for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def markdown(outcomes: Sequence[Outcome], titles: Mapping[str, str], *, machine: str, date: str) -> str:
+    """The page."""
+    lines = [
+        "# Clients that others wrote",
+        "",
+        f"Written by `make interop` on {date}.",
+        f"Machine: {machine}; name server, three brokers and the client share it.",
+        "",
+        "Each client comes unmodified from its registry in the version given here and is driven by a small program of",
+        "ours; what a scenario asks for is told in `tests/interop/README.md`.",
+        "",
+    ]
+    versions = {outcome.client: outcome.version for outcome in outcomes if outcome.version}
+    lines += [f"- {client}: {version}" for client, version in versions.items()]
+    lines += ["", table(outcomes, titles), ""]
+    for heading, passed in (("Failed", False), ("Not played", None), ("Noted", True)):
+        notes = [each for each in outcomes if each.passed is passed and each.note]
+        if notes:
+            lines += [f"## {heading}", ""]
+            lines += [f"- {each.client} {each.scenario}: {_flat(each.note)}" for each in notes]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _flat(note: str) -> str:
+    text = " ".join(note.split()).replace("|", "\\|").replace("<", "&lt;")
+    return text if len(text) <= 600 else text[:600] + " ..."

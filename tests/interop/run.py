@@ -1,0 +1,175 @@
+"""Every client plays every scenario; see README.md. ``python -m tests.interop [CLIENT|SCENARIO ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.procfs import machine
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import run_trio
+from mq.client import Admin, ClientError
+from tests.interop.clients import CLIENTS, HERE, BuildFailed, Client
+from tests.interop.report import Outcome, markdown, table
+from tests.interop.scenarios import SCENARIOS, Scenario
+from tests.interop.stage import QUEUES, Stage, Unmet
+
+REPORT = HERE.parent.parent / "docs" / "reports" / "interop.md"
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    what: list[str]
+    jobs: int
+    dir: Path | None
+    no_build: bool
+    write: bool
+    list: bool
+
+
+@dataclass
+class Performance:
+    """All scenarios of one client on a cluster of its own."""
+
+    client: Client
+    scenarios: list[Scenario]
+    directory: Path
+    jobs: int
+    outcomes: list[Outcome]
+
+    async def run(self) -> None:
+        """Raises DevClusterFailed when the cluster cannot be started, or a server ends that nobody stopped."""
+        ports = Ports.free(3)
+        async with DevCluster.open(self.directory / "cluster", ports=ports) as cluster:
+            together = [each for each in self.scenarios if not each.alone]
+            limiter = trio.CapacityLimiter(self.jobs)
+            async with trio.open_nursery() as nursery:
+                for each in together:
+                    nursery.start_soon(self._play_within, limiter, cluster, each)
+            for each in self.scenarios:
+                if each.alone:
+                    await self._play(cluster, each)
+
+    async def _play_within(self, limiter: trio.CapacityLimiter, cluster: DevCluster, scenario: Scenario) -> None:
+        async with limiter:
+            await self._play(cluster, scenario)
+
+    async def _play(self, cluster: DevCluster, scenario: Scenario) -> None:
+        cluster.check()
+        if (why := self.client.skips.get(scenario.name)) is not None:
+            self._note(Outcome(self.client.name, scenario.name, None, why, 0.0, ""))
+            return
+        directory = self.directory / scenario.name
+        directory.mkdir(parents=True, exist_ok=True)
+        stage = Stage(cluster, self.client.command(directory), directory, f"{scenario.name}-{self.client.name}")
+        began, passed, note = trio.current_time(), False, f"not done within {scenario.seconds_max:g} s"
+        try:
+            with trio.move_on_after(scenario.seconds_max):
+                await _make_topic(stage)
+                note = await scenario.play(stage)
+                passed = True
+        except* (Unmet, ClientError, OSError) as errors:
+            note = "; ".join(_leaves(errors))
+        version = _version(directory / "events")
+        seconds = trio.current_time() - began
+        self._note(Outcome(self.client.name, scenario.name, passed, note, seconds, version))
+
+    def _note(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        print(outcome.line(), flush=True)
+
+
+def _leaves(error: BaseException) -> list[str]:
+    if isinstance(error, BaseExceptionGroup):
+        return [text for inner in error.exceptions for text in _leaves(inner)]
+    return [str(error) if isinstance(error, Unmet) else f"{type(error).__name__}: {error}"]
+
+
+async def _make_topic(stage: Stage) -> None:
+    async with Admin(stage.cluster.namesrv) as admin:
+        await admin.create_topic(stage.name, QUEUES)
+
+
+def _version(events: Path) -> str:
+    import json
+
+    if not events.exists():
+        return ""
+    for line in events.read_text(errors="replace").splitlines():
+        if line.startswith('{"event":"client"'):
+            event = json.loads(line)
+            return f"{event['version']}, {event['runtime']}"
+    return ""
+
+
+def _plan(arguments: Sequence[str]) -> Plan:
+    parser = argparse.ArgumentParser(prog="python -m tests.interop", description=__doc__)
+    parser.add_argument("what", nargs="*", help=f"clients ({', '.join(CLIENTS)}) and scenarios; default: all of each")
+    parser.add_argument("--jobs", type=int, default=2, help="scenarios of a client at a time (default 2)")
+    parser.add_argument("--dir", type=Path, help="keep data and logs here")
+    parser.add_argument("--no-build", action="store_true", help="run what was built before; skip clients without")
+    parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}; done anyway when all were run")
+    parser.add_argument("--list", action="store_true", help="tell the scenarios and do nothing")
+    plan = parser.parse_args(arguments, Plan())
+    for word in plan.what:
+        if word not in CLIENTS and word not in SCENARIOS:
+            parser.error(f"{word!r} is neither a client nor a scenario: {', '.join((*CLIENTS, *SCENARIOS))}")
+    return plan
+
+
+async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    clients = [client for name, client in CLIENTS.items() if name in plan.what or not set(plan.what) & CLIENTS.keys()]
+    wanted = [each for name, each in SCENARIOS.items() if name in plan.what or not set(plan.what) & SCENARIOS.keys()]
+    for client in clients:
+        why = client.missing()
+        if why is None and plan.no_build and not client.is_built():
+            why = "not built here"
+        if why is None and not plan.no_build:
+            print(f"{client.name}: building", flush=True)
+            try:
+                await trio.to_thread.run_sync(client.build)
+            except BuildFailed as error:
+                outcomes.append(Outcome(client.name, "build", False, str(error), 0.0, ""))
+                print(outcomes[-1].line(), flush=True)
+                continue
+        if why is not None:
+            print(f"{client.name}: skipped: {why}", flush=True)
+            outcomes += [Outcome(client.name, each.name, None, why, 0.0, "") for each in wanted]
+            continue
+        try:
+            await Performance(client, wanted, directory / client.name, plan.jobs, outcomes).run()
+        except* DevClusterFailed as errors:
+            outcomes.append(Outcome(client.name, "cluster", False, "; ".join(_leaves(errors)), 0.0, ""))
+            print(outcomes[-1].line(), flush=True)
+    return outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 when nothing failed, 1 otherwise; clients that cannot be had on this machine do not fail."""
+    plan = _plan(sys.argv[1:] if arguments is None else arguments)
+    if plan.list:
+        for each in SCENARIOS.values():
+            print(f"{each.name:<16}{each.title}")
+        return 0
+    if plan.dir is not None:
+        plan.dir.mkdir(parents=True, exist_ok=True)
+        outcomes = run_trio(partial(_perform, plan, plan.dir.resolve()))
+    else:
+        with tempfile.TemporaryDirectory(prefix="interop-", ignore_cleanup_errors=True) as directory:
+            outcomes = run_trio(partial(_perform, plan, Path(directory)))
+    titles = {each.name: each.title for each in SCENARIOS.values()}
+    print("\n" + table(outcomes, titles))
+    if plan.write or not plan.what:
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        REPORT.write_text(markdown(outcomes, titles, machine=machine(), date=date))
+    return 1 if any(outcome.passed is False for outcome in outcomes) else 0

@@ -1,0 +1,361 @@
+"""What each scenario asks of a client and a cluster. The programs' part of it is told in README.md.
+
+A scenario is a function that plays the program on a stage and raises Unmet unless all is as it should be. What it
+returns goes into the report as a note.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from tests.interop.stage import QUEUES, Event, Program, Stage, Unmet, require
+
+Play = Callable[[Stage], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``alone``: it disturbs the cluster, so nothing else runs meanwhile."""
+
+    name: str
+    title: str
+    play: Play
+    seconds_max: float
+    alone: bool
+
+
+SCENARIOS: dict[str, Scenario] = {}
+"""By name, in the order of the report."""
+
+
+def scenario(name: str, title: str, *, seconds_max: float = 120, alone: bool = False) -> Callable[[Play], Play]:
+    """Decorator: a scenario under this name."""
+
+    def register(play: Play) -> Play:
+        SCENARIOS[name] = Scenario(name, title, play, seconds_max, alone)
+        return play
+
+    return register
+
+
+def _bodies(events: list[Event]) -> list[str]:
+    return [event["body"] for event in events]
+
+
+def _exactly_once(program: Program, received: list[Event] | None = None) -> None:
+    sent, counts = (
+        set(_bodies(program.of("sent"))),
+        Counter(_bodies(program.of("received") if received is None else received)),
+    )
+    lost, more = sorted(sent - counts.keys()), {body: n for body, n in counts.items() if n != 1 or body not in sent}
+    require(not lost and not more, f"of {len(sent)} sent, not received: {lost[:10]}; received so often: {more}")
+
+
+@scenario("send", "send in all forms")
+async def _send(stage: Stage) -> str:
+    import zlib
+
+    program = await stage.play("send")
+    require(not program.of("unsent"), program.of("unsent"))
+    stored = {zlib.crc32(message.body): message for message in await stage.stored()}
+    sent = program.of("sent")
+    require(sent, "nothing was sent")
+    for event in sent:
+        message = stored.pop(event["crc"], None)
+        if message is None:
+            raise Unmet(f"not stored: {event}")
+        there = {
+            "length": len(message.body),
+            "id": message.message_id,
+            "offset_id": message.offset_message_id,
+            "queue": message.queue.queue_id,
+            "offset": message.queue_offset,
+            "tags": message.tags,
+            "keys": " ".join(message.keys) or None,
+            "colour": message.properties.get("colour"),
+            "face": message.properties.get("face"),
+        }
+        # A delayed message is stored a second time when it is due; the answer told of the first one.
+        blind = {"one-way": ("id", "offset_id", "queue", "offset"), "delayed": ("offset_id", "offset", "queue")}
+        wrong = {
+            key: (event[key], value)
+            for key, value in there.items()
+            if key not in blind.get(event["form"], ()) and event.get(key) != value
+        }
+        require(not wrong, f"{event['form']}: told and stored differ: {wrong}")
+        if event["form"] != "one-way":
+            require(event["status"] == "SEND_OK", event)
+        if event["form"] == "delayed":
+            waited = message.record.store_timestamp_ms - message.record.born_timestamp_ms
+            require(990 <= waited < 5000, f"delayed by {waited} ms")
+    require(not stored, f"stored and never sent: {list(stored.values())}")
+    sharded = {event["queue"] for event in sent if event["form"] == "sharded"}
+    require(len(sharded) <= 1, f"one key in queues {sharded}")
+    forms = Counter(event["form"] for event in sent)
+    return ", ".join(f"{form} {count}" for form, count in forms.items())
+
+
+@scenario("push", "push consumers: two share, one leaves, one goes on")
+async def _push(stage: Stage) -> str:
+    program = await stage.play("push")
+    _exactly_once(program)
+    by = Counter(event["by"] for event in program.of("received"))
+    require(by["a"] > 0 and by["b"] > 0 and by["c"] == 20, dict(by))
+    return ", ".join(f"{name} {count}" for name, count in sorted(by.items()))
+
+
+@scenario("broadcast", "broadcasting: two instances read everything")
+async def _broadcast(stage: Stage) -> str:
+    program = await stage.play("broadcast")
+    for instance in ("a", "b"):
+        _exactly_once(program, program.of("received", by=instance))
+    return ""
+
+
+@scenario("orderly", "ordered consumption, an instance leaves")
+async def _orderly(stage: Stage) -> str:
+    program = await stage.play("orderly")
+    _exactly_once(program)
+    for key in sorted({body.partition("-")[0] for body in _bodies(program.of("sent"))}):
+        order = [int(b.partition("-")[2]) for b in _bodies(program.of("received")) if b.startswith(f"{key}-")]
+        require(order == sorted(order), f"key {key} came in the order {order}")
+    return ""
+
+
+@scenario("tags", "tag filter")
+async def _tags(stage: Stage) -> str:
+    program = await stage.play("tags")
+    wanted = {body for body in _bodies(program.of("sent")) if body.endswith(("-AaTag", "-TagC"))}
+    got = _bodies(program.of("received"))
+    require(sorted(got) == sorted(wanted), f"wanted {sorted(wanted)}, got {sorted(got)}")
+    return ""
+
+
+@scenario("sql", "SQL92 filter; a bad expression is refused")
+async def _sql(stage: Stage) -> str:
+    program = await stage.play("sql")
+
+    def matches(number: int) -> bool:
+        colour = None if number % 4 == 0 else "rot" if number % 3 == 0 else "grün"
+        odd = number % 2 == 1
+        # NOT (colour = 'rot') is unknown without a colour, so that OR colour IS NULL adds nothing.
+        return ((odd or colour is None) and 5 <= number <= 35 and colour not in (None, "rot")) or (
+            colour == "grün" and number == 2
+        )
+
+    wanted = [f"m-{number}" for number in range(40) if matches(number)]
+    got = _bodies(program.of("received"))
+    require(sorted(got) == sorted(wanted), f"wanted {wanted}, got {sorted(got)}")
+    require(program.of("refused"), "a subscription with a bad expression was accepted")
+    return str(program.one("refused")["why"]).splitlines()[0][:160]
+
+
+@scenario("start", "a new group begins at the first, the last, a time")
+async def _start(stage: Stage) -> str:
+    program = await stage.play("start")
+    for instance, first in {"first": 0, "last": 16, "timestamp": 8, "young": 0}.items():
+        numbers = sorted(int(body[2:]) for body in _bodies(program.of("received", by=instance)))
+        require(numbers == list(range(first, 24)), f"{instance}: got {numbers}")
+    return ""
+
+
+async def _retried(stage: Stage, name: str) -> str:
+    program = await stage.play(name)
+    times: dict[str, list[int]] = {}
+    for event in program.of("received"):
+        times.setdefault(event["body"], []).append(event["times"])
+        require(event["topic"] == stage.name, f"delivered as topic {event['topic']}")
+    wanted = {body: [0, 1, 2] if body.startswith("bad") else [0] for body in _bodies(program.of("sent"))}
+    require(times == wanted, f"deliveries {times}")
+    dead = await stage.count(f"%DLQ%{stage.name}-group")
+    require(dead == 2, f"{dead} dead letters")
+    return ""
+
+
+@scenario("retry", "retry to dead letter")
+async def _retry(stage: Stage) -> str:
+    return await _retried(stage, "retry")
+
+
+@scenario("retry-orderly", "ordered retry to dead letter")
+async def _retry_orderly(stage: Stage) -> str:
+    return await _retried(stage, "retry-orderly")
+
+
+@scenario("pull", "pull consumer")
+async def _pull(stage: Stage) -> str:
+    program = await stage.play("pull")
+    _exactly_once(program)
+    ends = program.of("end")
+    require(len(ends) == QUEUES, ends)
+    for end in ends:
+        require(end["offset"] == end["max"] == end["at end"] and end["at start"] == 0, end)
+    stored = {event["queue"]: event["offset"] for event in program.of("stored")}
+    require(stored == {end["queue"]: end["offset"] for end in ends}, f"offsets stored: {stored}")
+    woken = program.one("woken")
+    require((woken["status"], woken["body"]) == ("FOUND", "late"), woken)
+    return ""
+
+
+@scenario("lite-pull", "lite pull consumer: shared, assigned, seeking")
+async def _lite_pull(stage: Stage) -> str:
+    program = await stage.play("lite-pull")
+    _exactly_once(program, program.of("received", by="own"))
+    shared = set(_bodies(program.of("received", by="shared")))
+    require(shared == set(_bodies(program.of("sent"))), f"{len(shared)} by the two that share")
+    stored = program.of("stored")
+    require(sum(event["offset"] for event in stored) == 100, stored)
+    require(all(event["at start"] == 0 for event in stored), stored)
+    return ""
+
+
+@scenario("reset", "reset by time while consuming")
+async def _reset(stage: Stage) -> str:
+    program = await stage.play("reset")
+    require(sum(program.one("reset")["offsets"].values()) == 20, program.one("reset"))
+    counts = Counter(_bodies(program.of("received")))
+    wanted = {f"m-{number}": 1 if number < 20 else 2 for number in range(40)}
+    require(counts == wanted, f"not as wanted: { {b: n for b, n in counts.items() if wanted.get(b) != n} }")
+    return ""
+
+
+CALLS = "call"
+
+
+def _calls(program: Program, wanted: dict[str, str | None]) -> str:
+    """Each call's value, or None where any will do. All that fail are told together."""
+    wrong = [f"{e['name']}: {e['error']}" for e in program.of("call") if "error" in e]
+    values = {event["name"]: event["value"] for event in program.of("call") if "value" in event}
+    wrong += [f"{k}: {values[k]!r}, not {v!r}" for k, v in wanted.items() if v is not None and values.get(k, v) != v]
+    wrong += [f"{name}: never made" for name in wanted if not program.of("call", name=name)]
+    require(not wrong, "; ".join(wrong))
+    return f"{len(values)} calls"
+
+
+@scenario("lookup", "lookup by key, unique id, offset id, time")
+async def _lookup(stage: Stage) -> str:
+    program = await stage.play("lookup")
+    shared = next((e.get("value", "") for e in program.of("call", name="by shared key")), "")
+    require(sorted(shared.strip("[]").split(", ")) == sorted(f"m-{n}" for n in range(20)), f"by shared key: {shared}")
+    return _calls(
+        program,
+        {
+            "by key": "[m-7]",
+            "by key, other time": None,
+            "by unique id": "m-7",
+            "by unique id, producer": "m-8",
+            "by offset id": "m-9 true",
+            "earliest": "true",
+            "offsets": "0 5",
+            "offset by time": "0 5",
+        },
+    )
+
+
+@scenario("admin", "admin client's calls")
+async def _admin(stage: Stage) -> str:
+    program = await stage.play("admin")
+    return _calls(
+        program,
+        {
+            "clusterInfo": None,
+            "createTopic": "",
+            "route": "3 2 6",
+            "topicConfig": "3",
+            "topicList": "true",
+            "topicsOfCluster": "true",
+            "allTopicConfig": "true",
+            "createGroup": None,
+            "group": "5",
+            "allGroups": "true",
+            "topicStats": f"{QUEUES} 40",
+            "consumeStats": f"{QUEUES} 0",
+            "consumeStatsOfGroup": "0",
+            "consumerConnection": "1 true",
+            "producerConnection": "1",
+            "consumerRunningInfo": None,
+            "consumerStatus": "true",
+            "whoConsumes": "true",
+            "consumeTimeSpan": str(QUEUES),
+            "runtimeStats": "true",
+            "brokerConfig": "true",
+            "consumeDirectly": "CR_SUCCESS",
+            "kv": "v",
+            "cloneGroupOffset": str(QUEUES),
+            "deleteGroup": "false",
+            "deleteTopic": "false",
+        },
+    )
+
+
+@scenario("mqadmin", "mqadmin commands")
+async def _mqadmin(stage: Stage) -> str:
+    program = await stage.play("mqadmin")
+    commands = program.of("command")
+    signs = ("Exception", "error", "failed", "not exist")
+    wrong = [
+        f"{event['line'].split()[0]}: {event['output'].strip()[:200]}"
+        for event in commands
+        if any(sign in event["output"] for sign in signs) or not event["output"].strip()
+    ]
+    require(commands, "no command was run")
+    require(not wrong, "; ".join(wrong))
+    return f"{len(commands)} commands"
+
+
+AFTER_SECONDS = 12.0
+DOWN_SECONDS = 3.0
+
+
+def _load_note(program: Program) -> str:
+    load = program.one("load")
+    require(not load["missing"], f"acknowledged and never received: {load['missing']}")
+    errors = ", ".join(f"{count} {name}" for name, count in load["errors"].items()) or "none"
+    return (
+        f"{load['acknowledged']} acknowledged, errors: {errors}, received twice: {load['twice']}, "
+        f"longest pause {load['longest_gap_ms']} ms"
+    )
+
+
+async def _acknowledged_are_stored(stage: Stage, program: Program) -> None:
+    stored = len({message.message_id for message in await stage.stored()})
+    acknowledged = program.one("load")["acknowledged"]
+    require(stored >= acknowledged, f"{acknowledged} acknowledged, {stored} stored")
+
+
+@scenario("leader-killed", "the leader is killed and comes back", alone=True, seconds_max=180)
+async def _leader_killed(stage: Stage) -> str:
+    cluster = stage.cluster
+    async with stage.playing("load") as program:
+        await program.wait_for("running")
+        leader = await cluster.leader()
+        cluster.kill(leader)
+        await trio.sleep(DOWN_SECONDS)
+        await cluster.start(leader)
+        await cluster.wait_ready()
+        await trio.sleep(AFTER_SECONDS)
+        await program.say("stop")
+        await program.wait_for("done")
+    await _acknowledged_are_stored(stage, program)
+    note = _load_note(program)
+    require(program.one("load")["longest_gap_ms"] < (AFTER_SECONDS + DOWN_SECONDS) * 1000, note)
+    return note
+
+
+@scenario("transfer", "leadership is transferred twice", alone=True, seconds_max=180)
+async def _transfer(stage: Stage) -> str:
+    async with stage.playing("load") as program:
+        await program.wait_for("running")
+        for _ in range(2):
+            await stage.transfer()
+            await trio.sleep(AFTER_SECONDS / 2)
+        await program.say("stop")
+        await program.wait_for("done")
+    await _acknowledged_are_stored(stage, program)
+    note = _load_note(program)
+    require(not program.one("load")["errors"], note)
+    return note

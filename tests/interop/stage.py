@@ -1,0 +1,168 @@
+"""What a scenario plays on: a cluster, a client's program, and our own client to look at the outcome from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from mq.cli.dev_cluster import DevCluster
+from mq.client import Admin, MessageQueue, PushConsumer, ReceivedMessage
+from mq.protocol.group_admin import GroupAnswer
+
+QUEUES = 4
+READ_SECONDS_MAX = 30.0
+
+Event = dict[str, Any]
+
+
+class Unmet(Exception):
+    """The outcome is not what it should be; the message says what is, with numbers."""
+
+
+def require(condition: object, what: object) -> None:
+    """Raises Unmet unless ``condition`` is true."""
+    if not condition:
+        raise Unmet(str(what))
+
+
+@dataclass
+class Program:
+    """A running program: what it reports on standard output, line by line."""
+
+    events: list[Event] = field(default_factory=list)
+    _changed: trio.Event = field(default_factory=trio.Event)
+    _process: trio.Process | None = None
+
+    def of(self, name: str, /, **fields: object) -> list[Event]:
+        """The events of that name with these values."""
+        return [e for e in self.events if e["event"] == name and all(e.get(k) == v for k, v in fields.items())]
+
+    def one(self, name: str) -> Event:
+        """The only event of that name. Raises Unmet."""
+        found = self.of(name)
+        require(len(found) == 1, f"{len(found)} events {name!r}")
+        return found[0]
+
+    async def wait_for(self, name: str) -> None:
+        """Until it has reported this. Raises Unmet when it failed or ended instead."""
+        while not self.of(name):
+            self.check()
+            require(self._process is None or self._process.returncode is None, f"ended before {name!r}")
+            with trio.move_on_after(0.2):
+                await self._changed.wait()
+
+    async def say(self, line: str) -> None:
+        """A line for its standard input."""
+        assert self._process is not None, "not started"
+        assert self._process.stdin is not None, "started without a pipe"
+        await self._process.stdin.send_all(line.encode() + b"\n")
+
+    def check(self) -> None:
+        """Raises Unmet with the program's own words if it has reported failure."""
+        for event in self.of("failed"):
+            raise Unmet(event["why"])
+
+    async def _read(self, stdout: trio.abc.ReceiveStream, copy: Path) -> None:
+        rest = b""
+        with copy.open("ab") as file:
+            async for chunk in stdout:
+                file.write(chunk)
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.startswith(b'{"event":'):  # libraries may print there, too
+                        self.events.append(json.loads(line))
+                self._changed.set()
+                self._changed = trio.Event()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of one scenario by one client. ``name`` is its topic, which exists, and begins its groups' names."""
+
+    cluster: DevCluster
+    command: list[str]
+    directory: Path
+    name: str
+
+    @asynccontextmanager
+    async def playing(self, scenario: str) -> AsyncIterator[Program]:
+        """The program at work; it is killed at the end of the block unless it has ended by itself."""
+        program = Program()
+        arguments = [*self.command, scenario, self.cluster.namesrv, self.name]
+        with (self.directory / "stderr").open("ab") as stderr:
+            process = await trio.lowlevel.open_process(
+                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=self.directory
+            )
+        program._process = process
+        assert process.stdout is not None, "started with a pipe"
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(program._read, process.stdout, self.directory / "events")
+                nursery.start_soon(process.wait)
+                try:
+                    yield program
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.stdout.aclose()
+
+    async def play(self, scenario: str) -> Program:
+        """The program from start to end. Raises Unmet when it fails."""
+        async with self.playing(scenario) as program:
+            assert program._process is not None, "started"
+            await program._process.wait()
+            while not program.of("done") and not program.of("failed"):
+                with trio.move_on_after(1) as scope:
+                    await program._changed.wait()
+                if scope.cancelled_caught:
+                    break
+        program.check()
+        require(program.of("done"), f"ended with code {program._process.returncode} without a word; see stderr")
+        return program
+
+    async def stored(self, topic: str | None = None) -> list[ReceivedMessage]:
+        """All messages of a topic (default: the stage's), read by our own client. Raises Unmet if it takes too long."""
+        topic = topic or self.name
+        messages: list[ReceivedMessage] = []
+        with trio.move_on_after(READ_SECONDS_MAX):
+            async with (
+                Admin(self.cluster.namesrv) as admin,
+                PushConsumer(self.cluster.namesrv, f"{self.name}-outside", consume_from="first") as consumer,
+            ):
+                queues = (await admin.route(topic)).read_queues
+                ends = {queue: await admin.max_offset(queue) for queue in queues}
+                consumer.subscribe(topic)
+                if not sum(ends.values()):
+                    return []
+                async for message in consumer:
+                    messages.append(message)
+                    if len(messages) == sum(ends.values()):
+                        return messages
+        raise Unmet(f"{len(messages)} messages of {topic} were read from outside within {READ_SECONDS_MAX:g} s")
+
+    async def count(self, topic: str, queues: Iterable[int] = (0,)) -> int:
+        """How many messages these queues have ever held, for topics whose messages clients may not read."""
+        async with Admin(self.cluster.namesrv) as admin:
+            total = 0
+            for queue_id in queues:
+                total += await admin.max_offset(MessageQueue(topic, self.cluster.group, queue_id))
+            return total
+
+    async def transfer(self) -> GroupAnswer:
+        """Leadership goes to another replica, as an operator orders it. Raises Unmet."""
+        from mq.cli.group_session import GroupSession
+
+        async with GroupSession.open(self.cluster.namesrv, None, on_progress=lambda _: None) as session:
+            answer = await session.change("transfer")
+        require(answer.done, f"transfer: {answer.code} {answer.text}")
+        return answer
