@@ -25,6 +25,7 @@ PURE = (
     "raftlog/segment/retention.py",
     "raftlog/starting.py",
     "raftlog/wire.py",
+    "mq/filter",
     "mq/protocol",
     "mq/namesrv/route_table.py",
 )

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from mq.filter.subscription import Subscription, SubscriptionError, parse_tags
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.names import NameRefused, check_group, check_topic
-from mq.protocol.subscription import Subscription, SubscriptionError, parse_tags
 
 BROADCASTING = "BROADCASTING"
 TAG = "TAG"

@@ -11,9 +11,9 @@ from mq.broker.long_polling import LongPolling
 from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
+from mq.filter.subscription import Subscription, SubscriptionError, parse_tags
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
-from mq.protocol.subscription import Subscription, SubscriptionError, parse_tags
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore

@@ -31,10 +31,10 @@ from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import TopicRoute
 from mq.client.task_group import open_task_group
+from mq.filter.subscription import Subscription, parse_tags
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest
 from mq.protocol.names import check_group, check_topic
-from mq.protocol.subscription import Subscription, parse_tags
 
 __all__ = ["BatchHandler", "Handler", "PushConsumer"]
 

@@ -16,11 +16,11 @@ from mq.client.offsets import GroupOffsets
 from mq.client.process_queue import FlowLimits, ProcessQueue
 from mq.client.remoting import Remoting
 from mq.client.routes import LEADER_ID, TopicRoute
+from mq.filter.subscription import Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.headers import Response
 from mq.protocol.records import RecordError, StoredMessage, decode_records
-from mq.protocol.subscription import Subscription
 
 __all__ = ["PullSettings", "Puller"]
 

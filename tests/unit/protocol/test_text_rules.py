@@ -21,7 +21,6 @@ from mq.protocol.hashes import (
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.properties import PropertyRefused, check_user_properties
-from mq.protocol.subscription import SubscriptionError, parse_tags
 
 steady = settings(derandomize=True, deadline=None)
 
@@ -118,46 +117,6 @@ def test_user_properties_refused(properties: dict[str, str], reason: str) -> Non
 
 def test_user_properties_accepted() -> None:
     check_user_properties({"colour": "red", "größe": "ü 1=2"})
-
-
-# -- tags --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("expression", ["*", "", "  ", " * "])
-def test_all_tags(expression: str) -> None:
-    everything = parse_tags("T1", expression)
-    assert everything.all_tags
-    assert everything.expression == "*"
-    assert everything.matches_tag(None)
-    assert everything.matches_tag("A")
-    assert everything.matches_code(0)
-    assert everything.matches_code(123)
-
-
-@pytest.mark.parametrize("expression", ["A||B", " A || B ", "||A||||B||", "B||A||A"])
-def test_some_tags(expression: str) -> None:
-    some = parse_tags("T1", expression)
-    assert not some.all_tags
-    assert some.tags == {"A", "B"}
-    assert some.codes == {65, 66}
-    assert some.matches_tag("A")
-    assert not some.matches_tag("C")
-    assert not some.matches_tag(None), "a message without a tag is in no list of tags"
-    assert some.matches_code(65)
-    assert not some.matches_code(0)
-
-
-def test_two_tags_of_one_code_are_told_apart_by_the_tag() -> None:
-    assert tag_code("Aa") == tag_code("BB")
-    subscription = parse_tags("T1", "Aa")
-    assert subscription.matches_code(tag_code("BB"))
-    assert not subscription.matches_tag("BB")
-
-
-@pytest.mark.parametrize("expression", ["||", " || || "])
-def test_expression_without_tags(expression: str) -> None:
-    with pytest.raises(SubscriptionError, match="names no tag"):
-        parse_tags("T1", expression)
 
 
 # -- hashes and ids ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""What a consumer group wants of a topic: tags (``*``, or tags separated by ``||``) or an SQL92 expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from mq.filter.sql import SqlFilter
+from mq.filter.sql_syntax import SqlError
+from mq.protocol.errors import ProtocolError
+from mq.protocol.hashes import tag_code
+from mq.protocol.names import RETRY_PREFIX
+
+ALL_TAGS: Final = "*"
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+_REMEMBERED_LENGTH_MAX: Final = 4096
+
+
+class SubscriptionError(ProtocolError):
+    """An expression that cannot be read, or that selects nothing and can only be a mistake."""
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """What a consumer group wants of a topic. ``tags`` and ``codes`` are empty when it wants all tags.
+
+    With ``sql`` the tags say nothing, and a message is wanted if its properties satisfy that.
+    """
+
+    topic: str
+    expression: str
+    tags: frozenset[str]
+    codes: frozenset[int]
+    sql: SqlFilter | None = None
+
+    @property
+    def all_tags(self) -> bool:
+        """Whether messages are wanted whatever their tags are."""
+        return not self.tags
+
+    @property
+    def expression_type(self) -> str:
+        """How the expression is to be read, as clients say it."""
+        return TAG if self.sql is None else SQL92
+
+    def matches_code(self, code: int) -> bool:
+        """Whether a message with this tag code may be wanted: two tags can have the same code."""
+        return not self.codes or code in self.codes
+
+    def matches_tag(self, tag: str | None) -> bool:
+        """Whether a message with this TAGS value, or without one, may be wanted."""
+        return not self.tags or tag in self.tags
+
+
+def parse_tags(topic: str, expression: str) -> Subscription:
+    """Read a tag expression; an empty one means everything. Raises SubscriptionError.
+
+    Messages of a retry topic are all wanted: whoever filters has chosen them already, maybe by other tags.
+    """
+    text = expression.strip()
+    if text in ("", ALL_TAGS):
+        return Subscription(topic, ALL_TAGS, frozenset(), frozenset())
+    tags = frozenset(tag for part in text.split("||") if (tag := part.strip()))
+    if not tags:
+        raise SubscriptionError(f"the expression {expression!r} for topic {topic} names no tag")
+    if topic.startswith(RETRY_PREFIX):
+        return Subscription(topic, expression, frozenset(), frozenset())
+    return Subscription(topic, expression, tags, frozenset(map(tag_code, tags)))
+
+
+def parse_sql(topic: str, expression: str) -> Subscription:
+    """Read an SQL92 expression; an empty one cannot be meant. Raises SubscriptionError, which tells the position."""
+    remembering: Callable[[str], SqlFilter]
+    remembering = _short if len(expression) <= _REMEMBERED_LENGTH_MAX else _long
+    try:
+        sql = remembering(expression)
+    except SqlError as error:
+        raise SubscriptionError(f"the expression for topic {topic} is wrong at {error}") from error
+    return Subscription(topic, expression, frozenset(), frozenset(), None if topic.startswith(RETRY_PREFIX) else sql)
+
+
+# Expressions come again with every heartbeat, and from some clients with every pull. What is remembered is bounded by
+# the length and the number of them, to some 50 MB if somebody tries.
+_short: Final = lru_cache(maxsize=128)(SqlFilter)
+_long: Final = lru_cache(maxsize=8)(SqlFilter)
+
+
+def parse_subscription(topic: str, expression: str, expression_type: str | None) -> Subscription:
+    """Read an expression of either type; None and the empty text mean tags. Raises SubscriptionError."""
+    if expression_type == SQL92:
+        return parse_sql(topic, expression)
+    if expression_type in (None, "", TAG):
+        return parse_tags(topic, expression)
+    raise SubscriptionError(f"the expression for topic {topic} is of type {expression_type[:64]!r}; known: TAG, SQL92")

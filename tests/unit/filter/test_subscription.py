@@ -1,0 +1,82 @@
+"""Tag expressions, and which kind of expression a subscription has."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.filter.subscription import Subscription, SubscriptionError, parse_sql, parse_subscription, parse_tags
+from mq.protocol.hashes import tag_code
+
+
+@pytest.mark.parametrize("expression", ["*", "", "  ", " * "])
+def test_all_tags(expression: str) -> None:
+    everything = parse_tags("T1", expression)
+    assert everything.all_tags
+    assert everything.expression == "*"
+    assert everything.matches_tag(None)
+    assert everything.matches_tag("A")
+    assert everything.matches_code(0)
+    assert everything.matches_code(123)
+
+
+@pytest.mark.parametrize("expression", ["A||B", " A || B ", "||A||||B||", "B||A||A"])
+def test_some_tags(expression: str) -> None:
+    some = parse_tags("T1", expression)
+    assert not some.all_tags
+    assert some.tags == {"A", "B"}
+    assert some.codes == {65, 66}
+    assert some.matches_tag("A")
+    assert not some.matches_tag("C")
+    assert not some.matches_tag(None), "a message without a tag is in no list of tags"
+    assert some.matches_code(65)
+    assert not some.matches_code(0)
+
+
+def test_two_tags_of_one_code_are_told_apart_by_the_tag() -> None:
+    assert tag_code("Aa") == tag_code("BB")
+    subscription = parse_tags("T1", "Aa")
+    assert subscription.matches_code(tag_code("BB"))
+    assert not subscription.matches_tag("BB")
+
+
+@pytest.mark.parametrize("expression", ["||", " || || "])
+def test_expression_without_tags(expression: str) -> None:
+    with pytest.raises(SubscriptionError, match="names no tag"):
+        parse_tags("T1", expression)
+
+
+@pytest.mark.parametrize("expression_type", [None, "", "TAG"])
+def test_tags_are_what_is_meant_without_a_type(expression_type: str | None) -> None:
+    assert parse_subscription("T1", "A", expression_type) == parse_tags("T1", "A")
+    assert parse_tags("T1", "A").expression_type == "TAG"
+
+
+def test_sql() -> None:
+    chosen = parse_subscription("T1", "a = 1", "SQL92")
+    assert (chosen.expression, chosen.expression_type) == ("a = 1", "SQL92")
+    assert chosen.all_tags
+    assert chosen.matches_code(5)
+    assert chosen.matches_tag("whatever")
+    assert chosen.sql is not None
+    assert chosen.sql.matches({"a": "1"})
+    assert not chosen.sql.matches({})
+
+
+@pytest.mark.parametrize("length", [10, 10_000])
+def test_a_wrong_expression_is_refused_with_the_position(length: int) -> None:
+    with pytest.raises(SubscriptionError, match=f"T1 is wrong at character {length}: "):
+        parse_sql("T1", " " * (length - 1) + "=")
+
+
+@pytest.mark.parametrize("expression_type", ["SQL", "sql92", "x" * 10_000])
+def test_other_types_are_unknown(expression_type: str) -> None:
+    with pytest.raises(SubscriptionError, match="known: TAG, SQL92") as refused:
+        parse_subscription("T1", "a", expression_type)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("parsed", [parse_tags("%RETRY%g", "A"), parse_sql("%RETRY%g", "a = 1")])
+def test_of_a_retry_topic_everything_is_wanted(parsed: Subscription) -> None:
+    assert parsed.all_tags
+    assert parsed.sql is None
+    assert parsed.matches_tag(None)
