@@ -16,6 +16,7 @@ from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
+from mq.filter.subscription import Subscription
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import (
@@ -27,7 +28,6 @@ from mq.protocol.headers import (
     encode_response,
 )
 from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
-from mq.protocol.subscription import Subscription
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords
