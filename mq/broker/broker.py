@@ -24,11 +24,13 @@ from mq.broker.commands import DeleteTopic, decode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
+from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
 from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
+from mq.broker.questions import Questions
 from mq.broker.refusal import RequestRefused
 from mq.broker.registration import Registration
 from mq.broker.retention import Retention
@@ -118,6 +120,7 @@ class Broker:
         limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
         self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
+        self._questions: Questions[ClientConnection] = Questions(clock)
         self._handlers: dict[type[Any], Handler] = {}
         self._leader_handlers: dict[type[Any], Handler] = {}
         self._applied_index = 0
@@ -151,11 +154,20 @@ class Broker:
             rng=self._rng,
             wall_clock_ms=wall_clock_ms,
         )
+        self._locks = Locks(
+            metadata=metadata,
+            appender=self.appender,
+            clients=self._clients,
+            read=replica.read,
+            clock=self._clock,
+            log=self._log,
+        )
         self._offsets = Offsets(
             metadata=metadata,
             store=store,
             appender=self.appender,
             read=replica.read,
+            locks=self._locks,
         )
         self._groups = Groups(
             clients=self._clients,
@@ -172,7 +184,8 @@ class Broker:
             polling=self._polling,
             read=replica.log.pread,
             note_group=self._groups.note_group,
-            store_offset=self._offsets.gather,
+            store_offset=self._offsets.commit,
+            reset_to=self._offsets.reset_to,
             confirm=replica.read,
             clock=self._clock,
         )
@@ -208,7 +221,7 @@ class Broker:
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
         for area in (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin):
             self._handlers.update(area.handlers())
-        for leading_area in (self._sends, self._offsets, topics):
+        for leading_area in (self._sends, self._offsets, self._locks, topics):
             self._leader_handlers.update(leading_area.leader_handlers())
         self._serve_as_follower()
 
@@ -235,6 +248,7 @@ class Broker:
             reactor=self._reactor,
             sock=sock,
             handlers=self._handlers,
+            questions=self._questions,
             on_closed=self._connection_closed,
             output_bytes_max=self._settings.output_bytes_max,
             log=self._log,
@@ -299,7 +313,7 @@ class Broker:
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
             self._serve_as_follower()
             self._tails.forget()
-            for area in (self._sends, self._offsets, self._groups):
+            for area in (self._sends, self._offsets, self._locks, self._groups):
                 area.forget()
             self.appender.close()
             self._on_registration_changed()
@@ -319,6 +333,7 @@ class Broker:
         """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
         self._led_term = term
         self.appender.open()
+        self._locks.lead()
         self._serve_as_leader()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         settings = self._settings
@@ -359,16 +374,18 @@ class Broker:
             self._pulls.resume(pull)
 
     def expire_group_commands(self) -> None:
-        """Answer operators whose change of the group does not come to an end."""
+        """Answer operators whose change of the group does not come to an end, or who wait for a client."""
         self._group_admin.expire()
+        self._questions.expire()
 
     def replicate_offsets(self) -> None:
         """Put gathered consumer offsets into the log."""
         self._offsets.replicate_gathered()
 
     def expire_clients(self) -> None:
-        """Forget clients without heartbeat."""
+        """Forget clients without heartbeat, and locks that nobody renewed."""
         self._groups.expire()
+        self._locks.expire()
 
     def flush_queues(self) -> None:
         """Let consume queues reach their files, and forget what is gone from the log, a few at a time."""
@@ -448,4 +465,6 @@ class Broker:
             "messages": self.appender.messages,
             "pendingBytes": self.appender.pending_bytes,
             "heldPulls": len(self._polling),
+            "lockedQueues": self._metadata.lock_count,
+            "fencedCommits": self._locks.fenced,
         }

@@ -207,6 +207,12 @@ class ClientRegistry(Generic[ConnectionT]):
         """A consumer group that has members, for display. Not to be changed."""
         return self._consumers.get(group)
 
+    def client_id(self, connection: ConnectionT, group: str) -> str | None:
+        """The id under which a connection is a member of a consumer group; None if it is not."""
+        known = self._consumers.get(group)
+        member = None if known is None else known.members.get(connection)
+        return None if member is None else member.client_id
+
     def subscription(self, group: str, topic: str) -> Subscription | None:
         """What a connected group wants of a topic; None if it does not subscribe it, or not by tags."""
         known = self._consumers.get(group)

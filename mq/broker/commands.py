@@ -23,6 +23,9 @@ PERM_READ = 4
 QUEUES_MAX = 16_384
 """Queues of one topic, read or write; far above use, far below what would hurt."""
 
+CLIENT_ID_LENGTH_MAX = 255
+"""Characters of the id that a client gives itself."""
+
 _OFFSET_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
@@ -129,15 +132,41 @@ class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
 class ResetOffset(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="reset_offset"
 ):
-    """Set one consumer offset, backwards too. The only way in which an offset goes back."""
+    """Set one consumer offset, backwards too. The only way in which an offset goes back.
+
+    With ``restart`` consumers at work have to begin anew there: until one has, what they commit does not count.
+    """
 
     group: str
     topic: str
     queue_id: int
     offset: int
+    restart: bool = False
 
 
-Command: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffset
+class LockQueues(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="lock_queues"
+):
+    """Give queues (topic, queue id) to a client of a group, whoever had them; that they are free says the leader."""
+
+    group: str
+    client_id: str
+    queues: list[tuple[str, int]]
+
+
+class UnlockQueues(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="unlock_queues"
+):
+    """Take queues from a client of a group. Those that are another client's by now stay as they are."""
+
+    group: str
+    client_id: str
+    queues: list[tuple[str, int]]
+
+
+Command: TypeAlias = (
+    PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffset | LockQueues | UnlockQueues
+)
 
 OffsetRows = list[tuple[str, str, list[int]]]
 """Consumer offsets as written: group, topic, and queue id and offset in turn. Few containers make CBOR fast."""
@@ -149,7 +178,9 @@ class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     offsets: OffsetRows
 
 
-_Written: TypeAlias = PutTopic | DeleteTopic | PutGroup | DeleteGroup | _WrittenOffsets | ResetOffset
+_Written: TypeAlias = (
+    PutTopic | DeleteTopic | PutGroup | DeleteGroup | _WrittenOffsets | ResetOffset | LockQueues | UnlockQueues
+)
 
 
 def encode_command(command: Command) -> bytes:
@@ -212,6 +243,8 @@ def _check_command(command: Command) -> None:
                 _check_offsets(offsets)
             case ResetOffset():
                 _check_offsets([(command.group, command.topic, command.queue_id, command.offset)])
+            case LockQueues() | UnlockQueues():
+                _check_locks(command)
     except NameRefused as error:
         raise CommandRefused(str(error)) from error
 
@@ -234,6 +267,15 @@ def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
     for _, _, queue_id, offset in offsets:
         _check_range("queue_id", queue_id, 0, _INT32_MAX)
         _check_range("offset", offset, 0, _OFFSET_MAX)
+
+
+def _check_locks(command: LockQueues | UnlockQueues) -> None:
+    check_group(command.group)
+    _check_range("client_id length", len(command.client_id), 1, CLIENT_ID_LENGTH_MAX)
+    for topic in {topic for topic, _ in command.queues}:
+        check_topic(topic)
+    for _, queue_id in command.queues:
+        _check_range("queue_id", queue_id, 0, _INT32_MAX)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import structlog
 
+from mq.broker.questions import NoAnswer, OnAnswer, Questions
 from mq.broker.refusal import RequestRefused
 from mq.protocol.chunks import decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
-from mq.protocol.headers import Response, encode_response
+from mq.protocol.headers import Response, encode_request, encode_response
 from raftlog import Reactor, StreamSocket
 
 _ONEWAY = 2
@@ -33,13 +34,15 @@ class ClientConnection:
 
     ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
     what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
-    true with everything that arrives; whoever looks for idle connections sets it back.
+    true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
+    broker has asked its clients.
     """
 
     __slots__ = (
         "_handlers",
         "_log",
         "_on_closed",
+        "_questions",
         "_reported",
         "_stream",
         "heard",
@@ -55,11 +58,13 @@ class ClientConnection:
         reactor: Reactor,
         sock: socket.socket,
         handlers: Mapping[type[Any], Handler],
+        questions: Questions[ClientConnection],
         on_closed: Callable[[ClientConnection], None],
         output_bytes_max: int,
         log: Log,
     ) -> None:
         self._handlers = handlers
+        self._questions = questions
         self._on_closed = on_closed
         self._log = log
         self._reported: tuple[tuple[str, int | None], ...] = ()
@@ -98,6 +103,21 @@ class ClientConnection:
         if self._stream.out_bytes > self.output_bytes_max:
             self._log.warning("client_too_slow", client=self.peer, waiting_bytes=self._stream.out_bytes)
             self._stream.close("too slow")
+
+    def ask(self, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer) -> None:
+        """Send a request of ours to the client.
+
+        ``on_answer`` gets the response, or why there is none after ``seconds`` at the latest; at once if it is not even
+        asked.
+        """
+        if self.closed:
+            on_answer(NoAnswer.GONE, b"")
+            return
+        opaque = self._questions.add(self, seconds, on_answer)
+        if opaque is None:
+            on_answer(NoAnswer.BUSY, b"")
+        else:
+            self.send(encode_request(code, opaque, ext=ext, body=body))
 
     def close(self, reason: str) -> None:
         """Close the connection."""
@@ -171,12 +191,13 @@ class ClientConnection:
     def _unsupported(self, request: Any, body: bytes, serialization: int) -> bytes | None:
         """Serve what no handler is registered for."""
         if isinstance(request, Response):
-            # Whatever we ask is one-way, so nothing waits for an answer.
-            self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
+            if not self._questions.answered(self, request, body):
+                self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
             return None
         if isinstance(request, HeaderError):
             raise request
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
 
     def _closed(self, reason: str) -> None:
+        self._questions.connection_closed(self)
         self._on_closed(self)

@@ -24,12 +24,14 @@ from mq.broker.commands import (
     DeleteGroup,
     DeleteTopic,
     GroupConfig,
+    LockQueues,
     MetadataError,
     OffsetRows,
     PutGroup,
     PutTopic,
     ResetOffset,
     TopicConfig,
+    UnlockQueues,
     encode_command,
     offset_pairs,
 )
@@ -44,6 +46,9 @@ OFFSET_TABLES_MAX = 200_000
 memory and in every checkpoint, and all topics go to the name servers in one frame."""
 
 _SNAPSHOT_FORMAT = 1
+
+LockRows = list[tuple[str, str, list[tuple[int, str]]]]
+"""Locks as written: group, topic, and queue ids with the client that holds them."""
 
 
 class SnapshotDamaged(MetadataError):
@@ -69,6 +74,8 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     groups: list[GroupConfig]
     consumer_offsets: OffsetRows
     data_version: DataVersion
+    offset_resets: OffsetRows = []
+    queue_locks: LockRows = []
 
 
 class Metadata:
@@ -79,6 +86,12 @@ class Metadata:
         self.groups: dict[str, GroupConfig] = {}
         self.consumer_offsets: dict[tuple[str, str], dict[int, int]] = {}
         """By (group, topic): for each queue id the next offset to consume."""
+        self.offset_resets: dict[tuple[str, str], dict[int, int]] = {}
+        """By (group, topic): offsets that were reset and that no consumer has gone on from and committed since."""
+        self.queue_locks: dict[tuple[str, str], dict[int, str]] = {}
+        """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
+        self.lock_count = 0
+        """Locked queues in all."""
         self.data_version = DataVersion()
 
     @property
@@ -100,6 +113,7 @@ class Metadata:
                     # Messages may have come behind an earlier deletion; whether they go must not depend on the state.
                     return Changes(deleted_topics=(name,))
                 removed = self._remove_offsets(topic=name)
+                self._remove_locks(topic=name)
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
@@ -110,6 +124,7 @@ class Metadata:
                 return Changes(groups=(group.name,))
             case DeleteGroup(name=name, timestamp_ms=timestamp_ms):
                 removed = self._remove_offsets(group=name) if command.remove_offsets else 0
+                self._remove_locks(group=name)
                 if self.groups.pop(name, None) is None:
                     return Changes(offsets=removed)
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -118,6 +133,12 @@ class Metadata:
                 return Changes(offsets=sum(self._advance_offset(*row) for row in offsets))
             case ResetOffset():
                 return Changes(offsets=int(self._set_offset(command)))
+            case LockQueues():
+                self._lock(command)
+                return Changes()
+            case UnlockQueues():
+                self._unlock(command)
+                return Changes()
 
     def has_room_for_topic(self, name: str) -> bool:
         """Whether a topic of this name is there, or may be made."""
@@ -134,6 +155,10 @@ class Metadata:
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The next offset that ``group`` consumes from a queue, None if it never stored one."""
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
+
+    def lock_holder(self, group: str, topic: str, queue_id: int) -> str | None:
+        """The client that a queue was given to last and that did not give it back."""
+        return self.queue_locks.get((group, topic), {}).get(queue_id)
 
     def topic_table(self) -> dict[str, bodies.TopicConfig]:
         """All topics in the form in which a broker registers them."""
@@ -167,17 +192,20 @@ class Metadata:
         """What `snapshot` would return now, to be called later and in another thread; capturing itself is fast."""
         topics, groups, data_version = dict(self.topics), dict(self.groups), self.data_version
         consumer_offsets = {key: dict(offsets) for key, offsets in self.consumer_offsets.items()}
+        offset_resets = {key: dict(offsets) for key, offsets in self.offset_resets.items()}
+        queue_locks = {key: dict(locks) for key, locks in self.queue_locks.items()}
 
         def encode() -> bytes:
             state = _Snapshot(
                 format=_SNAPSHOT_FORMAT,
                 topics=[topics[name] for name in sorted(topics)],
                 groups=[groups[name] for name in sorted(groups)],
-                consumer_offsets=[
-                    (group, topic, list(chain.from_iterable(sorted(consumer_offsets[group, topic].items()))))
-                    for group, topic in sorted(consumer_offsets)
-                ],
+                consumer_offsets=_offset_rows(consumer_offsets),
                 data_version=data_version,
+                offset_resets=_offset_rows(offset_resets),
+                queue_locks=[
+                    (group, topic, sorted(locks.items())) for (group, topic), locks in sorted(queue_locks.items())
+                ],
             )
             encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
             return encoded
@@ -192,13 +220,12 @@ class Metadata:
         if not snapshot:
             state = _Snapshot(_SNAPSHOT_FORMAT, [], [], [], DataVersion())
             consumer_offsets = {}
+            offset_resets = {}
         else:
             try:
                 state = msgspec.convert(cbor2.loads(snapshot), _Snapshot)
-                consumer_offsets = {
-                    (group, topic): dict(offset_pairs(group, topic, row))
-                    for group, topic, row in state.consumer_offsets
-                }
+                consumer_offsets = _offset_table(state.consumer_offsets)
+                offset_resets = _offset_table(state.offset_resets)
             except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
             if state.format != _SNAPSHOT_FORMAT:
@@ -206,6 +233,9 @@ class Metadata:
         self.topics = {topic.name: topic for topic in state.topics}
         self.groups = {group.name: group for group in state.groups}
         self.consumer_offsets = consumer_offsets
+        self.offset_resets = offset_resets
+        self.queue_locks = {(group, topic): dict(locks) for group, topic, locks in state.queue_locks}
+        self.lock_count = sum(map(len, self.queue_locks.values()))
         self.data_version = state.data_version
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
@@ -216,17 +246,63 @@ class Metadata:
         if offset <= offsets.get(queue_id, -1):
             return False
         offsets[queue_id] = offset
+        if self.offset_resets:
+            # The leader lets nobody commit who has not gone on from where it was reset to.
+            self._drop_reset(group, topic, queue_id)
         return True
+
+    def _drop_reset(self, group: str, topic: str, queue_id: int) -> None:
+        resets = self.offset_resets.get((group, topic))
+        if resets is not None and resets.pop(queue_id, None) is not None and not resets:
+            del self.offset_resets[group, topic]
 
     def _set_offset(self, command: ResetOffset) -> bool:
         if command.topic not in self.topics:
             return False
-        self.consumer_offsets.setdefault((command.group, command.topic), {})[command.queue_id] = command.offset
+        key = command.group, command.topic
+        self.consumer_offsets.setdefault(key, {})[command.queue_id] = command.offset
+        if command.restart:
+            self.offset_resets.setdefault(key, {})[command.queue_id] = command.offset
+        else:
+            self._drop_reset(*key, command.queue_id)
         return True
 
     def _remove_offsets(self, *, group: str | None = None, topic: str | None = None) -> int:
+        for key in [key for key in self.offset_resets if key[0] == group or key[1] == topic]:
+            del self.offset_resets[key]
         doomed = [key for key in self.consumer_offsets if key[0] == group or key[1] == topic]
         return sum(len(self.consumer_offsets.pop(key)) for key in doomed)
+
+    def _lock(self, command: LockQueues) -> None:
+        for topic, queue_id in command.queues:
+            if topic in self.topics:
+                locks = self.queue_locks.setdefault((command.group, topic), {})
+                self.lock_count += queue_id not in locks
+                locks[queue_id] = command.client_id
+
+    def _unlock(self, command: UnlockQueues) -> None:
+        for topic, queue_id in command.queues:
+            locks = self.queue_locks.get((command.group, topic), {})
+            if locks.get(queue_id) == command.client_id:
+                del locks[queue_id]
+                self.lock_count -= 1
+                if not locks:
+                    del self.queue_locks[command.group, topic]
+
+    def _remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
+        for key in [key for key in self.queue_locks if key[0] == group or key[1] == topic]:
+            self.lock_count -= len(self.queue_locks.pop(key))
+
+
+def _offset_rows(tables: dict[tuple[str, str], dict[int, int]]) -> OffsetRows:
+    return [
+        (group, topic, list(chain.from_iterable(sorted(offsets.items()))))
+        for (group, topic), offsets in sorted(tables.items())
+    ]
+
+
+def _offset_table(rows: OffsetRows) -> dict[tuple[str, str], dict[int, int]]:
+    return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}
 
 
 # -- rules about topics ------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ What is asked for is answered by followers as well, once they have applied all t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.commands import CommitOffsets, encode_command
+from mq.broker.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.locks import Locks
 from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.protocol.codes import ResponseCode
@@ -44,6 +45,7 @@ class Offsets:
     Args:
         read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
             can tell.
+        locks: whose commits do not count.
     """
 
     def __init__(
@@ -53,11 +55,15 @@ class Offsets:
         store: QueueStore,
         appender: Appender,
         read: Callable[[Callable[[bool], None]], None],
+        locks: Locks,
     ) -> None:
         self._metadata = metadata
         self._store = store
         self._appender = appender
         self._read = read
+        self._locks = locks
+        self._resetting: set[Key] = set()
+        self._restarted: set[Key] = set()
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
 
@@ -77,12 +83,55 @@ class Offsets:
         """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
         self._gathered.clear()
         self._replicating.clear()
+        self._resetting.clear()
+        self._restarted.clear()
+
+    def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a commit that nobody waits for, such as one that came with a pull."""
+        if not self._appender.is_open:
+            return
+        if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
+            return
+        self.gather(group, topic, queue_id, offset)
+
+    def reset_to(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        """Where a consumer has to go on that asks for ``offset`` of a queue which was reset; None where it is.
+
+        Once it has begun there, what it commits counts again. Ask only if there are resets; followers do not know.
+        """
+        wanted = self._metadata.offset_resets.get((group, topic), {}).get(queue_id)
+        key = (group, topic, queue_id)
+        if wanted is None or not self._appender.is_open or key in self._restarted:
+            return None
+        if offset != wanted:
+            return wanted
+        self._restarted.add(key)
+        return None
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int], on_committed: Callable[[bool], None]) -> None:
+        """Replicate the offsets of a group in the queues of a topic, backwards too; consumers have to begin there."""
+        keys = [(group, topic, queue_id) for queue_id in offsets]
+        self._resetting.update(keys)
+        self._restarted.difference_update(keys)
+
+        def committed(known: bool) -> None:
+            self._resetting.difference_update(keys)
+            on_committed(known)
+
+        for key in keys:
+            self._gathered.pop(key, None)
+        for queue_id, offset in offsets.items():
+            command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=True)
+            self._appender.add_command(encode_command(command))
+        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed)
 
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note a commit that nobody waits for."""
+        """Note a commit."""
         if not self._appender.is_open or not self._plausible(group, topic, queue_id):
             return
         key = (group, topic, queue_id)
+        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            return
         if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
             return
         if offset > max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1)):
@@ -133,13 +182,21 @@ class Offsets:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
-        self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
         if request.flag & 2:
+            self.commit(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
             return None
+        if self._locks.fences(connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
+            )
+        self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
 
         def committed(known: bool) -> None:
             if known:
                 connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
+            elif not self._appender.is_open:
+                # Committing twice is committing once, so whoever leads now may do it again.
+                connection.dispatch(request, body, serialization)
             else:
                 connection.close("leadership was lost while an offset was being stored")
 
@@ -211,6 +268,11 @@ class Offsets:
             remark="Not found, maybe this group consumer boot first",
             serialization=serialization,
         )
+
+    def _awaits_restart(self, key: Key) -> bool:
+        if key in self._resetting:
+            return True
+        return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
 
     def _known(self, key: Key) -> int:
         group, topic, queue_id = key

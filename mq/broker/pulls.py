@@ -52,6 +52,7 @@ class Pulls:
         read: ``read(physical_offset, nbytes)`` of the log.
         note_group: told of a consumer group that may not exist yet.
         store_offset: takes the consumer offset that a pull carries.
+        reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
         confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
             can tell.
     """
@@ -66,7 +67,8 @@ class Pulls:
         polling: LongPolling[HeldPull],
         read: Callable[[int, int], bytes],
         note_group: Callable[[str], None],
-        store_offset: Callable[[str, str, int, int], None],
+        store_offset: Callable[[ClientConnection, str, str, int, int], None],
+        reset_to: Callable[[str, str, int, int], int | None],
         confirm: Callable[[Callable[[bool], None]], None],
         clock: Callable[[], float],
     ) -> None:
@@ -78,6 +80,7 @@ class Pulls:
         self._read = read
         self._note_group = note_group
         self._store_offset = store_offset
+        self._reset_to = reset_to
         self._confirm = confirm
         self._clock = clock
 
@@ -92,8 +95,12 @@ class Pulls:
         ext = request.ext
         subscription = self._checked(ext)
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
-            self._store_offset(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+            self._store_offset(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
         pull = HeldPull(connection, request, serialization, subscription)
+        if self._metadata.offset_resets:
+            wanted = self._reset_to(ext.consumer_group, ext.topic, ext.queue_id, ext.queue_offset)
+            if wanted is not None:
+                return self._moved(pull, wanted)
         if not self._is_behind_the_end(ext):
             return self._serve(pull, may_hold=True)
 
@@ -111,6 +118,11 @@ class Pulls:
         connection.held_pulls -= 1
         if not connection.closed:
             self._answer(pull, may_hold=False)
+
+    def _moved(self, pull: HeldPull, wanted: int) -> bytes:
+        queue = self._store.get(pull.request.ext.topic, pull.request.ext.queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, wanted, low, high, "OFFSET_RESET")
 
     def _answer(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> None:
         try:

@@ -19,7 +19,7 @@ from mq.protocol import properties as props
 from mq.protocol.bodies import ConsumerData, HeartbeatData, KVTable, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.headers import Response, decode_header, encode_request, encode_response
 from mq.protocol.records import StoredMessage, decode_records
 
 SECONDS_MAX = 10.0
@@ -46,11 +46,15 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection. Requests of the broker pile up in ``notices``, answers nobody waits for yet are kept."""
+    """One connection. Requests of the broker pile up in ``notices`` (code 40) and ``questions`` (others).
+
+    Answers nobody waits for yet are kept.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self.notices: list[tuple[int, dict[str, str]]] = []
+        self.questions: list[tuple[Any, bytes]] = []
         self._opaque = itertools.count(1)
         self._received = bytearray()
         self.answers: dict[int, Answer] = {}
@@ -97,6 +101,17 @@ class Client:
                 await self._receive()
         return self.notices.pop(0)
 
+    async def question(self) -> tuple[Any, bytes]:
+        """The next other request of the broker, decoded, and its body."""
+        with trio.fail_after(SECONDS_MAX):
+            while not self.questions:
+                await self._receive()
+        return self.questions.pop(0)
+
+    async def reply(self, question: Any, code: int = 0, body: bytes = b"", **given: Any) -> None:
+        """Answer a request of the broker."""
+        await self.stream.send_all(encode_response(question.opaque, code, body=body, **given))
+
     async def closed(self) -> bool:
         """Wait until the broker closes this connection."""
         with trio.fail_after(SECONDS_MAX):
@@ -122,8 +137,10 @@ class Client:
                         decoded.code, decoded.opaque, decoded.ext, decoded.remark, bytes(body), serialization
                     )
                     self.order.append(decoded.opaque)
-                else:
+                elif decoded.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
                     self.notices.append((decoded.code, {"consumerGroup": decoded.ext.consumer_group}))  # type: ignore[union-attr]
+                else:
+                    self.questions.append((decoded, bytes(body)))
         del self._received[:consumed]
 
     # -- requests ----------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ UNSERVED = [
     Refused("unknown code with anything", json_request(-5, {"x": '"1"'}, bytes(1000)), 3, "-5"),
     Refused("unknown code in binary", encode_frame(BINARY, binary_header(code=9999)), 3, "9999"),
     Refused("name server's code", json_request(105, {"topic": '"T"'}), 3, "105"),
-    Refused("known code that is not served", json_request(320, quoted(SEND), b"x"), 3, "320"),
+    Refused("known code that is not served", json_request(216, {"topic": '"T"'}), 3, "216"),
     Refused("body too long", json_request(310, quoted(SEND), bytes(4097)), 13, "4097"),
     Refused(
         "properties too long",

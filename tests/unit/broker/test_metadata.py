@@ -16,10 +16,12 @@ from mq.broker.commands import (
     DeleteGroup,
     DeleteTopic,
     GroupConfig,
+    LockQueues,
     PutGroup,
     PutTopic,
     ResetOffset,
     TopicConfig,
+    UnlockQueues,
     decode_command,
     encode_command,
 )
@@ -47,6 +49,9 @@ EXAMPLES: list[Command] = [
     commit(("g", "T", 0, 7), ("g", "T", 1, 2**40)),
     commit(),
     ResetOffset(group="g", topic="T", queue_id=3, offset=0),
+    ResetOffset(group="g", topic="T", queue_id=3, offset=0, restart=True),
+    LockQueues(group="g", client_id="10.0.0.1@7#ü", queues=[("T", 0), ("U", 2**31 - 1)]),
+    UnlockQueues(group="g", client_id="c", queues=[("T", 0)]),
 ]
 
 
@@ -256,6 +261,7 @@ def test_topic_table_has_every_topic() -> None:
 
 _names = st.sampled_from(["A", "B", "C"])
 _groups = st.sampled_from(["g", "h"])
+_queues = st.tuples(_names, st.integers(0, 2))
 _offset_rows = st.tuples(_groups, _names, st.integers(0, 2), st.integers(0, 9))
 _commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(put, _names, st.integers(1, 3), st.sampled_from([4, 6]), st.integers(1, 99)),
@@ -267,7 +273,16 @@ _commands: st.SearchStrategy[Command] = st.one_of(
     ),
     st.builds(DeleteGroup, name=_groups, timestamp_ms=st.integers(1, 99), remove_offsets=st.booleans()),
     st.builds(CommitOffsets, offsets=st.lists(_offset_rows, max_size=5)),
-    st.builds(ResetOffset, group=_groups, topic=_names, queue_id=st.integers(0, 2), offset=st.integers(0, 9)),
+    st.builds(
+        ResetOffset,
+        group=_groups,
+        topic=_names,
+        queue_id=st.integers(0, 2),
+        offset=st.integers(0, 9),
+        restart=st.booleans(),
+    ),
+    st.builds(LockQueues, group=_groups, client_id=_names, queues=st.lists(_queues, max_size=3)),
+    st.builds(UnlockQueues, group=_groups, client_id=_names, queues=st.lists(_queues, max_size=3)),
 )
 
 
@@ -287,6 +302,9 @@ def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: lis
     assert whole.topics == restarted.topics
     assert whole.groups == restarted.groups
     assert whole.consumer_offsets == restarted.consumer_offsets
+    assert whole.offset_resets == restarted.offset_resets
+    assert whole.queue_locks == restarted.queue_locks
+    assert whole.lock_count == restarted.lock_count == sum(map(len, whole.queue_locks.values()))
 
 
 @given(commands=st.lists(_commands, max_size=30))
@@ -299,6 +317,39 @@ def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Comman
             for key, rows in before.items():
                 for queue_id, offset in rows.items():
                     assert metadata.consumer_offsets[key][queue_id] >= offset
+
+
+def test_a_lock_is_the_last_ones_and_only_its_holder_gives_it_back() -> None:
+    metadata = metadata_with(topic("T"))
+    metadata.apply(LockQueues(group="g", client_id="a", queues=[("T", 0), ("T", 1), ("gone", 0)]))
+    metadata.apply(LockQueues(group="g", client_id="b", queues=[("T", 1)]))
+    metadata.apply(UnlockQueues(group="g", client_id="a", queues=[("T", 1), ("T", 2)]))
+    assert metadata.queue_locks == {("g", "T"): {0: "a", 1: "b"}}
+    metadata.apply(UnlockQueues(group="g", client_id="b", queues=[("T", 1)]))
+    metadata.apply(DeleteTopic(name="T", timestamp_ms=2))
+    assert (metadata.queue_locks, metadata.lock_count) == ({}, 0)
+
+
+def test_a_reset_lasts_until_a_commit_gets_past_it() -> None:
+    metadata = metadata_with(topic("T"))
+    metadata.apply(commit(("g", "T", 0, 9), ("g", "T", 1, 9)))
+    for queue_id in (0, 1):
+        metadata.apply(ResetOffset(group="g", topic="T", queue_id=queue_id, offset=4, restart=True))
+    assert metadata.offset_resets == {("g", "T"): {0: 4, 1: 4}}
+    metadata.apply(commit(("g", "T", 0, 4), ("g", "T", 1, 5)))
+    assert metadata.offset_resets == {("g", "T"): {0: 4}}
+    assert metadata.consumer_offsets == {("g", "T"): {0: 4, 1: 5}}
+    metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=6))
+    assert metadata.offset_resets == {}
+
+
+def test_snapshots_of_older_directories_are_read() -> None:
+    content = cbor2.loads(metadata_with(topic("A")).snapshot())
+    for field in ("offset_resets", "queue_locks"):
+        del content[field]
+    metadata = Metadata()
+    metadata.restore(cbor2.dumps(content))
+    assert list(metadata.topics) == ["A"]
 
 
 def test_a_captured_snapshot_is_of_the_moment_of_capture() -> None:

@@ -1,0 +1,103 @@
+"""Bodies about consumer groups: who is in them, what they lock, where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mq.protocol.bodies import SubscriptionData
+from mq.protocol.json_body import Body
+from mq.protocol.queue_tables import QueueRef
+from mq.protocol.wire_names import wire
+
+
+class QueueLocks(Body, rename=wire(group="consumerGroup", queues="mqSet")):
+    """Queues that a client of a group wants, or gives back (request codes 41 and 42)."""
+
+    client_id: str
+    group: str
+    queues: Sequence[QueueRef] = ()
+
+
+class LockedQueues(Body, rename=wire(queues="lockOKMQSet")):
+    """Those of the wanted queues that are the client's now (request code 41)."""
+
+    queues: Sequence[QueueRef] = ()
+
+
+class ClientConnectionData(Body, rename=wire()):
+    """One connection of a client."""
+
+    client_id: str
+    client_addr: str
+    language: str
+    version: int
+
+
+class ConsumerConnection(Body, rename=wire(connections="connectionSet", subscriptions="subscriptionTable")):
+    """The members of a consumer group and what they subscribe (request code 203)."""
+
+    connections: Sequence[ClientConnectionData]
+    subscriptions: dict[str, SubscriptionData]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+
+
+class ProducerConnection(Body, rename=wire(connections="connectionSet")):
+    """The members of a producer group (request code 204)."""
+
+    connections: Sequence[ClientConnectionData]
+
+
+class ProducerInfo(Body, rename=wire(remote_ip="remoteIP", last_update_ms="lastUpdateTimestamp")):
+    """One connection of a producer group."""
+
+    client_id: str
+    remote_ip: str
+    language: str
+    version: int
+    last_update_ms: int
+
+
+class ProducerTable(Body):
+    """All producers by group (request code 328)."""
+
+    data: dict[str, list[ProducerInfo]]
+
+
+class GroupNames(Body, rename=wire(groups="groupList")):
+    """Names of groups (request code 300)."""
+
+    groups: Sequence[str]
+
+
+class CorrectionOffsets(Body, rename=wire(offsets="correctionOffsets")):
+    """Offsets by queue id (request code 308)."""
+
+    offsets: dict[int, int]
+
+
+class GroupSubscriptionData(Body, rename=wire(subscription="subscriptionData")):
+    """What a group subscribes of a topic (request code 345)."""
+
+    group: str
+    topic: str
+    subscription: SubscriptionData | None
+
+
+class GroupForbidden(Body):
+    """Whether a group may read a topic (request code 353)."""
+
+    group: str
+    topic: str
+    readable: bool
+
+
+class ConsumeResult(Body, rename=wire(spent_ms="spentTimeMills")):
+    """What came of handing one message to a consumer (request code 309)."""
+
+    consume_result: str
+    order: bool = False
+    auto_commit: bool = True
+    remark: str = ""
+    spent_ms: int = 0

@@ -1,0 +1,219 @@
+"""Typed requests about consumer groups, of tools to brokers and of brokers to clients. See `mq.protocol.requests`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests import I32, I64, Ext, Request
+from mq.protocol.wire_names import wire
+
+# -- who is there ------------------------------------------------------------------------------------------------------
+
+
+class MembersOfGroupExt(Ext):
+    """One consumer group."""
+
+    consumer_group: str
+
+
+class GetConsumerConnectionList(Request, tag=int(Code.GET_CONSUMER_CONNECTION_LIST)):
+    """203: the members of a consumer group, with their connections and subscriptions."""
+
+    ext: MembersOfGroupExt = msgspec.field(name="extFields")
+
+
+class ProducerGroupExt(Ext):
+    """One producer group."""
+
+    producer_group: str
+
+
+class GetProducerConnectionList(Request, tag=int(Code.GET_PRODUCER_CONNECTION_LIST)):
+    """204: the members of a producer group."""
+
+    ext: ProducerGroupExt = msgspec.field(name="extFields")
+
+
+class GetAllProducerInfo(Request, tag=int(Code.GET_ALL_PRODUCER_INFO)):
+    """328: all producers."""
+
+
+class GroupTopicExt(Ext):
+    """A topic, of which groups are asked."""
+
+    topic: str
+
+
+class QueryTopicConsumeByWho(Request, tag=int(Code.QUERY_TOPIC_CONSUME_BY_WHO)):
+    """300: which groups consume a topic."""
+
+    ext: GroupTopicExt = msgspec.field(name="extFields")
+
+
+class GroupExt(Ext):
+    """One consumer group."""
+
+    group: str
+
+
+class QueryTopicsByConsumer(Request, tag=int(Code.QUERY_TOPICS_BY_CONSUMER)):
+    """343: which topics a group has offsets of."""
+
+    ext: GroupExt = msgspec.field(name="extFields")
+
+
+class GroupAndTopicExt(GroupExt):
+    """One consumer group and one topic."""
+
+    topic: str
+
+
+class QuerySubscriptionByConsumer(Request, tag=int(Code.QUERY_SUBSCRIPTION_BY_CONSUMER)):
+    """345: what a group subscribes of a topic."""
+
+    ext: GroupAndTopicExt = msgspec.field(name="extFields")
+
+
+class GroupForbiddenExt(GroupAndTopicExt):
+    """``readable`` None asks only."""
+
+    readable: bool | None = None
+
+
+class UpdateAndGetGroupForbidden(Request, tag=int(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)):
+    """353: may a group read a topic."""
+
+    ext: GroupForbiddenExt = msgspec.field(name="extFields")
+
+
+# -- where they are ----------------------------------------------------------------------------------------------------
+
+
+class ConsumeStatsExt(Ext):
+    """One consumer group; without a topic all that it has offsets of. ``topic_list`` is separated by semicolons."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+class GetConsumeStats(Request, tag=int(Code.GET_CONSUME_STATS)):
+    """208: where a group is in its queues, and where these end."""
+
+    ext: ConsumeStatsExt = msgspec.field(name="extFields")
+
+
+class BrokerConsumeStatsExt(Ext):
+    """Of topics that are, or are not, ordered."""
+
+    is_order: bool = False
+
+
+class GetBrokerConsumeStats(Request, tag=int(Code.GET_BROKER_CONSUME_STATS)):
+    """317: 208 for all groups."""
+
+    ext: BrokerConsumeStatsExt = msgspec.field(name="extFields")
+
+
+class CorrectionOffsetExt(Ext):
+    """``filter_groups`` are left out; names are separated by commas."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class QueryCorrectionOffset(Request, tag=int(Code.QUERY_CORRECTION_OFFSET)):
+    """308: the lowest offset of all groups in each queue."""
+
+    ext: CorrectionOffsetExt = msgspec.field(name="extFields")
+
+
+class CloneGroupOffsetExt(Ext, rename=wire(source="srcGroup", target="destGroup")):
+    """Without a topic all are meant of which the source has offsets."""
+
+    source: str
+    target: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class CloneGroupOffset(Request, tag=int(Code.CLONE_GROUP_OFFSET)):
+    """314: let one group go on where another one is."""
+
+    ext: CloneGroupOffsetExt = msgspec.field(name="extFields")
+
+
+class ResetOffsetExt(Ext, rename=wire(timestamp_ms="timestamp", force="isForce")):
+    """``timestamp_ms`` -1 means the end; ``queue_id`` below 0 all queues. Without ``force`` only backwards."""
+
+    topic: str
+    group: str
+    timestamp_ms: I64
+    force: bool = False
+    queue_id: I32 = -1
+    offset: I64 | None = None
+
+
+class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFFSET)):
+    """222: set the offsets of a group by store time."""
+
+    ext: ResetOffsetExt = msgspec.field(name="extFields")
+
+
+class ResetConsumerClientOffset(Request, tag=int(Code.RESET_CONSUMER_CLIENT_OFFSET)):
+    """220, broker to client, one-way: go on from the offsets in the body."""
+
+    ext: ResetOffsetExt = msgspec.field(name="extFields")
+
+
+# -- what clients are asked --------------------------------------------------------------------------------------------
+
+
+class ConsumerStatusExt(GroupAndTopicExt, rename=wire(client_id="clientAddr")):
+    """``client_id`` only of this client."""
+
+    client_id: str | None = None
+
+
+class InvokeBrokerToGetConsumerStatus(Request, tag=int(Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)):
+    """223: the offsets that the members of a group have in memory."""
+
+    ext: ConsumerStatusExt = msgspec.field(name="extFields")
+
+
+class GetConsumerStatusFromClient(Request, tag=int(Code.GET_CONSUMER_STATUS_FROM_CLIENT)):
+    """221, broker to client: the offsets that it has in memory."""
+
+    ext: ConsumerStatusExt = msgspec.field(name="extFields")
+
+
+class RunningInfoExt(MembersOfGroupExt, rename=wire(stack="jstackEnable")):
+    """One member; with ``stack`` also what its threads do."""
+
+    client_id: str
+    stack: bool = False
+
+
+class GetConsumerRunningInfo(Request, tag=int(Code.GET_CONSUMER_RUNNING_INFO)):
+    """307, relayed to the client: how it is."""
+
+    ext: RunningInfoExt = msgspec.field(name="extFields")
+
+
+class ConsumeDirectlyExt(MembersOfGroupExt, rename=wire(message_id="msgId")):
+    """``message_id`` is an offset message id. Broker and tools tell each other more, which nobody needs."""
+
+    client_id: str | None = None
+    message_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+    topic_sys_flag: I32 | None = None
+    group_sys_flag: I32 | None = None
+
+
+class ConsumeMessageDirectly(Request, tag=int(Code.CONSUME_MESSAGE_DIRECTLY)):
+    """309, relayed to the client with the record as its body: consume this message now."""
+
+    ext: ConsumeDirectlyExt = msgspec.field(name="extFields")

@@ -1,0 +1,66 @@
+"""Queues as values, and tables with queues as keys.
+
+Java writes such a table with objects as keys, ``{{"brokerName":"b","queueId":0,"topic":"T"}:5}``, which is no JSON. Go
+clients read nothing else, and only when it is compact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from mq.protocol.errors import BodyError
+from mq.protocol.json_body import Body, decode_as
+from mq.protocol.wire_names import wire
+
+_encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted").encode
+
+
+class QueueRef(msgspec.Struct, rename=wire(), frozen=True, order=True):
+    """One queue of one broker group."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class OffsetRow(msgspec.Struct, rename=wire(), frozen=True):
+    """A queue and an offset, as C++ clients read them."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    offset: int
+
+
+class _OffsetRows(Body, rename=wire(rows="offsetTable")):
+    rows: list[OffsetRow]
+
+
+def queue_table(rows: Iterable[tuple[QueueRef, bytes]]) -> bytes:
+    """The text of a table; its values are JSON texts."""
+    return b"{" + b",".join([_encode(key) + b":" + value for key, value in rows]) + b"}"
+
+
+def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False) -> bytes:
+    """The body with offsets of queues in requests 220 and 222; ``as_list`` for C++ clients."""
+    if as_list:
+        rows = [OffsetRow(ref.topic, ref.broker_name, ref.queue_id, offset) for ref, offset in sorted(offsets.items())]
+        return _OffsetRows(rows).encode()
+    table = queue_table((ref, b"%d" % offset) for ref, offset in sorted(offsets.items()))
+    return b'{"offsetTable":' + table + b"}"
+
+
+def read_queue_table(value: object) -> dict[QueueRef, Any]:
+    """The queues and values of a table, out of what `mq.protocol.fastjson` makes of a body. Raises BodyError."""
+    if isinstance(value, list):  # the form for C++ clients
+        try:
+            rows = msgspec.convert(value, list[OffsetRow], strict=False)
+        except msgspec.ValidationError as error:
+            raise BodyError(f"a table of queues: {error}") from error
+        return {QueueRef(row.topic, row.broker_name, row.queue_id): row.offset for row in rows}
+    if not isinstance(value, dict):
+        raise BodyError(f"a table of queues is a {type(value).__name__}")
+    return {decode_as(QueueRef, key.encode()): each for key, each in value.items()}
