@@ -22,11 +22,13 @@ from mq.broker.appender import Appender
 from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.commands import DeleteTopic, decode_command
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.delays import Delays
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
 from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
+from mq.broker.made import MadeSends
 from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
@@ -34,6 +36,7 @@ from mq.broker.questions import Questions
 from mq.broker.refusal import RequestRefused
 from mq.broker.registration import Registration
 from mq.broker.retention import Retention
+from mq.broker.retries import Retries
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.status import Status
@@ -143,14 +146,45 @@ class Broker:
             disk_used=partial(disk_used, settings.data_dir),
         )
         self._tails = QueueTails(metadata, store.max_offset)
+        unique_keys = UniqKeyGenerator(
+            ip=self._store_ip, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
+        )
+        made = MadeSends(
+            appender=self.appender,
+            reply_template=SendReplyTemplate(store_host),
+            unique_keys=unique_keys,
+            cluster=settings.cluster,
+            body_bytes_max=settings.message_bytes_max,
+        )
+        retries = Retries(
+            settings=settings,
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            tails=self._tails,
+            log=replica.log,
+            made=made,
+            rng=self._rng,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self._delays = Delays(
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            tails=self._tails,
+            read=replica.log.pread,
+            pending_bytes_max=settings.pending_bytes_max // 2,
+            wall_clock_ms=wall_clock_ms,
+            log=self._log,
+        )
         self._sends = Sends(
             settings=settings,
             metadata=metadata,
             appender=self.appender,
             tails=self._tails,
-            unique_keys=UniqKeyGenerator(
-                ip=self._store_ip, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
-            ),
+            unique_keys=unique_keys,
+            made=made,
+            retries=retries,
             rng=self._rng,
             wall_clock_ms=wall_clock_ms,
         )
@@ -221,7 +255,7 @@ class Broker:
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
         for area in (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin):
             self._handlers.update(area.handlers())
-        for leading_area in (self._sends, self._offsets, self._locks, topics):
+        for leading_area in (self._sends, self._offsets, self._locks, topics, retries):
             self._leader_handlers.update(leading_area.leader_handlers())
         self._serve_as_follower()
 
@@ -313,7 +347,7 @@ class Broker:
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
             self._serve_as_follower()
             self._tails.forget()
-            for area in (self._sends, self._offsets, self._locks, self._groups):
+            for area in (self._sends, self._offsets, self._locks, self._groups, self._delays):
                 area.forget()
             self.appender.close()
             self._on_registration_changed()
@@ -335,6 +369,7 @@ class Broker:
         self.appender.open()
         self._locks.lead()
         self._serve_as_leader()
+        self._delays.lead()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         settings = self._settings
         missing = self._metadata.missing_system_topics(
@@ -377,6 +412,10 @@ class Broker:
         """Answer operators whose change of the group does not come to an end, or who wait for a client."""
         self._group_admin.expire()
         self._questions.expire()
+
+    def deliver_delayed(self) -> None:
+        """Put into their topics the delayed messages that are due."""
+        self._delays.run()
 
     def replicate_offsets(self) -> None:
         """Put gathered consumer offsets into the log."""
@@ -467,4 +506,7 @@ class Broker:
             "heldPulls": len(self._polling),
             "lockedQueues": self._metadata.lock_count,
             "fencedCommits": self._locks.fenced,
+            "delayedDelivered": self._delays.delivered,
+            "delayedDropped": self._delays.dropped,
+            "delayedExpired": self._delays.expired,
         }

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import cbor2
 import msgspec
 
+from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
 
@@ -164,8 +165,25 @@ class UnlockQueues(
     queues: list[tuple[str, int]]
 
 
+class AdvanceDelay(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="advance_delay"
+):
+    """Everything below ``offset`` in the queue of a delay level is delivered. An older offset changes nothing."""
+
+    level: int
+    offset: int
+
+
 Command: TypeAlias = (
-    PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffset | LockQueues | UnlockQueues
+    PutTopic
+    | DeleteTopic
+    | PutGroup
+    | DeleteGroup
+    | CommitOffsets
+    | ResetOffset
+    | LockQueues
+    | UnlockQueues
+    | AdvanceDelay
 )
 
 OffsetRows = list[tuple[str, str, list[int]]]
@@ -179,7 +197,15 @@ class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
 
 _Written: TypeAlias = (
-    PutTopic | DeleteTopic | PutGroup | DeleteGroup | _WrittenOffsets | ResetOffset | LockQueues | UnlockQueues
+    PutTopic
+    | DeleteTopic
+    | PutGroup
+    | DeleteGroup
+    | _WrittenOffsets
+    | ResetOffset
+    | LockQueues
+    | UnlockQueues
+    | AdvanceDelay
 )
 
 
@@ -245,6 +271,9 @@ def _check_command(command: Command) -> None:
                 _check_offsets([(command.group, command.topic, command.queue_id, command.offset)])
             case LockQueues() | UnlockQueues():
                 _check_locks(command)
+            case AdvanceDelay(level=level, offset=offset):
+                _check_range("level", level, 1, LEVEL_MAX)
+                _check_range("offset", offset, 0, _OFFSET_MAX)
     except NameRefused as error:
         raise CommandRefused(str(error)) from error
 

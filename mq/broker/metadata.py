@@ -1,4 +1,4 @@
-"""The replicated metadata of a broker group: topics, consumer groups, consumer offsets.
+"""The replicated metadata of a broker group: topics, consumer groups, consumer offsets, progress of delays.
 
 A state machine. Its commands (`mq.broker.commands`) are records of the log, so every replica applies the same ones in
 the same order and comes to the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte for
@@ -17,6 +17,7 @@ from mq.broker.commands import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
+    AdvanceDelay,
     Command,
     CommandRefused,
     CommitOffsets,
@@ -36,7 +37,8 @@ from mq.broker.commands import (
     offset_pairs,
 )
 from mq.protocol import bodies
-from mq.protocol.names import AUTO_CREATE_TEMPLATE, SELF_TEST_TOPIC, NameRefused, check_topic
+from mq.protocol.delay import LEVEL_MAX
+from mq.protocol.names import AUTO_CREATE_TEMPLATE, SCHEDULE_TOPIC, SELF_TEST_TOPIC, NameRefused, check_topic
 from mq.store.dispatch import META_TOPIC
 
 TOPICS_MAX = 50_000
@@ -76,6 +78,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     data_version: DataVersion
     offset_resets: OffsetRows = []
     queue_locks: LockRows = []
+    delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class Metadata:
@@ -92,6 +95,8 @@ class Metadata:
         """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
         self.lock_count = 0
         """Locked queues in all."""
+        self.delay_offsets: dict[int, int] = {}
+        """For each delay level that ever delivered the next offset to deliver, in its queue of the schedule topic."""
         self.data_version = DataVersion()
 
     @property
@@ -138,6 +143,9 @@ class Metadata:
                 return Changes()
             case UnlockQueues():
                 self._unlock(command)
+                return Changes()
+            case AdvanceDelay(level=level, offset=offset):
+                self.delay_offsets[level] = max(offset, self.delay_offsets.get(level, 0))
                 return Changes()
 
     def has_room_for_topic(self, name: str) -> bool:
@@ -194,6 +202,7 @@ class Metadata:
         consumer_offsets = {key: dict(offsets) for key, offsets in self.consumer_offsets.items()}
         offset_resets = {key: dict(offsets) for key, offsets in self.offset_resets.items()}
         queue_locks = {key: dict(locks) for key, locks in self.queue_locks.items()}
+        delay_offsets = dict(sorted(self.delay_offsets.items()))
 
         def encode() -> bytes:
             state = _Snapshot(
@@ -206,6 +215,7 @@ class Metadata:
                 queue_locks=[
                     (group, topic, sorted(locks.items())) for (group, topic), locks in sorted(queue_locks.items())
                 ],
+                delay_offsets=delay_offsets,
             )
             encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
             return encoded
@@ -236,6 +246,7 @@ class Metadata:
         self.offset_resets = offset_resets
         self.queue_locks = {(group, topic): dict(locks) for group, topic, locks in state.queue_locks}
         self.lock_count = sum(map(len, self.queue_locks.values()))
+        self.delay_offsets = state.delay_offsets
         self.data_version = state.data_version
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
@@ -342,6 +353,7 @@ def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iter
     rules: list[tuple[str, int, int]] = [
         (AUTO_CREATE_TEMPLATE, default_topic_queues, usual | PERM_INHERIT),
         (SELF_TEST_TOPIC, 1, usual),
+        (SCHEDULE_TOPIC, LEVEL_MAX, usual),
         (cluster, 16, usual | PERM_INHERIT),
         (broker, 1, usual | PERM_INHERIT),
     ]

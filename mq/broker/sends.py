@@ -13,13 +13,17 @@ from typing import Any
 from mq.broker.appender import Appender, BatchElement, PendingBatch
 from mq.broker.commands import PutTopic, encode_command
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.delays import put_off
+from mq.broker.made import MadeSends
 from mq.broker.metadata import Metadata, auto_create
 from mq.broker.refusal import RequestRefused
+from mq.broker.retries import Retries
 from mq.broker.settings import BrokerSettings
 from mq.broker.tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
+from mq.protocol.delay import delay_level
 from mq.protocol.errors import BodyError
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
@@ -48,6 +52,8 @@ class Sends:
         appender: Appender,
         tails: QueueTails,
         unique_keys: UniqKeyGenerator,
+        made: MadeSends,
+        retries: Retries,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -60,6 +66,8 @@ class Sends:
         # Of topics that were found to be there and writable.
         self._writable: dict[str, list[QueueTail]] = {}
         self._unique_keys = unique_keys
+        self._made = made
+        self._retries = retries
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
         self._creating: dict[str, list[Callable[[bool], None]]] = {}
@@ -102,7 +110,11 @@ class Sends:
             return
         text = ext.properties
         if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text:
-            _refuse_what_is_not_served(text)
+            known = props.decode(text)
+            if level := _delay_level(known):
+                tail, known = put_off(self._tails, known, ext.topic, queue_id, level)
+                self._made.add(sender, request, body, serialization, tail=tail, properties=known, queue_id=queue_id)
+                return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
         # Both values are found as `_value` finds them; the first place is nearly always it, and a call costs as much.
         at = properties.find(_UNIQUE_KEY)
@@ -148,8 +160,6 @@ class Sends:
         self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int, tail: QueueTail
     ) -> None:
         ext = request.ext
-        if ext.topic.startswith(RETRY_PREFIX):
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"a batch may not go to the retry topic {ext.topic}")
         try:
             messages = split_batch(body)
         except BodyError as error:
@@ -227,6 +237,9 @@ class Sends:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if topic in SEND_FORBIDDEN_TOPICS:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"sending to topic {topic} is forbidden")
+        is_retry = topic.startswith(RETRY_PREFIX)
+        if is_retry and self._retries.takes(sender, request, body, serialization):
+            return None
         config = self._metadata.topics.get(topic)
         if config is None:
             self._create(sender, request, body, serialization)
@@ -235,14 +248,18 @@ class Sends:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
-        tails = self._writable[topic] = self._tails.of_topic(topic)
+        tails = self._tails.of_topic(topic)
+        if not is_retry:  # what goes there is looked at each time
+            self._writable[topic] = tails
         return tails
 
     def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
         ext = request.ext
         topic = ext.topic
         command: PutTopic | None = None
-        if self._settings.auto_create_topics:
+        if topic.startswith(RETRY_PREFIX):
+            command = self._retries.creation(topic)
+        elif self._settings.auto_create_topics:
             command = auto_create(
                 self._metadata, topic, ext.default_topic, ext.default_topic_queue_nums, self._wall_clock_ms()
             )
@@ -282,13 +299,20 @@ def _value(properties: bytes, name: bytes) -> bytes:
     return properties[at + len(name) : properties.find(b"\x02", at)]
 
 
-def _refuse_what_is_not_served(text: str) -> None:
-    known = props.decode(text)
-    if known.get("TRAN_MSG") == "true":
+def _delay_level(known: dict[str, str]) -> int:
+    """The delay level a message asks for, 0 for none. Raises RequestRefused for what is not served."""
+    try:
+        level = delay_level(known.get(props.DELAY, "0"))
+    except ValueError:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"DELAY {known[props.DELAY][:40]!r} is no number") from None
+    if known.get(props.TRANSACTION_PREPARED) == "true":
         raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
-    delay = known.get("DELAY", "0")
-    if delay.strip() not in ("", "0") or any(name in known for name in props.TIMER_PROPERTIES):
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "delayed messages are not served by this version")
+    if not level and any(name in known for name in props.TIMER_PROPERTIES):
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "messages for a certain time are not served by this version, use a delay level",
+        )
+    return level
 
 
 def _refuse_in_batch(text: str, number: int) -> None:

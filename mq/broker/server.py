@@ -44,6 +44,7 @@ Log = structlog.stdlib.BoundLogger
 
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
+_DELIVER_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
 _FLUSH_QUEUES_SECONDS = 1.0
 _DRAIN_SECONDS_MAX = 1.0
@@ -169,6 +170,7 @@ class _Host:
                 for seconds, action in (
                     (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
                     (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
+                    (_DELIVER_SECONDS, broker.deliver_delayed),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
                     (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
                     (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),

@@ -93,6 +93,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def dead_letter_topic(group: str) -> str:
+    """Where messages end that ``group`` could not handle however often it got them."""
+    return DEAD_LETTER_PREFIX + group
+
+
 def _check(kind: str, name: str, length_max: int) -> None:
     if not name:
         raise NameRefused(f"the {kind} has no name")

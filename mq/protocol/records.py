@@ -41,6 +41,7 @@ __all__ = [
     "TRANSACTION_MASK",
     "DecompressionError",
     "Host",
+    "RawRecord",
     "RecordError",
     "StoredMessage",
     "decode_record",
@@ -51,6 +52,8 @@ __all__ = [
     "iter_sizes",
     "record_size",
     "scan_fixed",
+    "split_record",
+    "tag_code_of",
 ]
 
 MAGIC_V1: Final = -626843481
@@ -124,6 +127,19 @@ class StoredMessage(msgspec.Struct, frozen=True):
         """The id of this record, by which a broker finds it."""
         packed = ipaddress.ip_address(self.store_host.ip).packed
         return offset_message_id(packed, self.store_host.port, self.physical_offset)
+
+
+class RawRecord(NamedTuple):
+    """What a copy of a record takes over, byte for byte."""
+
+    flag: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    body: bytes
+    properties: bytes
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:
@@ -222,6 +238,26 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
     )
 
 
+def split_record(data: bytes) -> RawRecord:
+    """The parts of one record. Raises RecordError if it is damaged, its body included."""
+    size, body_start, _, text_start = _bounds(data, 0)
+    head = _head(_SIZE.unpack_from(data, _SYS_FLAG_AT)[0]).unpack_from(data)
+    body_end = body_start + head[14]
+    body = data[body_start:body_end]
+    if zlib.crc32(body) & CRC_MASK != head[2] & CRC_MASK:
+        raise RecordError(0, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {head[2]:#x}")
+    return RawRecord(
+        flag=head[4],
+        sys_flag=head[7],
+        born_timestamp_ms=head[8],
+        born_host=head[9],
+        reconsume_times=head[12],
+        prepared_offset=head[13],
+        body=body,
+        properties=data[text_start:size],
+    )
+
+
 def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
     """All records in ``data``, which holds nothing else: the body of a pull's answer. Raises RecordError."""
     view = memoryview(data)
@@ -257,7 +293,7 @@ def scan_fixed(data: memoryview | bytes) -> Iterator[tuple[int, int, int, int, i
         size, _, topic_start, text_start = _bounds(raw, at)
         _, _, queue_id, queue_offset, physical_offset, sys_flag, _ = fields(raw, at)
         end = at + size
-        tag_code = _tag_code(raw[text_start:end]) if raw.find(_TAGS, text_start, end) >= 0 else 0
+        tag_code = tag_code_of(raw[text_start:end]) if raw.find(_TAGS, text_start, end) >= 0 else 0
         topic = raw[topic_start : text_start - 2]
         yield at, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code
         at = end
@@ -305,7 +341,8 @@ def _host(data: bytes) -> Host:
     return Host(str(ipaddress.ip_address(data[:-4])), _SIZE.unpack(data[-4:])[0])
 
 
-def _tag_code(text: bytes) -> int:
+def tag_code_of(text: bytes) -> int:
+    """The tag code of a record with these encoded properties."""
     at = text.find(_TAGS)
     while at > 0 and text[at - 1] != 2:
         at = text.find(_TAGS, at + 1)

@@ -16,8 +16,8 @@ from tests.unit.broker.running import Answer, Client, running
 
 pytestmark = pytest.mark.trio
 
-SYSTEM_TOPICS = 4
-"""What a new group makes for itself: the template, and topics named after cluster, broker and self test."""
+SYSTEM_TOPICS = 5
+"""What a new group makes for itself: the template, and those of cluster, broker, self test and delays."""
 
 REBALANCE = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -263,6 +263,7 @@ async def test_heartbeats_that_are_refused_register_nobody(tmp_path: Path) -> No
 async def test_topics_are_made_and_changed(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
+        await client.heartbeat("c", "x")
         for topic in ("T", "t" * 127, "%RETRY%x", "a|b-c_D9"):
             assert (await client.create_topic(topic, 2)).code == ResponseCode.SUCCESS
             assert (await client.send(topic, e=1)).code == ResponseCode.SUCCESS

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.commands import (
+    AdvanceDelay,
     Command,
     CommandRefused,
     CommandUnknown,
@@ -52,6 +53,7 @@ EXAMPLES: list[Command] = [
     ResetOffset(group="g", topic="T", queue_id=3, offset=0, restart=True),
     LockQueues(group="g", client_id="10.0.0.1@7#ü", queues=[("T", 0), ("U", 2**31 - 1)]),
     UnlockQueues(group="g", client_id="c", queues=[("T", 0)]),
+    AdvanceDelay(level=18, offset=2**63 - 1),
 ]
 
 
@@ -110,6 +112,9 @@ def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
         commit(("g", "T", 0, -1)),
         commit(("g", "T", 0, 2**63)),
         ResetOffset(group="g\n", topic="T", queue_id=0, offset=0),
+        AdvanceDelay(level=0, offset=0),
+        AdvanceDelay(level=19, offset=0),
+        AdvanceDelay(level=1, offset=-1),
     ],
     ids=repr,
 )
@@ -236,6 +241,7 @@ def test_system_topics_are_created_once_and_marked() -> None:
     assert {name: (config.write_queues, config.perm) for name, config in metadata.topics.items()} == {
         "TBW102": (8, 7),
         "SELF_TEST_TOPIC": (1, 6),
+        "SCHEDULE_TOPIC_XXXX": (18, 6),
         "DefaultCluster": (16, 7),
         "broker-a": (1, 7),
     }
@@ -247,7 +253,8 @@ def test_system_topics_are_created_once_and_marked() -> None:
 
 def test_a_cluster_whose_name_no_topic_may_have_gets_none() -> None:
     names = [decode_command(body) for body in Metadata().missing_system_topics("my.cluster", "TBW102", 50)]
-    assert [command.config.name for command in names if isinstance(command, PutTopic)] == ["TBW102", "SELF_TEST_TOPIC"]
+    made = [command.config.name for command in names if isinstance(command, PutTopic)]
+    assert made == ["TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX"]
 
 
 def test_topic_table_has_every_topic() -> None:
@@ -283,6 +290,7 @@ _commands: st.SearchStrategy[Command] = st.one_of(
     ),
     st.builds(LockQueues, group=_groups, client_id=_names, queues=st.lists(_queues, max_size=3)),
     st.builds(UnlockQueues, group=_groups, client_id=_names, queues=st.lists(_queues, max_size=3)),
+    st.builds(AdvanceDelay, level=st.integers(1, 18), offset=st.integers(0, 9)),
 )
 
 
@@ -305,6 +313,22 @@ def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: lis
     assert whole.offset_resets == restarted.offset_resets
     assert whole.queue_locks == restarted.queue_locks
     assert whole.lock_count == restarted.lock_count == sum(map(len, whole.queue_locks.values()))
+    assert whole.delay_offsets == restarted.delay_offsets
+
+
+def test_delays_never_go_back() -> None:
+    metadata = Metadata()
+    for level, offset in ((2, 5), (1, 3), (2, 4)):
+        metadata.apply(AdvanceDelay(level=level, offset=offset))
+    assert metadata.delay_offsets == {1: 3, 2: 5}
+
+
+def test_a_snapshot_from_before_there_were_delays_can_be_read() -> None:
+    content = cbor2.loads(metadata_with(topic("A")).snapshot())
+    del content["delay_offsets"]
+    metadata = Metadata()
+    metadata.restore(cbor2.dumps(content))
+    assert (list(metadata.topics), metadata.delay_offsets) == (["A"], {})
 
 
 @given(commands=st.lists(_commands, max_size=30))
