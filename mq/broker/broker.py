@@ -40,7 +40,9 @@ from mq.broker.retries import Retries
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.status import Status
+from mq.broker.subscription_groups import SubscriptionGroups
 from mq.broker.tails import QueueTails
+from mq.broker.topic_queries import TopicQueries
 from mq.broker.topics import Topics
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
@@ -253,9 +255,25 @@ class Broker:
             log=self._log,
         )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
-        for area in (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin):
+        topic_queries = TopicQueries(
+            broker_name=settings.group,
+            metadata=metadata,
+            store=store,
+            read=replica.read,
+            store_time=self.lookup.store_time,
+            term=lambda: replica.core.term,
+        )
+        subscription_groups = SubscriptionGroups(
+            metadata=metadata,
+            appender=self.appender,
+            read=replica.read,
+            term=lambda: replica.core.term,
+            wall_clock_ms=wall_clock_ms,
+        )
+        areas = (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin)
+        for area in (*areas, topic_queries, subscription_groups):
             self._handlers.update(area.handlers())
-        for leading_area in (self._sends, self._offsets, self._locks, topics, retries):
+        for leading_area in (self._sends, self._offsets, self._locks, topics, retries, subscription_groups):
             self._leader_handlers.update(leading_area.leader_handlers())
         self._serve_as_follower()
 
@@ -481,14 +499,8 @@ class Broker:
         """How this replica appears in the route: id 0 while it leads, else a number of its own."""
         settings = self._settings
         leads = self.appender.is_open
-        version = self._metadata.data_version
         body = bodies.RegisterBrokerBody(
-            topics=self._metadata.topic_table(),
-            data_version=bodies.DataVersion(
-                counter=version.counter,
-                timestamp_ms=version.timestamp_ms,
-                state_version=self._replica.core.term,
-            ),
+            topics=self._metadata.topic_table(), data_version=self._metadata.topics_version(self._replica.core.term)
         )
         return Registration(
             cluster=settings.cluster,

@@ -27,6 +27,11 @@ QUEUES_MAX = 16_384
 CLIENT_ID_LENGTH_MAX = 255
 """Characters of the id that a client gives itself."""
 
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+ATTRIBUTES_BYTES_MAX = 1024
+"""Names and values of a topic's attributes."""
+
 _OFFSET_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
@@ -57,6 +62,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     order: bool = False
     system: bool = False
     """Made by the broker for itself; not to be changed or deleted by clients."""
+    filter_type: str = "SINGLE_TAG"
+    attributes: dict[str, str] = {}
+    """What newer tools say about a topic, such as which kind of messages it holds. Kept and shown."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -286,6 +294,10 @@ def _check_topic_config(topic: TopicConfig) -> None:
     _check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
     _check_range("perm", topic.perm, 0, 15)
     _check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
+    if topic.filter_type not in FILTER_TYPES:
+        raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}, allowed are {' and '.join(FILTER_TYPES)}")
+    attributes = sum(len(name.encode()) + len(value.encode()) for name, value in topic.attributes.items())
+    _check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
 
 
 def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:

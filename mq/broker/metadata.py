@@ -44,7 +44,7 @@ from mq.store.dispatch import META_TOPIC
 TOPICS_MAX = 50_000
 GROUPS_MAX = 10_000
 OFFSET_TABLES_MAX = 200_000
-"""Beyond so many topics, groups, and pairs of both with consumer offsets, clients cannot make new ones: all are kept in
+"""Beyond so many topics, groups, and pairs of both with consumer offsets, nobody can make new ones: all are kept in
 memory and in every checkpoint, and all topics go to the name servers in one frame."""
 
 _SNAPSHOT_FORMAT = 1
@@ -108,7 +108,7 @@ class Metadata:
         """Carry out one committed command; returns what changed."""
         match command:
             case PutTopic(config=topic, timestamp_ms=timestamp_ms):
-                if self.topics.get(topic.name) == topic:
+                if self.topics.get(topic.name) == topic or not self.has_room_for_topic(topic.name):
                     return Changes()
                 self.topics[topic.name] = topic
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -122,7 +122,7 @@ class Metadata:
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
-                if self.groups.get(group.name) == group:
+                if self.groups.get(group.name) == group or not self.has_room_for_group(group.name):
                     return Changes()
                 self.groups[group.name] = group
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -170,17 +170,12 @@ class Metadata:
 
     def topic_table(self) -> dict[str, bodies.TopicConfig]:
         """All topics in the form in which a broker registers them."""
-        return {
-            name: bodies.TopicConfig(
-                topic_name=name,
-                read_queue_nums=config.read_queues,
-                write_queue_nums=config.write_queues,
-                perm=config.perm,
-                topic_sys_flag=config.sys_flag,
-                order=config.order,
-            )
-            for name, config in self.topics.items()
-        }
+        return {name: as_registered(config) for name, config in self.topics.items()}
+
+    def topics_version(self, term: int) -> bodies.DataVersion:
+        """The version of topics and groups as name servers and tools compare it; ``term`` is that of the log."""
+        version = self.data_version
+        return bodies.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
 
     def missing_system_topics(
         self, cluster: str, broker: str, timestamp_ms: int, *, default_topic_queues: int = 8
@@ -316,6 +311,20 @@ def _offset_table(rows: OffsetRows) -> dict[tuple[str, str], dict[int, int]]:
     return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}
 
 
+def as_registered(config: TopicConfig) -> bodies.TopicConfig:
+    """A topic in the form in which a broker registers and shows it."""
+    return bodies.TopicConfig(
+        topic_name=config.name,
+        read_queue_nums=config.read_queues,
+        write_queue_nums=config.write_queues,
+        perm=config.perm,
+        topic_filter_type=config.filter_type,
+        topic_sys_flag=config.sys_flag,
+        order=config.order,
+        attributes=config.attributes,
+    )
+
+
 # -- rules about topics ------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +353,7 @@ def auto_create(
         read_queues=queues,
         write_queues=queues,
         perm=config.perm & ~PERM_INHERIT,
+        filter_type=config.filter_type,
     )
     return PutTopic(config=created, timestamp_ms=timestamp_ms)
 

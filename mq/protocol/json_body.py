@@ -24,7 +24,10 @@ class Body(msgspec.Struct):
 
     def encode(self) -> bytes:
         """The JSON text."""
-        return _encode(msgspec.to_builtins(self, str_keys=True))
+        try:
+            return _encode(self)
+        except TypeError:
+            return _encode(msgspec.to_builtins(self, str_keys=True))  # a table has numbers as keys
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:

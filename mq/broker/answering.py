@@ -1,0 +1,68 @@
+"""How handlers answer later: once a change is replicated, or once this replica knows all that was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mq.broker.appender import Appender
+from mq.broker.connection import ClientConnection
+from mq.broker.refusal import RequestRefused
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import ONEWAY_FLAG, encode_response
+
+Read = Callable[[Callable[[bool], None]], None]
+"""Calls back with True once all is applied that was committed anywhere before, or with False when nobody can tell."""
+
+
+def when_current(
+    read: Read, connection: ClientConnection, request: Any, serialization: int, answer: Callable[[], bytes]
+) -> None:
+    """Send what ``answer`` returns, or the refusal that it raises, once this replica is up to date."""
+
+    def known(is_known: bool) -> None:
+        if connection.closed:
+            return
+        try:
+            if not is_known:
+                raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
+            reply = answer()
+        except Exception as error:
+            connection.refuse(request, serialization, error)
+        else:
+            connection.answer(request, reply)
+
+    read(known)
+
+
+def replicate(
+    appender: Appender,
+    commands: Sequence[bytes],
+    connection: ClientConnection,
+    request: Any,
+    serialization: int,
+    *,
+    what: str,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Replicate commands and answer the request once all are applied.
+
+    ``what`` is for people. ``check`` raises RequestRefused if the commands were applied and had no effect.
+    """
+
+    def committed(known: bool) -> None:
+        if not known:
+            connection.close(f"leadership was lost while {what} was being stored")
+            return
+        code, remark = ResponseCode.SUCCESS, None
+        try:
+            check()
+        except RequestRefused as refused:
+            code, remark = refused.code, refused.remark
+        if not request.flag & ONEWAY_FLAG:
+            connection.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+
+    *others, last = commands
+    for command in others:
+        appender.add_command(command)
+    appender.add_command(last, committed)
