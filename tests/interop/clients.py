@@ -39,8 +39,8 @@ class Client(Protocol):
     def is_built(self) -> bool:
         """Whether there is something to run, be it of today's sources or older."""
 
-    def build(self) -> None:
-        """Fetch and compile. Raises BuildFailed."""
+    def build(self, *, offline: bool = False) -> None:
+        """Fetch and compile, with what was fetched before only if ``offline``. Raises BuildFailed."""
 
     def command(self, directory: Path) -> list[str]:
         """Program and first arguments; its own logs go into ``directory``, which exists."""
@@ -89,12 +89,14 @@ class JavaClient:
     def is_built(self) -> bool:
         return (self._output / "classes" / "interop" / "Main.class").exists()
 
-    def build(self) -> None:
+    def build(self, *, offline: bool = False) -> None:
         goals = ["compile", "dependency:copy-dependencies"]
         maven = ["mvn", "-B", "-q", "-P", self.name, f"-Dinterop.output={self._output}"]
         try:
             run_tool([*maven, "-o", *goals], HERE / "java")  # all that it needs may be here already
         except BuildFailed:
+            if offline:
+                raise
             run_tool([*maven, *goals], HERE / "java")
 
     def command(self, directory: Path) -> list[str]:

@@ -223,12 +223,9 @@ async def _reset(stage: Stage) -> str:
     return ""
 
 
-CALLS = "call"
-
-
 def _calls(program: Program, wanted: dict[str, str | None]) -> str:
     """Each call's value, or None where any will do. All that fail are told together."""
-    wrong = [f"{e['name']}: {e['error']}" for e in program.of("call") if "error" in e]
+    wrong = [f"{e['name']}: {e['error'].splitlines()[0]}" for e in program.of("call") if "error" in e]
     values = {event["name"]: event["value"] for event in program.of("call") if "value" in event}
     wrong += [f"{k}: {values[k]!r}, not {v!r}" for k, v in wanted.items() if v is not None and values.get(k, v) != v]
     wrong += [f"{name}: never made" for name in wanted if not program.of("call", name=name)]
@@ -309,6 +306,7 @@ async def _mqadmin(stage: Stage) -> str:
 
 AFTER_SECONDS = 12.0
 DOWN_SECONDS = 3.0
+RESTART_SECONDS_MAX = 6.0
 
 
 def _load_note(program: Program) -> str:
@@ -342,7 +340,8 @@ async def _leader_killed(stage: Stage) -> str:
         await program.wait_for("done")
     await _acknowledged_are_stored(stage, program)
     note = _load_note(program)
-    require(program.one("load")["longest_gap_ms"] < (AFTER_SECONDS + DOWN_SECONDS) * 1000, note)
+    # It comes back under the address that the client knows, so nobody has to wait for the next look at the route.
+    require(program.one("load")["longest_gap_ms"] < (DOWN_SECONDS + RESTART_SECONDS_MAX) * 1000, note)
     return note
 
 

@@ -16,6 +16,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -99,6 +100,7 @@ final class Admins {
         String group = scene.group + "-made";
         call("createTopic", () -> {
             admin.createAndUpdateTopicConfig(leader, new TopicConfig(fresh, 3, 2, 6));
+            Thread.sleep(500); // the broker tells the name servers
             return "";
         });
         call("route", () -> {
@@ -190,6 +192,7 @@ final class Admins {
         String cluster = "DefaultCluster";
         String made = scene.topic + "-made";
         String group = scene.group + "-made";
+        boolean old = MQVersion.CURRENT_VERSION < MQVersion.Version.V5_0_0.ordinal();
         for (String command : List.of(
                 "clusterList",
                 "clusterList -m",
@@ -211,7 +214,7 @@ final class Admins {
                 "consumerStatus -g " + scene.group,
                 "producerConnection -g " + scene.topic + "-producer -t " + scene.topic,
                 "queryMsgByKey -t " + scene.topic + " -k the-key",
-                "queryMsgById -t " + scene.topic + " -i " + sent.getOffsetMsgId(),
+                "queryMsgById " + (old ? "" : "-t " + scene.topic + " ") + "-i " + sent.getOffsetMsgId(),
                 "queryMsgByUniqueKey -t " + scene.topic + " -i " + sent.getMsgId(),
                 "queryMsgByOffset -t " + scene.topic + " -b broker-a -i " + sent.getMessageQueue().getQueueId() + " -o 0",
                 "printMsg -t " + scene.topic,
@@ -235,13 +238,16 @@ final class Admins {
 
     private static String output(String line) {
         PrintStream normal = System.out;
+        PrintStream errors = System.err;
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         PrintStream capture = new PrintStream(bytes, true, StandardCharsets.UTF_8);
         System.setOut(capture);
+        System.setErr(capture);
         try {
             MQAdminStartup.main0(line.split(" "), null);
         } finally {
             System.setOut(normal);
+            System.setErr(errors);
         }
         return bytes.toString(StandardCharsets.UTF_8);
     }

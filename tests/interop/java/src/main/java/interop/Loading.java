@@ -5,10 +5,12 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.LockSupport;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -23,7 +25,7 @@ import org.apache.rocketmq.client.producer.SendStatus;
  */
 final class Loading {
     private static final int THREADS = 4;
-    private static final long PACE_MS = 10;
+    private static final long PACE_MS = 5;
 
     private final Scene scene;
     private final AtomicBoolean stopped = new AtomicBoolean();
@@ -66,13 +68,15 @@ final class Loading {
         for (Thread thread : threads) {
             thread.join();
         }
+        // Nothing since the newest acknowledgement counts as well.
+        longestGapMs.accumulateAndGet(System.currentTimeMillis() - newest.get(), Math::max);
         Out.event("stopping", "command", command, "received", received.size());
         try {
             Scene.await("all that was acknowledged", () -> received.keySet().containsAll(acknowledged));
         } catch (Exception error) {
             Out.event("late", "why", error.toString());
         }
-        Set<String> missing = new java.util.TreeSet<>(acknowledged);
+        Set<String> missing = new TreeSet<>(acknowledged);
         missing.removeAll(received.keySet());
         Out.event("load", "acknowledged", acknowledged.size(), "errors", new TreeMap<>(errors),
             "received", received.size(), "missing", missing,
@@ -94,15 +98,13 @@ final class Loading {
                 } else {
                     count("not SEND_OK");
                 }
-                Thread.sleep(PACE_MS);
-            } catch (InterruptedException error) {
-                return;
             } catch (Exception error) {
                 error.printStackTrace();
                 Throwable cause = error.getCause() == null ? error : error.getCause();
                 count(cause.getClass().getSimpleName()
                     + (cause instanceof MQBrokerException ? " " + ((MQBrokerException) cause).getResponseCode() : ""));
             }
+            LockSupport.parkNanos(PACE_MS * 1_000_000);
         }
     }
 

@@ -1,0 +1,25 @@
+"""A look at stock clients with every run of all tests, where their tools and all that they need are there already.
+
+All scenarios with all clients: `make interop`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.clients import CLIENTS, BuildFailed
+from tests.interop.run import main
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("name", "scenario"), [("java4", "push"), ("java5", "orderly")])
+def test_a_stock_client_sends_and_receives(name: str, scenario: str) -> None:
+    client = CLIENTS[name]
+    if (why := client.missing()) is not None:
+        pytest.skip(why)
+    try:
+        client.build(offline=True)
+    except BuildFailed as error:
+        pytest.skip(f"cannot be built without fetching: {str(error).splitlines()[0]}")
+    assert main([name, scenario, "--no-build"]) == 0
