@@ -413,3 +413,54 @@ class Listener:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 return
             self._on_accept(sock)
+
+
+class Dialing:
+    """An attempt to connect without waiting for it.
+
+    ``on_connected(sock)`` or ``on_failed(reason)`` is called once, in a later turn or at once, unless `close` comes
+    first. ``address`` is an IP address and a port: looking up a name would block.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: tuple[str, int],
+        on_connected: Callable[[socket.socket], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._reactor = reactor
+        self._on_connected = on_connected
+        self._on_failed = on_failed
+        self._sock: socket.socket | None = None
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            on_failed(error.strerror or str(error))
+            return
+        failure = sock.connect_ex(address)
+        if failure in (0, errno.EINPROGRESS):
+            self._sock = sock
+            reactor.add(sock.fileno(), self._on_ready, EPOLLOUT)
+        else:
+            sock.close()
+            on_failed(os.strerror(failure))
+
+    def close(self) -> None:
+        """Give it up; nothing is called any more."""
+        if self._sock is not None:
+            self._reactor.remove(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def _on_ready(self, events: int) -> None:
+        sock = self._sock
+        assert sock is not None, "an attempt to connect that was given up became ready"
+        self._sock = None
+        self._reactor.remove(sock.fileno())
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            sock.close()
+            self._on_failed(os.strerror(error))
+        else:
+            self._on_connected(sock)

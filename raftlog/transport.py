@@ -122,6 +122,12 @@ class Transport:
         """Whether both lanes to ``peer`` stand."""
         return all((peer, lane) in self._outbound for lane in Lane)
 
+    def is_peer_host(self, host: str) -> bool:
+        """Whether a replica of this group is connected from the IP address ``host``, or to it."""
+        return any(inbound.source is not None and inbound.stream.peer[0] == host for inbound in self._inbound) or any(
+            stream.peer[0] == host for stream in self._outbound.values()
+        )
+
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
         """Queue one frame; returns False when it was dropped (no connection, or too much waiting in it)."""
         stream = self._outbound.get((peer, lane))

@@ -120,6 +120,8 @@ class PendingCommand:
 
     body: bytes
     on_committed: OnCommitted | None = None
+    on_returned: Callable[[], None] | None = None
+    """Called in its place when leadership was lost before the command had begun: certainly nothing happened."""
 
     @property
     def nbytes(self) -> int:
@@ -238,7 +240,7 @@ class Appender:
                 if isinstance(batch := item[1], PendingBatch):
                     batch.sender.dispatch(batch.request, batch.request_body, batch.serialization)
                 else:
-                    _refuse_group(batch)
+                    _return_group(batch)
             else:
                 _, sender, request, serialization, _, body, *_ = item
                 sender.dispatch(request, body, serialization)
@@ -253,12 +255,18 @@ class Appender:
             else:
                 _refuse_group(batch)
 
-    def add_command(self, command: bytes, on_committed: OnCommitted | None = None) -> None:
+    def add_command(
+        self,
+        command: bytes,
+        on_committed: OnCommitted | None = None,
+        on_returned: Callable[[], None] | None = None,
+    ) -> None:
         """Replicate a metadata command.
 
-        ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows.
+        ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows. When
+        leadership was lost before the command had begun, ``on_returned`` is called instead if there is one.
         """
-        self.add_atomically([PendingCommand(command, on_committed)])
+        self.add_atomically([PendingCommand(command, on_committed, on_returned)])
 
     def add_record(self, record: MadeRecord) -> None:
         """Store a message that is not a client's plain send."""
@@ -534,6 +542,14 @@ def _refuse_request(sender: Sender, request: SendRequest, serialization: int, re
     if not request.flag & _ONEWAY:
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+
+
+def _return_group(group: PendingGroup) -> None:
+    for item in group:
+        if isinstance(item, PendingCommand) and item.on_returned is not None:
+            item.on_returned()
+        else:
+            _refuse_group([item])
 
 
 def _refuse_group(group: PendingGroup) -> None:

@@ -20,9 +20,11 @@ import structlog
 
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientLimits, ClientRegistry
-from mq.broker.commands import DeleteTopic, decode_command
+from mq.broker.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import Delays
+from mq.broker.forwarded import ForwardedRequests
+from mq.broker.forwarding import Forwarder
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
 from mq.broker.locks import Locks
@@ -33,7 +35,6 @@ from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.questions import Questions
-from mq.broker.refusal import RequestRefused
 from mq.broker.registration import Registration
 from mq.broker.retention import Retention
 from mq.broker.retries import Retries
@@ -45,7 +46,6 @@ from mq.broker.tails import QueueTails
 from mq.broker.topic_queries import TopicQueries
 from mq.broker.topics import Topics
 from mq.protocol import bodies
-from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
@@ -76,10 +76,6 @@ def disk_used(directory: Path) -> float:
     return 1 - free / total
 
 
-def _refuse_as_follower(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
-    raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
-
-
 class Broker:
     """State and behaviour of one broker process.
 
@@ -87,6 +83,7 @@ class Broker:
         store_ip: the IPv4 address that message ids carry.
         metadata, store: as the checkpoint left them; the replica hands in every later entry.
         filling: not None when the metadata comes from a snapshot and the queues have still to reach it.
+        is_peer_host: whether a replica of this group is connected from an IP address, or to it.
         on_registration_changed: told when the name servers must learn something new.
         descriptors_max: connections with this file descriptor or a higher one are refused.
     """
@@ -103,6 +100,7 @@ class Broker:
         checkpointer: Checkpointer,
         rng: random.Random,
         clock: Callable[[], float],
+        is_peer_host: Callable[[str], bool],
         on_registration_changed: Callable[[], None],
         descriptors_max: int,
         log: Log,
@@ -117,6 +115,7 @@ class Broker:
         self._store_ip = store_ip
         self._rng = rng
         self._clock = clock
+        self._is_peer_host = is_peer_host
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
         self._log = log
@@ -137,7 +136,9 @@ class Broker:
         settings, metadata, store = self._settings, self._metadata, self._store
         self._replica = replica
         self._applied_index = replica.applied_index
-        store_host = encode_host(self._store_ip, parse_address(self._address)[1])
+        client_port = parse_address(self._address)[1]
+        self._replica_address = f"{self._store_ip}:{client_port}"
+        store_host = encode_host(self._store_ip, client_port)
         self.appender = Appender(
             log=replica,
             store_host=store_host,
@@ -254,6 +255,24 @@ class Broker:
             clock=self._clock,
             log=self._log,
         )
+        self.forwarder = Forwarder(
+            settings=settings,
+            reactor=self._reactor,
+            leader_address=self._leader_address,
+            serve_locally=self._serve_as_leader,
+            clock=self._clock,
+            log=self._log,
+        )
+        self._forwarded = ForwardedRequests(
+            identity=settings.identity,
+            leader_handlers=self._leader_handlers,
+            leads=lambda: self.appender.is_open,
+            is_elected=lambda: replica.is_leader,
+            held_bytes_max=settings.forward_bytes_max,
+            is_trusted=self._is_trusted,
+            forward=self.forwarder.handle,
+            log=self._log,
+        )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
         topic_queries = TopicQueries(
             broker_name=settings.group,
@@ -270,7 +289,7 @@ class Broker:
             term=lambda: replica.core.term,
             wall_clock_ms=wall_clock_ms,
         )
-        areas = (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin)
+        areas = (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin, self._forwarded)
         for area in (*areas, topic_queries, subscription_groups):
             self._handlers.update(area.handlers())
         for leading_area in (self._sends, self._offsets, self._locks, topics, retries, subscription_groups):
@@ -281,7 +300,15 @@ class Broker:
         self._handlers.update(self._leader_handlers)
 
     def _serve_as_follower(self) -> None:
-        self._handlers.update(dict.fromkeys(self._leader_handlers, _refuse_as_follower))
+        self._handlers.update(dict.fromkeys(self._leader_handlers, self.forwarder.handle))
+
+    def _leader_address(self) -> str | None:
+        """Where another replica that leads serves clients, if that is known."""
+        core = self._replica.core
+        return None if core.leader_id in (None, core.node_id) else self._metadata.replicas.get(core.leader_id)
+
+    def _is_trusted(self, peer: str) -> bool:
+        return self._is_peer_host(peer.rpartition(":")[0].removeprefix("::ffff:")) or self._group_admin.is_allowed(peer)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -316,6 +343,7 @@ class Broker:
 
     def close_connections(self) -> None:
         """Close every client connection."""
+        self.forwarder.close()
         for connection in list(self._connections):
             connection.close("broker stops")
 
@@ -331,8 +359,8 @@ class Broker:
         return True
 
     def owes_answers(self) -> bool:
-        """Whether replies wait to be sent."""
-        return any(connection.waiting_bytes for connection in self._connections)
+        """Whether replies wait to be sent, or requests for the replica that leads."""
+        return self.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
@@ -350,6 +378,8 @@ class Broker:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
                 self._group_admin.configured(entry.index, decode_conf(entry.body))
+                for connection in self._connections:
+                    connection.trusted = False
             self._applied_index = entry.index
             if self._filling is not None and entry.index == self._filling.until_index:
                 self._filling.settle(self._store)
@@ -363,12 +393,15 @@ class Broker:
         """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
         self._log.info("role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id)
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
+            self.forwarder.follow()
             self._serve_as_follower()
             self._tails.forget()
             for area in (self._sends, self._offsets, self._locks, self._groups, self._delays):
                 area.forget()
             self.appender.close()
             self._on_registration_changed()
+        self.forwarder.leader_changed()
+        self._forwarded.role_changed()
         self._group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
@@ -386,13 +419,16 @@ class Broker:
         self._led_term = term
         self.appender.open()
         self._locks.lead()
-        self._serve_as_leader()
         self._delays.lead()
+        self.forwarder.lead()
+        self._forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         settings = self._settings
         missing = self._metadata.missing_system_topics(
             settings.cluster, settings.group, wall_clock_ms(), default_topic_queues=settings.default_topic_queues
         )
+        if self._metadata.replicas.get(settings.node_id) != self._replica_address:
+            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self._replica_address)))
         for command in missing:
             self.appender.add_command(command)
         self._on_registration_changed()
@@ -418,6 +454,8 @@ class Broker:
                 self._sends.topic_changed(topic)
             if changed.topics:
                 self._on_registration_changed()
+            if changed.replicas:
+                self.forwarder.leader_changed()
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
@@ -521,4 +559,6 @@ class Broker:
             "delayedDelivered": self._delays.delivered,
             "delayedDropped": self._delays.dropped,
             "delayedExpired": self._delays.expired,
+            **self.forwarder.counters(),
+            "forwardedTaken": self._forwarded.taken,
         }

@@ -182,6 +182,15 @@ class AdvanceDelay(
     offset: int
 
 
+class PutReplica(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_replica"
+):
+    """Where the other replicas reach a replica's listener for clients, as an IP address and a port."""
+
+    node_id: str
+    address: str
+
+
 Command: TypeAlias = (
     PutTopic
     | DeleteTopic
@@ -192,6 +201,7 @@ Command: TypeAlias = (
     | LockQueues
     | UnlockQueues
     | AdvanceDelay
+    | PutReplica
 )
 
 OffsetRows = list[tuple[str, str, list[int]]]
@@ -214,6 +224,7 @@ _Written: TypeAlias = (
     | LockQueues
     | UnlockQueues
     | AdvanceDelay
+    | PutReplica
 )
 
 
@@ -282,6 +293,9 @@ def _check_command(command: Command) -> None:
             case AdvanceDelay(level=level, offset=offset):
                 _check_range("level", level, 1, LEVEL_MAX)
                 _check_range("offset", offset, 0, _OFFSET_MAX)
+            case PutReplica():
+                _check_range("length of node_id", len(command.node_id), 1, 64)
+                _check_range("length of address", len(command.address), 3, 64)
     except NameRefused as error:
         raise CommandRefused(str(error)) from error
 

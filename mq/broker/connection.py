@@ -35,7 +35,7 @@ class ClientConnection:
     ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
     what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
     true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
-    broker has asked its clients.
+    broker has asked its clients. ``trusted`` is set for a replica of the same group.
     """
 
     __slots__ = (
@@ -50,6 +50,7 @@ class ClientConnection:
         "host",
         "output_bytes_max",
         "peer",
+        "trusted",
     )
 
     def __init__(
@@ -71,6 +72,7 @@ class ClientConnection:
         self.output_bytes_max = output_bytes_max
         self.heard = True
         self.held_pulls = 0
+        self.trusted = False
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed)
         address, port = self._stream.peer
         self.peer = f"{address}:{port}"
@@ -169,18 +171,12 @@ class ClientConnection:
         if isinstance(error, RequestRefused):
             if error.code in _CLIENT_FAULTS:
                 self._report("request_refused", request.code, error.remark)
-            return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
-        if isinstance(error, HeaderError):
+        elif isinstance(error, HeaderError):
             self._report("bad_header", error.code, error.remark)
             code = ResponseCode.SYSTEM_ERROR
             self.send(encode_response(error.opaque, code, remark=error.remark, serialization=serialization))
             return None  # whether an answer is wanted stood in a header that nobody can read
-        if isinstance(error, AssertionError):
-            raise error
-        # Whatever a client sends may fail its own request, never the process.
-        self._log.exception("request_failed", client=self.peer, code=request.code)
-        remark = f"{type(error).__name__}: {error}"
-        return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark, serialization=serialization)
+        return answer_failure(error, request, serialization, self.peer, self._log)
 
     def _report(self, event: str, code: int | None, reason: str) -> None:
         """Log what the client does wrong, once per connection and kind: whoever does it once does it again."""
@@ -201,3 +197,15 @@ class ClientConnection:
     def _closed(self, reason: str) -> None:
         self._questions.connection_closed(self)
         self._on_closed(self)
+
+
+def answer_failure(error: Exception, request: Any, serialization: int, client: str, log: Log) -> bytes:
+    """The answer to a request whose handler raised ``error``; an invariant of ours that is broken is raised again."""
+    if isinstance(error, RequestRefused):
+        return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
+    if isinstance(error, AssertionError):
+        raise error
+    # Whatever a client sends may fail its own request, never the process.
+    log.error("request_failed", client=client, code=request.code, exc_info=error)
+    remark = f"{type(error).__name__}: {error}"
+    return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark, serialization=serialization)

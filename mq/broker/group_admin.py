@@ -89,7 +89,7 @@ class GroupAdmin:
         self, connection: ClientConnection, request: ManageGroup, body: bytes, serialization: int
     ) -> bytes | None:
         """Request code 9001. Raises RequestRefused."""
-        if not self._is_allowed(connection.peer):
+        if not self.is_allowed(connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
                 f"group commands are not taken from {connection.peer}, see the setting admin_from",
@@ -247,7 +247,8 @@ class GroupAdmin:
             members=members,
         )
 
-    def _is_allowed(self, peer: str) -> bool:
+    def is_allowed(self, peer: str) -> bool:
+        """Whether somebody at ``peer``, an address and a port, may change the group."""
         address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]").partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped

@@ -29,6 +29,7 @@ from mq.broker.commands import (
     MetadataError,
     OffsetRows,
     PutGroup,
+    PutReplica,
     PutTopic,
     ResetOffset,
     TopicConfig,
@@ -68,6 +69,8 @@ class Changes(msgspec.Struct, frozen=True):
     """Groups that were created, changed or deleted."""
     offsets: int = 0
     """How many consumer offsets were set."""
+    replicas: tuple[str, ...] = ()
+    """Replicas whose address is another one now."""
 
 
 class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,6 +82,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     offset_resets: OffsetRows = []
     queue_locks: LockRows = []
     delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
+    replicas: dict[str, str] = {}
 
 
 class Metadata:
@@ -98,6 +102,8 @@ class Metadata:
         self.delay_offsets: dict[int, int] = {}
         """For each delay level that ever delivered the next offset to deliver, in its queue of the schedule topic."""
         self.data_version = DataVersion()
+        self.replicas: dict[str, str] = {}
+        """Where a replica that led once serves clients, by node id: an IP address and a port."""
 
     @property
     def system_topics(self) -> frozenset[str]:
@@ -147,6 +153,11 @@ class Metadata:
             case AdvanceDelay(level=level, offset=offset):
                 self.delay_offsets[level] = max(offset, self.delay_offsets.get(level, 0))
                 return Changes()
+            case PutReplica(node_id=node_id, address=address):
+                if self.replicas.get(node_id) == address:
+                    return Changes()
+                self.replicas[node_id] = address
+                return Changes(replicas=(node_id,))
 
     def has_room_for_topic(self, name: str) -> bool:
         """Whether a topic of this name is there, or may be made."""
@@ -194,6 +205,7 @@ class Metadata:
     def capture(self) -> Callable[[], bytes]:
         """What `snapshot` would return now, to be called later and in another thread; capturing itself is fast."""
         topics, groups, data_version = dict(self.topics), dict(self.groups), self.data_version
+        replicas = dict(sorted(self.replicas.items()))
         consumer_offsets = {key: dict(offsets) for key, offsets in self.consumer_offsets.items()}
         offset_resets = {key: dict(offsets) for key, offsets in self.offset_resets.items()}
         queue_locks = {key: dict(locks) for key, locks in self.queue_locks.items()}
@@ -211,6 +223,7 @@ class Metadata:
                     (group, topic, sorted(locks.items())) for (group, topic), locks in sorted(queue_locks.items())
                 ],
                 delay_offsets=delay_offsets,
+                replicas=replicas,
             )
             encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
             return encoded
@@ -243,6 +256,7 @@ class Metadata:
         self.lock_count = sum(map(len, self.queue_locks.values()))
         self.delay_offsets = state.delay_offsets
         self.data_version = state.data_version
+        self.replicas = dict(state.replicas)
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         # A commit may be on its way while its topic is deleted; a later topic of that name must not find it.

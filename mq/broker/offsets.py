@@ -137,8 +137,13 @@ class Offsets:
         if offset > max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1)):
             self._gathered[key] = offset
 
-    def replicate(self, on_committed: Callable[[bool], None] | None = None) -> None:
-        """Put what was gathered into the log; ``on_committed`` is told when all of it is committed."""
+    def replicate(
+        self, on_committed: Callable[[bool], None] | None = None, on_returned: Callable[[], None] | None = None
+    ) -> None:
+        """Put what was gathered into the log; ``on_committed`` is told when all of it is committed.
+
+        ``on_returned`` is called in its place when another replica leads before it had begun.
+        """
         if not self._appender.is_open:
             if on_committed is not None:
                 on_committed(False)
@@ -159,7 +164,7 @@ class Offsets:
         while len(rows) > COMMAND_ROWS_MAX:
             self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
             rows = rows[COMMAND_ROWS_MAX:]
-        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed, on_returned)
 
     def replicate_gathered(self) -> None:
         """`replicate`, if there is anything; called by a timer."""
@@ -200,7 +205,7 @@ class Offsets:
             else:
                 connection.close("leadership was lost while an offset was being stored")
 
-        self.replicate(committed)
+        self.replicate(committed, lambda: connection.dispatch(request, body, serialization))
         return None
 
     def handle_query(
@@ -218,7 +223,7 @@ class Offsets:
                 connection.send(self._answer(request, key, serialization))
 
         if key in self._gathered or key in self._replicating:
-            self.replicate(known)
+            self.replicate(known, lambda: connection.dispatch(request, body, serialization))
         else:
             self._read(known)
         return None

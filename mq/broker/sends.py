@@ -286,7 +286,7 @@ class Sends:
             for callback in waiting:
                 callback(known)
 
-        self._appender.add_command(encode_command(command), committed)
+        self._appender.add_command(encode_command(command), committed, lambda: committed(True))
 
 
 def _value(properties: bytes, name: bytes) -> bytes:

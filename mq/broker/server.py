@@ -134,6 +134,7 @@ class _Host:
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
             rng=random.Random(int.from_bytes(os.urandom(8), "big")),
             clock=trio.current_time,
+            is_peer_host=lambda host: run.transport.is_peer_host(host),
             on_registration_changed=lambda: registrar.changed(),
             descriptors_max=allow_descriptors(),
             log=log,
@@ -186,7 +187,7 @@ class _Host:
             attach=attach,
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
-            tasks=(registrar.run, timers),
+            tasks=(registrar.run, timers, lambda: broker.forwarder.run()),
         )
 
     def _closed(self) -> None:

@@ -80,6 +80,9 @@ class BrokerSettings(ProcessSettings):
     )
     rounds_in_flight: int = Field(1, ge=1, description="gathered rounds under way; more of them are smaller")
     pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; beyond: SYSTEM_BUSY")
+    forward_bytes_max: int = Field(64 * MIB, ge=MIB, description="requests handed to the leader; beyond: SYSTEM_BUSY")
+    forward_requests_max: int = Field(10_000, ge=1, description="the same, their number")
+    forward_seconds_max: float = Field(2.5, gt=0, description="how long they wait for a leader; stock clients wait 3 s")
 
     heartbeat_seconds: float = Field(0.2, gt=0)
     election_timeout_seconds_min: float = Field(1.5, gt=0)

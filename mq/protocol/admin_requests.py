@@ -135,6 +135,21 @@ class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
     """9001, our own: look at the group's members or change them; what is wanted is in the body."""
 
 
+class ForwardExt(Ext):
+    """Whose request it is. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address and port
+    as records store them, in hexadecimal; ``serialization`` how the client encodes headers."""
+
+    identity: str
+    born_host: str
+    serialization: I32
+
+
+class Forward(Request, tag=int(Code.FORWARD)):
+    """9002, our own: serve a client's request for the replica that got it; the body is the request's whole frame."""
+
+    ext: ForwardExt = msgspec.field(name="extFields")
+
+
 # -- name servers ------------------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,8 @@ class RequestCode(IntEnum):
     BROKER_HEARTBEAT = 904
     MANAGE_GROUP = 9001
     """Our own: members of a broker group. Stock clients and brokers use no code near it."""
+    FORWARD = 9002
+    """Our own: a replica hands a client's request on to the one that leads."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

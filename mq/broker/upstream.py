@@ -1,0 +1,87 @@
+"""The connection from a replica that does not lead to the one that does."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from mq.protocol.errors import ProtocolError
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header
+from raftlog import Dialing, Reactor, StreamSocket, configure_replication_socket, parse_address
+
+_SILENCE_SECONDS_MAX = 3.0
+"""So long may what was sent stay unacknowledged by the leader's machine."""
+
+OnAnswer = Callable[[Response, bytes], None]
+
+
+class Upstream:
+    """Frames to one address, and the answers to them.
+
+    ``on_connected()`` is called when it stands, ``on_answer(response, body)`` for each answer, and
+    ``on_closed(reason)`` exactly once unless `close` comes first: never connected, broken, or closed by the other side.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: str,
+        *,
+        on_connected: Callable[[], None],
+        on_answer: OnAnswer,
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self.address = address
+        self._reactor = reactor
+        self._on_connected = on_connected
+        self._on_answer = on_answer
+        self._on_closed: Callable[[str], None] | None = on_closed
+        self._stream: StreamSocket | None = None
+        self._dialing: Dialing | None = None
+
+    def dial(self) -> None:
+        """Begin to connect."""
+        self._dialing = Dialing(self._reactor, parse_address(self.address), self._connected, self._closed)
+
+    @property
+    def connected(self) -> bool:
+        """Whether frames may be sent."""
+        return self._stream is not None and not self._stream.closed
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; only while connected."""
+        assert self._stream is not None, f"nothing is connected to {self.address} yet"
+        self._stream.send(frame)
+
+    def close(self) -> None:
+        """Close it; nothing is called any more."""
+        self._on_closed = None
+        if self._dialing is not None:
+            self._dialing.close()
+        if self._stream is not None:
+            self._stream.close("given up")
+
+    def _connected(self, sock: socket.socket) -> None:
+        configure_replication_socket(sock, _SILENCE_SECONDS_MAX)
+        self._stream = StreamSocket(self._reactor, sock, self._on_data, self._closed)
+        self._on_connected()
+
+    def _on_data(self, data: memoryview) -> int:
+        try:
+            frames, consumed = split_frames(data)
+            for serialization, header, body in frames:
+                answer = decode_header(serialization, header)
+                # The other side asks us nothing; what looks like it is of no interest.
+                if isinstance(answer, Response):
+                    self._on_answer(answer, bytes(body))
+        except ProtocolError as error:
+            assert self._stream is not None, "data came without a connection"
+            self._stream.close(f"sent garbage: {error}")
+            return 0
+        return consumed
+
+    def _closed(self, reason: str) -> None:
+        on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            on_closed(reason)

@@ -1,0 +1,72 @@
+"""Frames of our own request 9002, by which a replica that does not lead hands a client's request to the one that does.
+
+The body of the request is the client's request as a whole frame, that of its answer the whole frame which the client
+gets. How the request ended is in the code of the answer:
+
+- SUCCESS: the body is the answer for the client, empty if it wants none;
+- SERVICE_NOT_AVAILABLE and NO_PERMISSION: it was not served, and may be handed to somebody else;
+- anything else: nobody knows what became of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from mq.protocol.codes import RequestCode
+from mq.protocol.encoding import encode_header
+from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, encode_prefix
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class TooLarge(ValueError):
+    """A request that was legal by itself does not fit a frame with ours around it."""
+
+
+class ForwardEncoder:
+    """Makes the frames of request 9002; ``identity`` is that of the replicated log."""
+
+    __slots__ = ("_header",)
+
+    def __init__(self, identity: str) -> None:
+        ext = {"bornHost": "BORN", "serialization": "ENCODING", "identity": identity}
+        header = encode_header(RequestCode.FORWARD, 0, 0, ext=ext, version=0)
+        assert b'"opaque":0,' in header, f"no opaque in {header!r}"
+        text = header.replace(b"%", b"%%").replace(b"BORN", b"%s", 1).replace(b"ENCODING", b"%d", 1)
+        before, _, behind = text.rpartition(b'"opaque":0,')
+        self._header = before + b'"opaque":%d,' + behind
+
+    def encode(self, opaque: int, born_host: bytes, request: Any, body: bytes, serialization: int) -> tuple[bytes, int]:
+        """The frame, and where in it the client's request begins.
+
+        Header fields that we have no name for are left out: no handler sees them, whoever serves the request.
+
+        Raises:
+            TooLarge: it exceeds the limits of a frame.
+        """
+        header = self._header % (born_host.hex().encode(), serialization, opaque)
+        inner = _encode(request)
+        inner_bytes = 8 + len(inner) + len(body)
+        if len(inner) > HEADER_BYTES_MAX or 4 + len(header) + inner_bytes > FRAME_BYTES_MAX:
+            raise TooLarge(f"a header of {len(inner)} bytes and a body of {len(body)} are too much to be handed on")
+        prefix = encode_prefix(JSON, len(header), inner_bytes)
+        frame = b"".join((prefix, header, encode_prefix(JSON, len(inner), len(body)), inner, body))
+        return frame, len(frame) - inner_bytes
+
+
+class WrapEncoder:
+    """Makes the answers that carry the answer for a client."""
+
+    __slots__ = ("_header",)
+
+    def __init__(self) -> None:
+        header = encode_header(0, 0, 1)
+        assert b'"opaque":0,' in header, f"no opaque in {header!r}"
+        self._header = header.replace(b'"opaque":0,', b'"opaque":%d,')
+
+    def encode(self, opaque: int, inner: bytes) -> bytes:
+        """The whole frame; ``inner`` is a whole frame, too, or empty."""
+        header = self._header % opaque
+        return b"".join((encode_prefix(JSON, len(header), len(inner)), header, inner))

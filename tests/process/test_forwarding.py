@@ -1,0 +1,287 @@
+"""A stock client that never looks its route up again, while leadership moves and leaders die: three processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import statistics
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import split_frames
+from mq.protocol.group_admin import GroupCommand
+from mq.protocol.headers import Response, decode_header, encode_request
+from tests.unit.broker.running import Client, pull_ext, send_ext
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+TIMEOUT_SECONDS = 3.0
+"""What stock clients wait for an answer."""
+SENDS_PER_SECOND = 1000
+QUEUES = 4
+
+
+class StockClient:
+    """One connection to one address; keeps count of everything that it asks for. Fails like stock clients do."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.errors: list[str] = []
+        self.stored: list[tuple[bytes, int, int]] = []
+        """Body, queue, queue offset."""
+        self.seconds: list[float] = []
+        self._opaque = itertools.count(1)
+        self._waiting: dict[int, tuple[float, Callable[[Response], None]]] = {}
+        self.ended = False
+
+    async def ask(
+        self,
+        code: int,
+        ext: dict[str, Any],
+        body: bytes,
+        on_answer: Callable[[Response], None],
+        *,
+        oneway: bool = False,
+    ) -> None:
+        opaque = next(self._opaque)
+        if not oneway:
+            self._waiting[opaque] = (trio.current_time(), on_answer)
+        fields = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in ext.items()}
+        frame = encode_request(code, opaque, ext=fields, body=body, oneway=oneway, language="JAVA")
+        try:
+            await self.stream.send_all(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.errors.append(f"send: {error!r}")
+            self.ended = True
+
+    async def receive(self) -> None:
+        """Take answers until the connection is closed."""
+        received = bytearray()
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while chunk := await self.stream.receive_some():
+                received += chunk
+                frames, consumed = split_frames(memoryview(bytes(received)))
+                del received[:consumed]
+                for serialization, header, _ in frames:
+                    answer = decode_header(serialization, header)
+                    if isinstance(answer, Response):
+                        since, on_answer = self._waiting.pop(answer.opaque)
+                        self.seconds.append(trio.current_time() - since)
+                        if self.seconds[-1] > TIMEOUT_SECONDS:
+                            self.errors.append(f"answer after {self.seconds[-1]:.1f} s")
+                        on_answer(answer)
+        self.errors.append("the connection was closed")
+        self.ended = True
+
+    async def send(self, body: bytes, queue: int) -> None:
+        def answered(answer: Response) -> None:
+            if answer.code != ResponseCode.SUCCESS:
+                self.errors.append(f"send: code {answer.code}, {answer.remark}")
+            else:
+                self.stored.append((body, int(answer.ext["queueId"]), int(answer.ext["queueOffset"])))
+
+        await self.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=queue), body, answered)
+
+    async def commit(self, queue: int, offset: int, *, oneway: bool) -> None:
+        ext = {"consumerGroup": "G", "topic": "T", "queueId": queue, "commitOffset": offset}
+        await self.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", self._expect("offset commit"), oneway=oneway)
+
+    def _expect(self, what: str) -> Callable[[Response], None]:
+        def answered(answer: Response) -> None:
+            if answer.code != ResponseCode.SUCCESS:
+                self.errors.append(f"{what}: code {answer.code}, {answer.remark}")
+
+        return answered
+
+    async def work(self, prefix: str) -> None:
+        """A thousand sends a second, and now and then an offset commit, until cancelled or the connection ends."""
+        started = trio.current_time()
+        for number in itertools.count():
+            if self.ended:
+                return
+            await self.send(b"%s-%d" % (prefix.encode(), number), number % QUEUES)
+            if number % 20 == 0:
+                await self.commit(number // 20 % QUEUES, number // 20, oneway=number % 40 == 0)
+            await trio.sleep_until(started + number / SENDS_PER_SECOND)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._waiting)
+
+    async def settled(self) -> None:
+        """Until everything is answered."""
+        with trio.move_on_after(TIMEOUT_SECONDS + 1):
+            while self._waiting and not self.ended:  # noqa: ASYNC110 - the connection has no event for it
+                await trio.sleep(0.01)
+        self.errors += [f"no answer to {opaque}" for opaque in self._waiting]
+
+
+@contextlib.asynccontextmanager
+async def three_brokers(directory: Path) -> AsyncIterator[DevCluster]:
+    async with DevCluster.open(directory, ports=Ports.free(3, random.Random())) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("T", QUEUES)
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def stock_client(cluster: DevCluster, node_id: str) -> AsyncIterator[StockClient]:
+    async with await connect(cluster, node_id) as stream, trio.open_nursery() as nursery:
+        client = StockClient(stream)
+        nursery.start_soon(client.receive)
+        yield client
+        nursery.cancel_scope.cancel()
+
+
+async def connect(cluster: DevCluster, node_id: str) -> trio.SocketStream:
+    return await trio.open_tcp_stream("127.0.0.1", cluster.port(node_id))
+
+
+async def transfer(cluster: DevCluster, to: str) -> None:
+    async with Admin(cluster.namesrv) as admin:
+        leader = cluster.address(await cluster.leader())
+        answer = await admin.manage_group(leader, GroupCommand(action="transfer", node=to))
+    assert answer.done, answer.text
+
+
+async def stored_messages(cluster: DevCluster) -> dict[tuple[int, int], bytes]:
+    """Every message of the topic by queue and queue offset, as the leader has it."""
+    found: dict[tuple[int, int], bytes] = {}
+    client = Client(await connect(cluster, await cluster.leader()))
+    for queue in range(QUEUES):
+        end = await client.offset(RequestCode.GET_MAX_OFFSET, "T", queue)
+        offset = 0
+        while offset < end:
+            answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("T", queue, offset))
+            assert answer.code == ResponseCode.SUCCESS, answer
+            found |= {(queue, record.queue_offset): record.body for record in answer.records}
+            offset = int(answer.ext["nextBeginOffset"])
+    await client.stream.aclose()
+    return found
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")  # shown with -s: these are figures for people
+
+
+def report(what: str, seconds: list[float]) -> None:
+    ordered = sorted(seconds)
+    say(
+        f"{what}: {len(ordered)} answers, median {statistics.median(ordered) * 1000:.1f} ms, "
+        f"99 % within {ordered[len(ordered) * 99 // 100] * 1000:.1f} ms, longest {ordered[-1] * 1000:.1f} ms"
+    )
+
+
+async def test_a_transfer_costs_a_stock_client_no_error(tmp_path: Path) -> None:
+    async with three_brokers(tmp_path) as cluster:
+        first = await cluster.leader()
+        second, third = (node for node in cluster.node_ids if node != first)
+        async with stock_client(cluster, first) as client:
+            async with trio.open_nursery() as working:
+                working.start_soon(client.work, "m")
+                for to in (first, second, third, first):
+                    await transfer(cluster, to)
+                    await trio.sleep(1.0)
+                    report(f"led by {to}, connected to {first}", client.seconds)
+                    client.seconds.clear()
+                working.cancel_scope.cancel()
+            await client.settled()
+            assert client.errors == []
+        stored = await stored_messages(cluster)
+        # Nothing is lost, doubled, or elsewhere than where it was said to be.
+        assert {(queue, offset): body for body, queue, offset in client.stored} == stored
+        assert len(stored) > 2 * SENDS_PER_SECOND
+        async with Admin(cluster.namesrv) as admin:
+            figures = await admin.broker_runtime(cluster.address(first))
+        assert int(figures["raftmq.forwardedSends"]) > SENDS_PER_SECOND
+        assert int(figures["raftmq.forwardedOffsets"]) > 0
+        assert figures["raftmq.forwardedWaiting"] == figures["raftmq.forwardedRefused"] == "0"
+
+
+async def test_messages_of_a_stock_client_stay_in_order_over_transfers(tmp_path: Path) -> None:
+    async with three_brokers(tmp_path) as cluster:
+        leader = await cluster.leader()
+        other = next(node for node in cluster.node_ids if node != leader)
+        async with stock_client(cluster, other) as client:
+            async with trio.open_nursery() as working:
+                working.start_soon(client.work, "m")
+                for to in (other, leader, other):
+                    await trio.sleep(0.3)
+                    await transfer(cluster, to)
+                await trio.sleep(0.3)
+                working.cancel_scope.cancel()
+            await client.settled()
+            assert client.errors == []
+        stored = sorted((await stored_messages(cluster)).items())
+        for queue in range(QUEUES):
+            numbers = [int(body[2:]) for (at, _), body in stored if at == queue]
+            assert numbers == sorted(numbers)
+
+
+async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(tmp_path: Path) -> None:
+    async with three_brokers(tmp_path) as cluster:
+        leader = await cluster.leader()
+        async with stock_client(cluster, leader) as client, trio.open_nursery() as working:
+            working.start_soon(client.work, "before")
+            await trio.sleep(0.5)
+            cluster.kill(leader)
+            with trio.fail_after(TIMEOUT_SECONDS):
+                while not client.ended:  # noqa: ASYNC110 - as above
+                    await trio.sleep(0.01)
+            working.cancel_scope.cancel()
+        with pytest.raises(OSError, match="all attempts to connect"):
+            await connect(cluster, leader)
+        started = trio.current_time()
+        await cluster.start(leader)
+        await until_listening(cluster, leader)
+        listening = trio.current_time() - started
+        async with stock_client(cluster, leader) as again:
+            async with trio.open_nursery() as working:
+                working.start_soon(again.work, "after")
+                await trio.sleep(1.0)
+                working.cancel_scope.cancel()
+            await again.settled()
+            assert again.errors == []
+        say(f"{leader} listens {listening:.2f} s after its start, first answer {again.seconds[0]:.3f} s later")
+        report("from then on", again.seconds)
+        stored = await stored_messages(cluster)
+        for body, queue, offset in client.stored + again.stored:
+            assert stored[queue, offset] == body
+        assert len(set(stored.values())) == len(stored)
+
+
+async def until_listening(cluster: DevCluster, node_id: str) -> None:
+    with trio.fail_after(30):
+        while True:
+            with contextlib.suppress(OSError):
+                await (await connect(cluster, node_id)).aclose()
+                return
+            await trio.sleep(0.01)
+
+
+async def test_name_servers_learn_at_once_who_leads(tmp_path: Path) -> None:
+    async with three_brokers(tmp_path) as cluster, Admin(cluster.namesrv) as admin:
+        taken: list[float] = []
+        for _ in range(5):
+            leader = await cluster.leader()
+            to = next(node for node in cluster.node_ids if node != leader)
+            started = trio.current_time()
+            await admin.manage_group(cluster.address(leader), GroupCommand(action="transfer", node=to))
+            expected = {
+                number + 1: cluster.address(node) for number, node in enumerate(cluster.node_ids) if node != to
+            } | {0: cluster.address(to)}
+            with trio.fail_after(5):
+                while (await admin.cluster_info()).brokers[cluster.group].broker_addrs != expected:  # noqa: ASYNC110
+                    await trio.sleep(0.002)
+            taken.append(trio.current_time() - started)
+        say(f"from the command to the name server's route: {[f'{seconds * 1000:.0f} ms' for seconds in taken]}")
+        assert statistics.median(taken) < 1.0
