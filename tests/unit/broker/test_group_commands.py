@@ -101,8 +101,8 @@ async def test_strangers_may_not_change_the_group(
 ) -> None:
     from mq.broker.group_admin import GroupAdmin
 
-    real = GroupAdmin._is_allowed
-    monkeypatch.setattr(GroupAdmin, "_is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))
+    real = GroupAdmin.is_allowed
+    monkeypatch.setattr(GroupAdmin, "is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))
     async with running(tmp_path, admin_from=networks) as broker:
         client = await broker.connect()
         answer = await client.request(RequestCode.MANAGE_GROUP, body=GroupCommand(action="status").encode())
