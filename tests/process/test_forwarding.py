@@ -152,7 +152,7 @@ async def transfer(cluster: DevCluster, to: str) -> None:
         command = GroupCommand(action="transfer", node=to)
         with trio.fail_after(10):
             # A replica that has only just been heard of is given its time.
-            while (answer := await admin.manage_group(leader, command)).code == "NOT_CAUGHT_UP":
+            while (answer := await admin.manage_group(leader, command)).code == "NOT_CAUGHT_UP":  # noqa: ASYNC110
                 await trio.sleep(0.05)
     assert answer.done, answer.text
 
