@@ -40,8 +40,10 @@ from mq.broker.retention import Retention
 from mq.broker.retries import Retries
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
+from mq.broker.slow_consumers import LEADER_ID, SlowConsumers, broker_id_of
 from mq.broker.status import Status
 from mq.broker.subscription_groups import SubscriptionGroups
+from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
 from mq.broker.topic_queries import TopicQueries
 from mq.broker.topics import Topics
@@ -213,14 +215,18 @@ class Broker:
             clock=self._clock,
             wall_clock_ms=wall_clock_ms,
         )
+        subscriptions = Subscriptions(
+            settings=settings, metadata=metadata, clients=self._clients, note_group=self._groups.note_group
+        )
         self._pulls = Pulls(
             settings=settings,
             metadata=metadata,
             store=store,
-            clients=self._clients,
+            subscriptions=subscriptions,
+            slow_consumers=SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=self._clock),
             polling=self._polling,
             read=replica.log.pread,
-            note_group=self._groups.note_group,
+            log_end=lambda: replica.log.end_pos,
             store_offset=self._offsets.commit,
             reset_to=self._offsets.reset_to,
             confirm=replica.read,
@@ -290,7 +296,7 @@ class Broker:
             wall_clock_ms=wall_clock_ms,
         )
         areas = (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin, self._forwarded)
-        for area in (*areas, topic_queries, subscription_groups):
+        for area in (*areas, topic_queries, subscription_groups, subscriptions):
             self._handlers.update(area.handlers())
         for leading_area in (self._sends, self._offsets, self._locks, topics, retries, subscription_groups):
             self._leader_handlers.update(leading_area.leader_handlers())
@@ -543,7 +549,7 @@ class Broker:
         return Registration(
             cluster=settings.cluster,
             broker_name=settings.group,
-            broker_id=0 if leads else int(settings.node_id[1:]) + 1,
+            broker_id=LEADER_ID if leads else broker_id_of(settings.node_id),
             address=self._address,
             body=body.encode(),
         )

@@ -14,12 +14,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from mq.filter.subscription import Subscription, SubscriptionError, parse_tags
+from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.names import NameRefused, check_group, check_topic
 
 BROADCASTING = "BROADCASTING"
-TAG = "TAG"
 
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
@@ -39,6 +38,8 @@ class ClientLimits:
     """Topics of one consumer group."""
     expressions_length_max: int = 262_144
     """Characters of all expressions together."""
+    sql_length_max: int = 65_536
+    """Characters of all SQL92 expressions together; compiled, they take some hundred times the memory."""
     word_length_max: int = 64
     """Characters of what stands for a choice, such as the message model."""
     expiry_seconds: float = 120.0
@@ -58,13 +59,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupSubscription:
-    """What a group wants of a topic. ``parsed`` is None for expressions other than tags."""
+    """What a group wants of a topic. ``parsed`` is None for an expression that cannot be used; why says ``fault``."""
 
     topic: str
     expression: str
     expression_type: str
     version: int
     parsed: Subscription | None
+    fault: str = ""
 
 
 @dataclass(slots=True)
@@ -214,7 +216,7 @@ class ClientRegistry(Generic[ConnectionT]):
         return None if member is None else member.client_id
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        """What a connected group wants of a topic; None if it does not subscribe it, or not by tags."""
+        """What a connected group wants of a topic; None if it does not subscribe it, or its expression is wrong."""
         known = self._consumers.get(group)
         subscription = None if known is None else known.subscriptions.get(topic)
         return None if subscription is None else subscription.parsed
@@ -241,11 +243,17 @@ class ClientRegistry(Generic[ConnectionT]):
                 raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
             for group in groups:
                 _check_name(check_group, group)
-        length = sum(len(data.expression) for consumer in heartbeat.consumers for data in consumer.subscriptions)
-        if length > limits.expressions_length_max:
-            raise HeartbeatRefused(
-                f"expressions of {length} characters, allowed are {limits.expressions_length_max} in all"
-            )
+        subscriptions = [data for consumer in heartbeat.consumers for data in consumer.subscriptions]
+        for kind, length, length_max in (
+            ("", sum(len(data.expression) for data in subscriptions), limits.expressions_length_max),
+            (
+                "SQL92 ",
+                sum(len(data.expression) for data in subscriptions if data.expression_type == SQL92),
+                limits.sql_length_max,
+            ),
+        ):
+            if length > length_max:
+                raise HeartbeatRefused(f"{kind}expressions of {length} characters, allowed are {length_max} in all")
         return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
 
     def _checked_subscriptions(self, consumer: ConsumerData) -> dict[str, GroupSubscription]:
@@ -309,12 +317,14 @@ def _notices(groups: Iterable[ConsumerGroup[ConnectionT]]) -> list[Notice[Connec
 def _parsed(data: SubscriptionData) -> GroupSubscription:
     expression_type = data.expression_type or TAG
     parsed: Subscription | None = None
-    if expression_type == TAG:
-        try:
-            parsed = parse_tags(data.topic, data.expression)
-        except SubscriptionError as error:
+    fault = ""
+    try:
+        parsed = parse_subscription(data.topic, data.expression, expression_type)
+    except SubscriptionError as error:
+        if expression_type == TAG:
             raise HeartbeatRefused(str(error)) from error
-    return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed)
+        fault = str(error)
+    return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed, fault)
 
 
 def _check_word(word: str, limits: ClientLimits) -> None:

@@ -271,5 +271,9 @@ class Lookup:
 
 def _as_data(known: Subscription) -> SubscriptionData:
     return SubscriptionData(
-        topic=known.topic, expression=known.expression, tags=sorted(known.tags), codes=sorted(known.codes)
+        topic=known.topic,
+        expression=known.expression,
+        tags=sorted(known.tags),
+        codes=sorted(known.codes),
+        expression_type=known.expression_type,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.long_polling import LongPolling
 from mq.broker.metadata import Metadata
+from mq.broker.record_reader import Place, RecordReader, Selection
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
-from mq.filter.subscription import Subscription, SubscriptionError, parse_tags
+from mq.broker.slow_consumers import LEADER_ID, SlowConsumers
+from mq.broker.subscriptions import Subscriptions
+from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
 from mq.store.consume_queue import ConsumeQueue
@@ -19,11 +21,10 @@ from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
-COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
+COMMIT_OFFSET, SUSPEND = 1, 2
 _READABLE = 4
 _SCAN_ENTRIES_MAX = 800
-_SCAN_BYTES_MIN = 16_000
-_GAP_BYTES_MAX = 4096
+"""Consume queue entries looked at for one pull that does not take every message."""
 _SUSPEND_SECONDS_MAX = 60.0
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
 """A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
@@ -33,12 +34,18 @@ PullRequest = PullMessage | LitePullMessage
 
 
 class HeldPull(NamedTuple):
-    """A pull that waits for a message; re-run from the start when one comes, or when its time is over."""
+    """A pull that waits for a message; re-run when one comes, or when its time is over.
+
+    ``offset`` is what it asks for, or further on if nothing up to there was wanted. ``deadline`` is the monotonic time
+    in seconds until which it may be held, 0 if it was not held yet.
+    """
 
     connection: ClientConnection
     request: PullRequest
     serialization: int
     subscription: Subscription
+    offset: int
+    deadline: float = 0.0
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may be wanted."""
@@ -50,7 +57,7 @@ class Pulls:
 
     Args:
         read: ``read(physical_offset, nbytes)`` of the log.
-        note_group: told of a consumer group that may not exist yet.
+        log_end: the physical offset at which the log ends.
         store_offset: takes the consumer offset that a pull carries.
         reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
         confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
@@ -63,10 +70,11 @@ class Pulls:
         settings: BrokerSettings,
         metadata: Metadata,
         store: QueueStore,
-        clients: ClientRegistry[ClientConnection],
+        subscriptions: Subscriptions,
+        slow_consumers: SlowConsumers,
         polling: LongPolling[HeldPull],
         read: Callable[[int, int], bytes],
-        note_group: Callable[[str], None],
+        log_end: Callable[[], int],
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],
         confirm: Callable[[Callable[[bool], None]], None],
@@ -75,10 +83,11 @@ class Pulls:
         self._settings = settings
         self._metadata = metadata
         self._store = store
-        self._clients = clients
+        self._subscriptions = subscriptions
+        self._slow_consumers = slow_consumers
         self._polling = polling
-        self._read = read
-        self._note_group = note_group
+        self._records = RecordReader(read, settings.segment_bytes)
+        self._log_end = log_end
         self._store_offset = store_offset
         self._reset_to = reset_to
         self._confirm = confirm
@@ -96,7 +105,7 @@ class Pulls:
         subscription = self._checked(ext)
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
             self._store_offset(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
-        pull = HeldPull(connection, request, serialization, subscription)
+        pull = HeldPull(connection, request, serialization, subscription, ext.queue_offset)
         if self._metadata.offset_resets:
             wanted = self._reset_to(ext.consumer_group, ext.topic, ext.queue_id, ext.queue_offset)
             if wanted is not None:
@@ -147,26 +156,12 @@ class Pulls:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue id {ext.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues",
             )
-        self._note_group(ext.consumer_group)
-        if ext.sys_flag & SUBSCRIPTION:
-            if ext.expression_type not in (None, "", "TAG"):
-                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"expression type {ext.expression_type} is not enabled")
-            try:
-                return parse_tags(ext.topic, ext.subscription or "*")
-            except SubscriptionError as error:
-                raise RequestRefused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
-        known = self._clients.subscription(ext.consumer_group, ext.topic)
-        if known is None:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"group {ext.consumer_group} does not subscribe topic {ext.topic}",
-            )
-        return known
+        return self._subscriptions.of_pull(ext)
 
     def _serve(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> bytes | None:
         ext = pull.request.ext
         queue = self._store.get(ext.topic, ext.queue_id)
-        offset = ext.queue_offset
+        offset = pull.offset
         low = 0 if queue is None else queue.min_offset
         high = 0 if queue is None else queue.max_offset
         if offset > high and not knows_the_end:
@@ -181,86 +176,85 @@ class Pulls:
         elif offset < high:
             if pull.connection.waiting_bytes < _WAITING_BYTES_MAX:
                 return self._found(pull, queue, offset, low, high)
-            if self._hold(pull, _DRAIN_SECONDS):
+            if self._hold(pull, self._clock() + _DRAIN_SECONDS):
                 return None
             return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "CLIENT_READS_TOO_SLOWLY")
-        seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, _SUSPEND_SECONDS_MAX)
-        if may_hold and ext.sys_flag & SUSPEND and self._hold(pull, seconds):
-            return None
+        if may_hold and ext.sys_flag & SUSPEND:
+            seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, _SUSPEND_SECONDS_MAX)
+            deadline = self._clock() + seconds
+            if self._hold(pull._replace(deadline=deadline), deadline):
+                return None
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
 
-    def _hold(self, pull: HeldPull, seconds: float) -> bool:
+    def _hold(self, pull: HeldPull, until: float) -> bool:
         if pull.connection.closed:
             return False
         ext = pull.request.ext
-        held = self._polling.hold(
-            (ext.topic, ext.queue_id), ext.queue_offset, self._clock() + seconds, pull, pull.connection
-        )
+        held = self._polling.hold((ext.topic, ext.queue_id), pull.offset, until, pull, pull.connection)
         if held:
             pull.connection.held_pulls += 1
         return held
 
     def _found(self, pull: HeldPull, queue: ConsumeQueue, offset: int, low: int, high: int) -> bytes | None:
         ext = pull.request.ext
-        wanted = max(1, min(ext.max_messages, self._settings.pull_messages_max))
-        entries = queue.read(offset, min(_SCAN_ENTRIES_MAX, max(_SCAN_BYTES_MIN // QUEUE_ENTRY.size, wanted)))
-        matches = None if pull.subscription.all_tags else pull.subscription.matches_code
-        chosen: list[tuple[int, int]] = []
-        budget = self._settings.pull_bytes_max
-        scanned = 0
-        for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
-            if matches is None or matches(code):
-                if len(chosen) == wanted or (chosen and size > budget):
-                    break
-                budget -= size
-                chosen.append((position, size))
-            scanned += 1
-        next_offset = offset + scanned
-        if not chosen:
-            return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, next_offset, low, high, "NO_MATCHED_MESSAGE")
+        settings = self._settings
+        subscription = pull.subscription
+        takes_all = subscription.all_tags and subscription.sql is None
+        most = max(1, min(ext.max_messages, settings.pull_messages_max))
+        entries = queue.read(offset, most if takes_all else _SCAN_ENTRIES_MAX)
+        lag = self._log_end() - QUEUE_ENTRY.unpack_from(entries)[0]
+        lag_max = self._slow_consumers.lag_max
+        if lag <= lag_max:
+            wanted, budget = most, settings.pull_bytes_max
+        else:
+            wanted, budget = min(most, settings.slow_pull_messages_max), settings.slow_pull_bytes_max
+        if ext.max_bytes is not None and 0 < ext.max_bytes < budget:
+            budget = ext.max_bytes
         try:
-            body = self._records(chosen)
+            if subscription.sql is None:
+                picked = self._pick(entries, subscription, wanted, budget)
+            else:
+                places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
+                picked = self._records.select(places, subscription.sql, wanted, budget)
         except EntryGone as gone:
             # The log was shortened, and this queue is not told yet.
             low = queue.expire(gone.first)
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+        records, nbytes, scanned, end = picked
+        next_offset = offset + scanned
+        if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
+            return None
+        suggested = LEADER_ID
+        if 2 * lag > lag_max:
+            suggested = self._slow_consumers.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
+        code, status = ResponseCode.SUCCESS, "FOUND"
+        if not records:
+            code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"
         header = pull_response_header(
-            pull.request.opaque,
-            ResponseCode.SUCCESS,
-            next_offset,
-            low,
-            high,
-            0,
-            "FOUND",
-            len(body),
-            pull.serialization,
+            pull.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.serialization
         )
-        pull.connection.send_all([header, body], len(header) + len(body))
+        pull.connection.send_all([header, *records], len(header) + nbytes)
         return None
 
-    def _records(self, chosen: list[tuple[int, int]]) -> bytes:
-        """The records at these places, in order; neighbours come with one read."""
-        parts: list[bytes] = []
-        segment_bytes = self._settings.segment_bytes
-        first = 0
-        while first < len(chosen):
-            start, size = chosen[first]
-            end = start + size
-            last = first + 1
-            while (
-                last < len(chosen)
-                and 0 <= chosen[last][0] - end <= _GAP_BYTES_MAX
-                and chosen[last][0] // segment_bytes == start // segment_bytes
-            ):
-                end = chosen[last][0] + chosen[last][1]
-                last += 1
-            data = self._read(start, end - start)
-            if sum(size for _, size in chosen[first:last]) == end - start:
-                parts.append(data)
-            else:
-                parts += [data[at - start : at - start + size] for at, size in chosen[first:last]]
-            first = last
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _may_wait_on(self, pull: HeldPull, next_offset: int, high: int) -> bool:
+        """Hold a pull again that was held, because what came was for others."""
+        is_due = pull.deadline <= self._clock()
+        return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
+
+    def _pick(self, entries: bytes, subscription: Subscription, wanted: int, budget: int) -> Selection:
+        """Messages by their tag codes; their records are read in one piece."""
+        matches = None if subscription.all_tags else subscription.matches_code
+        places: list[Place] = []
+        nbytes = scanned = end = 0
+        for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
+            if matches is None or matches(code):
+                if len(places) == wanted or (places and nbytes + size > budget):
+                    break
+                nbytes += size
+                places.append((position, size))
+            scanned += 1
+            end = position + size
+        return Selection([self._records.read(places)] if places else [], nbytes, scanned, end)
 
     @staticmethod
     def _empty(pull: HeldPull, code: ResponseCode, offset: int, low: int, high: int, remark: str) -> bytes:

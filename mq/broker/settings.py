@@ -90,8 +90,17 @@ class BrokerSettings(ProcessSettings):
 
     auto_create_topics: bool = True
     default_topic_queues: int = Field(8, ge=1, le=1024)
+    auto_create_groups: bool = Field(True, description="a consumer group is made when it first consumes")
+    sql_filter: bool = Field(True, description="consumers may filter by SQL92 expressions")
     pull_messages_max: int = Field(32, ge=1)
     pull_bytes_max: int = Field(256 * 1024, ge=1024)
+    slow_consumer_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="a consumer this far behind the log's end reads from a follower; default: 40 % of memory",
+    )
+    slow_pull_messages_max: int = Field(8, ge=1, description="messages that such a consumer gets at once")
+    slow_pull_bytes_max: int = Field(64 * 1024, ge=1024)
     held_pulls_max: int = Field(100_000, ge=1)
     connections_max: int = Field(20_000, ge=1)
     output_bytes_max: int = Field(64 * MIB, ge=MIB, description="replies waiting for one client; beyond it is dropped")

@@ -13,6 +13,7 @@ from mq.protocol.wire_names import wire
 __all__ = [
     "Body",
     "BrokerData",
+    "CheckClientConfigBody",
     "ClusterInfo",
     "ConsumerData",
     "ConsumerList",
@@ -120,6 +121,15 @@ class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerD
     client_id: str
     consumers: Sequence[ConsumerData] = ()
     producers: Sequence[ProducerData] = ()
+
+
+class CheckClientConfigBody(Body, rename=wire(subscription="subscriptionData")):
+    """A client asks whether a subscription would be accepted (request code 46)."""
+
+    client_id: str = ""
+    group: str = ""
+    subscription: SubscriptionData | None = None
+    namespace: str | None = None
 
 
 class ConsumerList(Body, rename=wire(consumer_ids="consumerIdList")):

@@ -50,6 +50,7 @@ __all__ = [
     "encode_record",
     "inflate",
     "iter_sizes",
+    "properties_text",
     "record_size",
     "scan_fixed",
     "split_record",
@@ -268,6 +269,12 @@ def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[Sto
         records.append(record)
         at += record.size
     return records
+
+
+def properties_text(data: memoryview | bytes, offset: int = 0) -> str:
+    """The encoded properties of the record that starts at ``offset``; no more of it is read. Raises RecordError."""
+    size, _, _, text_start = _bounds(data, offset)
+    return str(data[text_start : offset + size], "utf-8", "replace")
 
 
 def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:

@@ -144,6 +144,7 @@ class RaftCore(Election, Following):
                     p.disk_ok,
                     p.applied,
                     p.priority or 0,
+                    p.contact_at,
                 )
                 for p in self._peers.values()
             )

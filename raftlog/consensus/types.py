@@ -244,7 +244,10 @@ class CoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A leader's view of a peer; ``active`` means that it answered within an election timeout."""
+    """A leader's view of a peer; ``active`` means that it answered within an election timeout.
+
+    ``contact_at`` is the monotonic time in seconds at which the newest message left that the peer has answered.
+    """
 
     peer: NodeId
     match: int
@@ -254,6 +257,7 @@ class PeerStatus:
     disk_ok: bool
     applied: int
     priority: int = 0
+    contact_at: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,13 +99,22 @@ def test_the_newest_version_of_a_subscription_counts() -> None:
 
 def test_subscription_of_what_is_not_there() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
-    beat(registry, "c1", "one", consumer("g", "T", subscription("S", "a > 1", expression_type="SQL92")))
+    wrong = subscription("S", "a > 'x'", expression_type="SQL92")
+    unknown = subscription("V", "a", expression_type="CLASS")
+    sql = subscription("W", "a > 1", expression_type="SQL92")
+    beat(registry, "c1", "one", consumer("g", "T", wrong, unknown, sql))
     assert registry.subscription("g", "U") is None
     assert registry.subscription("h", "T") is None
     assert registry.subscription("g", "S") is None
+    assert registry.subscription("g", "V") is None
     group = registry.consumer_group("g")
     assert group is not None
-    assert group.subscriptions["S"].expression == "a > 1"
+    assert "character 5" in group.subscriptions["S"].fault
+    assert "TAG, SQL92" in group.subscriptions["V"].fault
+    chosen = registry.subscription("g", "W")
+    assert chosen is not None
+    assert chosen.sql is not None
+    assert group.subscriptions["S"].expression == "a > 'x'"
 
 
 def test_a_closed_connection_leaves_all_its_groups() -> None:
@@ -170,7 +179,9 @@ def test_members_of_one_group_that_leave_together_are_told_of_once() -> None:
     assert registry.expire(130.0) == [("g", ["c3"])]
 
 
-TIGHT = ClientLimits(client_id_length_max=8, groups_max=2, subscriptions_max=2, expressions_length_max=7)
+TIGHT = ClientLimits(
+    client_id_length_max=8, groups_max=2, subscriptions_max=2, expressions_length_max=7, sql_length_max=5
+)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +193,7 @@ TIGHT = ClientLimits(client_id_length_max=8, groups_max=2, subscriptions_max=2, 
         ("one", [], ["p", "q", "r"]),
         ("one", [consumer("g", "T", "U", "V")], []),
         ("one", [consumer("g", subscription("T", "A||B"), subscription("U", "C||D"))], []),
+        ("one", [consumer("g", subscription("T", "a = 12", expression_type="SQL92"))], []),
         ("one", [consumer("g", "T", model="C" * 65)], []),
         ("one", [consumer("g", subscription("T", "||"))], []),
         ("one", [consumer("a b", "T")], []),
@@ -195,6 +207,7 @@ TIGHT = ClientLimits(client_id_length_max=8, groups_max=2, subscriptions_max=2, 
         "many producer groups",
         "many topics",
         "long expressions",
+        "long SQL92 expressions",
         "long message model",
         "empty expression",
         "bad consumer group",

@@ -193,7 +193,8 @@ async def test_what_a_pull_may_not_ask_for(tmp_path: Path) -> None:
             ("group outside", pull_ext(consumerGroup="../G"), ResponseCode.INVALID_PARAMETER),
             ("empty group", pull_ext(consumerGroup=""), ResponseCode.INVALID_PARAMETER),
             ("long group", pull_ext(consumerGroup="g" * 121), ResponseCode.INVALID_PARAMETER),
-            ("expression of another type", pull_ext(expressionType="SQL92"), ResponseCode.SYSTEM_ERROR),
+            ("expression of another type", pull_ext(expressionType="CLASS"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+            ("SQL92 for everything", pull_ext(expressionType="SQL92"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
             ("expression without a tag", pull_ext(subscription="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
             ("nobody subscribed", pull_ext(sysFlag=0), ResponseCode.SUBSCRIPTION_NOT_EXIST),
         ):

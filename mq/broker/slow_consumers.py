@@ -1,0 +1,103 @@
+"""Consumers that lag beyond what memory holds read from a follower, so that the leader's disk and time are its own.
+
+Nobody remembers anything about a consumer: each answer to a pull says where the next one is to go. The leader names a
+follower while the lag is above the limit; a follower names itself until the lag is half of it, and then the leader.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mq.broker.metadata import Metadata
+from mq.broker.settings import BrokerSettings
+from raftlog import Replica
+from raftlog.consensus.types import PeerState
+from raftlog.segment import SegmentError
+
+LEADER_ID = 0
+
+_MEMORY_SHARE = 0.4
+_REFRESH_SECONDS = 0.25
+_SILENT_SECONDS_MAX = 1.0
+
+
+class _Follower(NamedTuple):
+    """A replica that was heard a moment ago, and the physical offset up to which it serves."""
+
+    broker_id: int
+    applied_pos: int
+
+
+def broker_id_of(node_id: str) -> int:
+    """The id in the route of a replica that does not lead; no replica but the leader has `LEADER_ID`."""
+    return int(node_id[1:]) + 1
+
+
+def memory_share() -> int:
+    """How many bytes of the log may be expected in the page cache of this machine."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
+
+
+class SlowConsumers:
+    """Says which broker id the next pull of a consumer is to go to.
+
+    ``lag_max`` is the distance in bytes from a message to the log's end beyond which reading it is slow.
+    """
+
+    def __init__(
+        self, *, settings: BrokerSettings, replica: Replica, metadata: Metadata, clock: Callable[[], float]
+    ) -> None:
+        self.lag_max = memory_share() if settings.slow_consumer_bytes is None else settings.slow_consumer_bytes
+        self._own_id = broker_id_of(settings.node_id)
+        self._silent_seconds_max = _SILENT_SECONDS_MAX + 2 * settings.heartbeat_seconds
+        self._replica = replica
+        self._metadata = metadata
+        self._clock = clock
+        self._followers: list[_Follower] = []
+        self._refresh_at = 0.0
+
+    def suggest(self, group: str, topic: str, queue_id: int, behind: int, lag: int) -> int:
+        """The broker id for the pull that comes next.
+
+        Args:
+            behind: physical offset behind the last message that this answer is about; what comes next lies there or
+                further on.
+            lag: bytes from the first message of this answer to the log's end.
+        """
+        if not self._replica.is_leader:
+            return self._own_id if 2 * lag > self.lag_max else LEADER_ID
+        if lag <= self.lag_max:
+            return LEADER_ID
+        fit = [follower.broker_id for follower in self._heard() if follower.applied_pos > behind]
+        if not fit:
+            return LEADER_ID
+        config = self._metadata.groups.get(group)
+        if config is not None and config.which_broker_when_consume_slowly in fit:
+            return config.which_broker_when_consume_slowly
+        return fit[zlib.crc32(f"{group}\n{topic}\n{queue_id}".encode()) % len(fit)]
+
+    def _heard(self) -> list[_Follower]:
+        now = self._clock()
+        if now >= self._refresh_at:
+            self._refresh_at = now + _REFRESH_SECONDS
+            self._followers = self._look(now)
+        return self._followers
+
+    def _look(self, now: float) -> list[_Follower]:
+        status = self._replica.core.status()
+        followers: list[_Follower] = []
+        for peer in status.peers:
+            silent = now - peer.contact_at
+            if peer.state is not PeerState.REPLICATE or silent > self._silent_seconds_max:
+                continue
+            if peer.applied <= status.base.index:
+                continue
+            try:
+                ref = self._replica.log.locate(min(peer.applied, status.last.index))
+            except SegmentError:
+                continue  # whoever reads there will see what is wrong; here it only means that nobody is sent there
+            followers.append(_Follower(broker_id_of(peer.peer), ref.pos + ref.size))
+        return sorted(followers)

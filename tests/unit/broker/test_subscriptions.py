@@ -1,0 +1,91 @@
+"""Who may consume, and by which subscription."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq.broker.clients import BROADCASTING, ClientRegistry
+from mq.broker.commands import GroupConfig, PutGroup
+from mq.broker.connection import ClientConnection
+from mq.broker.metadata import Metadata
+from mq.broker.refusal import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.broker.subscriptions import Subscriptions
+from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import PullExt
+
+
+def pull(**given: Any) -> PullExt:
+    fields: dict[str, Any] = {
+        "consumer_group": "G",
+        "topic": "T",
+        "queue_id": 0,
+        "queue_offset": 0,
+        "max_messages": 1,
+        "sys_flag": 0,
+        "commit_offset": 0,
+        "suspend_timeout_ms": 0,
+        "sub_version": 0,
+    }
+    return PullExt(**fields | given)
+
+
+class Home:
+    """A registry with one member of group G, whose configuration is ``group``."""
+
+    def __init__(self, *, message_model: str = "CLUSTERING", **group: Any) -> None:
+        metadata = Metadata()
+        metadata.apply(PutGroup(config=GroupConfig(name="G", **group), timestamp_ms=1))
+        clients: ClientRegistry[Any] = ClientRegistry()
+        consumer = ConsumerData(
+            group="G", subscriptions=[SubscriptionData(topic="T", expression="A")], message_model=message_model
+        )
+        clients.heartbeat(0.0, "connection", HeartbeatData(client_id="c", consumers=[consumer]), "JAVA", 1)
+        self.noted: list[str] = []
+        registry: ClientRegistry[ClientConnection] = clients
+        self.subscriptions = Subscriptions(
+            settings=BrokerSettings(), metadata=metadata, clients=registry, note_group=self.noted.append
+        )
+
+    def refusal(self, **given: Any) -> ResponseCode | int:
+        with pytest.raises(RequestRefused) as refused:
+            self.subscriptions.of_pull(pull(**given))
+        assert refused.value.remark
+        return refused.value.code
+
+
+def test_the_groups_subscription_counts_unless_the_pull_brings_one() -> None:
+    home = Home()
+    assert home.subscriptions.of_pull(pull()).tags == {"A"}
+    assert home.subscriptions.of_pull(pull(sys_flag=4, subscription="B")).tags == {"B"}
+    assert home.subscriptions.of_pull(pull(sys_flag=4)).all_tags
+    assert home.noted == []
+
+
+def test_a_group_that_nobody_made_is_made() -> None:
+    home = Home()
+    home.subscriptions.of_pull(pull(consumer_group="New", sys_flag=4))
+    assert home.noted == ["New"]
+
+
+def test_what_is_not_subscribed() -> None:
+    home = Home()
+    assert home.refusal(topic="U") == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert home.refusal(consumer_group="H") == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert home.refusal(sub_version=1) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+def test_a_group_that_may_not_consume() -> None:
+    home = Home(consume_enable=False)
+    assert home.refusal() == ResponseCode.NO_PERMISSION
+    assert home.refusal(sys_flag=4) == ResponseCode.NO_PERMISSION
+
+
+def test_a_group_that_may_not_consume_by_broadcast() -> None:
+    assert Home(consume_broadcast_enable=False).subscriptions.of_pull(pull())
+    assert Home(message_model=BROADCASTING).subscriptions.of_pull(pull())
+    home = Home(consume_broadcast_enable=False, message_model=BROADCASTING)
+    assert home.refusal() == ResponseCode.NO_PERMISSION
