@@ -31,8 +31,10 @@ from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
 from mq.broker.made import MadeSends
+from mq.broker.members import Members
 from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
+from mq.broker.progress import Progress
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.questions import Questions
 from mq.broker.registration import Registration
@@ -279,6 +281,25 @@ class Broker:
             forward=self.forwarder.handle,
             log=self._log,
         )
+        members = Members(
+            broker_name=settings.group,
+            clients=self._clients,
+            metadata=metadata,
+            record_at=self.lookup.record_at,
+            clock=self._clock,
+            wall_clock_ms=wall_clock_ms,
+        )
+        progress = Progress(
+            broker_name=settings.group,
+            address=self._address,
+            metadata=metadata,
+            store=store,
+            clients=self._clients,
+            offsets=self._offsets,
+            lookup=self.lookup,
+            appender=self.appender,
+            read=replica.read,
+        )
         topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
         topic_queries = TopicQueries(
             broker_name=settings.group,
@@ -296,9 +317,10 @@ class Broker:
             wall_clock_ms=wall_clock_ms,
         )
         areas = (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin, self._forwarded)
-        for area in (*areas, topic_queries, subscription_groups, subscriptions):
+        for area in (*areas, topic_queries, subscription_groups, subscriptions, members, progress):
             self._handlers.update(area.handlers())
-        for leading_area in (self._sends, self._offsets, self._locks, topics, retries, subscription_groups):
+        leading = (self._sends, self._offsets, self._locks, progress, topics, retries, subscription_groups)
+        for leading_area in leading:
             self._leader_handlers.update(leading_area.leader_handlers())
         self._serve_as_follower()
 

@@ -10,7 +10,7 @@ Broadcast groups are never told: each of their members consumes everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -220,6 +220,18 @@ class ClientRegistry(Generic[ConnectionT]):
         known = self._consumers.get(group)
         subscription = None if known is None else known.subscriptions.get(topic)
         return None if subscription is None else subscription.parsed
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Consumer groups that subscribe a topic and have members."""
+        return [name for name, group in self._consumers.items() if topic in group.subscriptions]
+
+    def producer_members(self, group: str) -> Mapping[ConnectionT, Member]:
+        """The members of a producer group by connection."""
+        return self._producers.get(group, {})
+
+    def producer_groups(self) -> Iterable[tuple[str, Mapping[ConnectionT, Member]]]:
+        """All producer groups and their members."""
+        return self._producers.items()
 
     def producers(self, group: str) -> list[ConnectionT]:
         """Connections of a producer group, in order of their first heartbeat."""

@@ -153,6 +153,16 @@ class ResetOffset(
     restart: bool = False
 
 
+class ForbidTopic(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="forbid_topic"
+):
+    """Forbid a group to read a topic, or allow it again."""
+
+    group: str
+    topic: str
+    forbidden: bool
+
+
 class LockQueues(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="lock_queues"
 ):
@@ -202,6 +212,7 @@ Command: TypeAlias = (
     | UnlockQueues
     | AdvanceDelay
     | PutReplica
+    | ForbidTopic
 )
 
 OffsetRows = list[tuple[str, str, list[int]]]
@@ -225,6 +236,7 @@ _Written: TypeAlias = (
     | UnlockQueues
     | AdvanceDelay
     | PutReplica
+    | ForbidTopic
 )
 
 
@@ -288,6 +300,9 @@ def _check_command(command: Command) -> None:
                 _check_offsets(offsets)
             case ResetOffset():
                 _check_offsets([(command.group, command.topic, command.queue_id, command.offset)])
+            case ForbidTopic(group=name, topic=topic_name):
+                check_group(name)
+                check_topic(topic_name)
             case LockQueues() | UnlockQueues():
                 _check_locks(command)
             case AdvanceDelay(level=level, offset=offset):

@@ -25,8 +25,7 @@ from mq.protocol.headers import (
     encode_request,
     encode_response,
 )
-
-_RETRY_PREFIX = "%RETRY%"
+from mq.protocol.names import retry_topic
 
 
 class Groups:
@@ -75,6 +74,7 @@ class Groups:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}") from error
         for group in outcome.consumer_groups:
             self.note_group(group)
+            self._note_retry_topic(group)
         self.notify(outcome.notify)
         return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
 
@@ -113,8 +113,11 @@ class Groups:
         self.notify(self._clients.expire(self._clock()))
 
     def notify(self, groups: Iterable[tuple[str, Iterable[ClientConnection]]]) -> None:
-        """Tell the members of groups to rebalance."""
+        """Tell the members of groups to rebalance, unless a group is configured to stay quiet."""
         for group, connections in groups:
+            config = self._metadata.groups.get(group)
+            if config is not None and not config.notify_consumer_ids_changed_enable:
+                continue
             for connection in connections:
                 if not connection.closed:
                     connection.send(
@@ -132,13 +135,27 @@ class Groups:
             return
         if not self._metadata.has_room_for_group(group):
             return  # it can consume all the same, but nobody will remember it
-        now_ms = self._wall_clock_ms()
-        retry = TopicConfig(name=_RETRY_PREFIX + group, read_queues=1, write_queues=1)
+        config = GroupConfig(name=group)
         try:
-            put_group = encode_command(PutGroup(config=GroupConfig(name=group), timestamp_ms=now_ms))
-            put_topic = encode_command(PutTopic(config=retry, timestamp_ms=now_ms))
+            put_group = encode_command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms()))
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         self._creating.add(group)
-        self._appender.add_command(put_topic)
+        if retry_topic(group) not in self._metadata.topics:
+            self._appender.add_command(self._put_retry_topic(config))
         self._appender.add_command(put_group, lambda known: self._creating.discard(group))
+
+    def _note_retry_topic(self, group: str) -> None:
+        """Create the retry topic of a group that people have made; other groups come with theirs."""
+        config = self._metadata.groups.get(group)
+        if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._creating:
+            return
+        name = retry_topic(group)
+        if name not in self._metadata.topics and self._metadata.has_room_for_topic(name):
+            self._creating.add(group)
+            self._appender.add_command(self._put_retry_topic(config), lambda known: self._creating.discard(group))
+
+    def _put_retry_topic(self, config: GroupConfig) -> bytes:
+        queues = config.retry_queues
+        topic = TopicConfig(name=retry_topic(config.name), read_queues=queues, write_queues=queues)
+        return encode_command(PutTopic(config=topic, timestamp_ms=self._wall_clock_ms()))

@@ -182,7 +182,6 @@ class Locks:
                 queue_id=queue_id,
                 client_id=client_id,
                 holder=holder,
-                client=connection.peer,
             )
         return True
 

@@ -24,6 +24,7 @@ from mq.broker.commands import (
     DataVersion,
     DeleteGroup,
     DeleteTopic,
+    ForbidTopic,
     GroupConfig,
     LockQueues,
     MetadataError,
@@ -83,6 +84,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     queue_locks: LockRows = []
     delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
     replicas: dict[str, str] = {}
+    forbidden: list[tuple[str, str]] = []
 
 
 class Metadata:
@@ -101,6 +103,8 @@ class Metadata:
         """Locked queues in all."""
         self.delay_offsets: dict[int, int] = {}
         """For each delay level that ever delivered the next offset to deliver, in its queue of the schedule topic."""
+        self.forbidden: set[tuple[str, str]] = set()
+        """Groups and topics that they may not read."""
         self.data_version = DataVersion()
         self.replicas: dict[str, str] = {}
         """Where a replica that led once serves clients, by node id: an IP address and a port."""
@@ -125,6 +129,7 @@ class Metadata:
                     return Changes(deleted_topics=(name,))
                 removed = self._remove_offsets(topic=name)
                 self._remove_locks(topic=name)
+                self.forbidden = {pair for pair in self.forbidden if pair[1] != name}
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
@@ -136,6 +141,7 @@ class Metadata:
             case DeleteGroup(name=name, timestamp_ms=timestamp_ms):
                 removed = self._remove_offsets(group=name) if command.remove_offsets else 0
                 self._remove_locks(group=name)
+                self.forbidden = {pair for pair in self.forbidden if pair[0] != name}
                 if self.groups.pop(name, None) is None:
                     return Changes(offsets=removed)
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -144,6 +150,12 @@ class Metadata:
                 return Changes(offsets=sum(self._advance_offset(*row) for row in offsets))
             case ResetOffset():
                 return Changes(offsets=int(self._set_offset(command)))
+            case ForbidTopic(group=name, topic=topic_name, forbidden=forbidden):
+                if forbidden and topic_name in self.topics:
+                    self.forbidden.add((name, topic_name))
+                else:
+                    self.forbidden.discard((name, topic_name))
+                return Changes()
             case LockQueues():
                 self._lock(command)
                 return Changes()
@@ -170,6 +182,10 @@ class Metadata:
     def has_room_for_offsets(self, group: str, topic: str) -> bool:
         """Whether ``group`` may store offsets of ``topic``."""
         return (group, topic) in self.consumer_offsets or len(self.consumer_offsets) < OFFSET_TABLES_MAX
+
+    def has_room_for_forbidden(self, group: str, topic: str) -> bool:
+        """Whether ``group`` may be forbidden to read ``topic``."""
+        return (group, topic) in self.forbidden or len(self.forbidden) < OFFSET_TABLES_MAX
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The next offset that ``group`` consumes from a queue, None if it never stored one."""
@@ -208,6 +224,7 @@ class Metadata:
         replicas = dict(sorted(self.replicas.items()))
         consumer_offsets = {key: dict(offsets) for key, offsets in self.consumer_offsets.items()}
         offset_resets = {key: dict(offsets) for key, offsets in self.offset_resets.items()}
+        forbidden = set(self.forbidden)
         queue_locks = {key: dict(locks) for key, locks in self.queue_locks.items()}
         delay_offsets = dict(sorted(self.delay_offsets.items()))
 
@@ -224,6 +241,7 @@ class Metadata:
                 ],
                 delay_offsets=delay_offsets,
                 replicas=replicas,
+                forbidden=sorted(forbidden),
             )
             encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
             return encoded
@@ -253,6 +271,7 @@ class Metadata:
         self.consumer_offsets = consumer_offsets
         self.offset_resets = offset_resets
         self.queue_locks = {(group, topic): dict(locks) for group, topic, locks in state.queue_locks}
+        self.forbidden = set(state.forbidden)
         self.lock_count = sum(map(len, self.queue_locks.values()))
         self.delay_offsets = state.delay_offsets
         self.data_version = state.data_version

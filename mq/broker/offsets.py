@@ -108,8 +108,19 @@ class Offsets:
         self._restarted.add(key)
         return None
 
-    def reset(self, group: str, topic: str, offsets: Mapping[int, int], on_committed: Callable[[bool], None]) -> None:
-        """Replicate the offsets of a group in the queues of a topic, backwards too; consumers have to begin there."""
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        on_committed: Callable[[bool], None],
+        *,
+        restart: bool,
+    ) -> None:
+        """Replicate the offsets of a group in the queues of a topic, backwards too.
+
+        With ``restart`` consumers at work have to begin there.
+        """
         keys = [(group, topic, queue_id) for queue_id in offsets]
         self._resetting.update(keys)
         self._restarted.difference_update(keys)
@@ -121,7 +132,7 @@ class Offsets:
         for key in keys:
             self._gathered.pop(key, None)
         for queue_id, offset in offsets.items():
-            command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=True)
+            command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart)
             self._appender.add_command(encode_command(command))
         self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed)
 

@@ -151,6 +151,11 @@ class Pulls:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
         if not config.perm & _READABLE:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
+        if self._metadata.forbidden and (ext.consumer_group, ext.topic) in self._metadata.forbidden:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{ext.consumer_group}] is forbidden for topic[{ext.topic}]",
+            )
         if not 0 <= ext.queue_id < config.read_queues:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,

@@ -1,0 +1,331 @@
+"""How far consumer groups are, and how people move them: by time, or to where another group is.
+
+A reset counts whether anybody of the group is online or not. Members are told at once (request code 220), and one that
+does not hear it is sent to the new offset with its next pull, see `mq.broker.offsets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from mq.broker.answering import Read, when_current
+from mq.broker.appender import Appender
+from mq.broker.clients import BROADCASTING, ClientRegistry
+from mq.broker.commands import CommandRefused, ForbidTopic, encode_command
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.lookup import Lookup
+from mq.broker.members import subscribes
+from mq.broker.metadata import Metadata
+from mq.broker.offsets import Offsets
+from mq.broker.refusal import RequestRefused
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
+from mq.protocol.group_requests import (
+    CloneGroupOffset,
+    GetBrokerConsumeStats,
+    GetConsumeStats,
+    InvokeBrokerToResetOffset,
+    QueryCorrectionOffset,
+    ResetOffsetExt,
+    UpdateAndGetGroupForbidden,
+)
+from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.names import NameRefused, check_group
+from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_table
+from mq.store.queue_store import QueueStore
+
+END = -1
+"""Instead of a time: behind the last message."""
+
+_BEYOND = 2**63 - 1
+
+
+class _Stats(NamedTuple):
+    body: bytes
+    behind: int
+    """Messages that are still to be consumed."""
+
+
+class Progress:
+    """The handlers of a broker about where groups are.
+
+    Args:
+        broker_name, address: for the names of queues, and for tools.
+        read: see `mq.broker.answering`.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        address: str,
+        metadata: Metadata,
+        store: QueueStore,
+        clients: ClientRegistry[ClientConnection],
+        offsets: Offsets,
+        lookup: Lookup,
+        appender: Appender,
+        read: Read,
+    ) -> None:
+        self._broker_name = broker_name
+        self._address = address
+        self._metadata = metadata
+        self._store = store
+        self._clients = clients
+        self._offsets = offsets
+        self._lookup = lookup
+        self._appender = appender
+        self._read = read
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            GetConsumeStats: self.handle_stats,
+            GetBrokerConsumeStats: self.handle_all_stats,
+            QueryCorrectionOffset: self.handle_correction,
+        }
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {
+            InvokeBrokerToResetOffset: self.handle_reset,
+            CloneGroupOffset: self.handle_clone,
+            UpdateAndGetGroupForbidden: self.handle_forbidden,
+        }
+
+    # -- where they are ----------------------------------------------------------------------------------------------
+
+    def handle_stats(
+        self, connection: ClientConnection, request: GetConsumeStats, body: bytes, serialization: int
+    ) -> None:
+        """Request code 208."""
+        ext = request.ext
+
+        def answer() -> bytes:
+            if ext.topic:
+                topics: Iterable[str] = [ext.topic]
+            elif ext.topic_list:
+                topics = [topic for topic in ext.topic_list.split(";") if topic]
+            else:
+                topics = self._topics_of(ext.consumer_group)
+            stats = self._stats(ext.consumer_group, topics)
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=stats.body, serialization=serialization)
+
+        when_current(self._read, connection, request, serialization, answer)
+
+    def handle_all_stats(
+        self, connection: ClientConnection, request: GetBrokerConsumeStats, body: bytes, serialization: int
+    ) -> None:
+        """Request code 317: 208 for all groups, topic by topic."""
+
+        def answer() -> bytes:
+            groups: list[bytes] = []
+            behind = 0
+            for group in sorted(self._metadata.groups):
+                each = [
+                    self._stats(group, [topic])
+                    for topic in self._topics_of(group)
+                    if topic in self._metadata.topics and self._metadata.topics[topic].order == request.ext.is_order
+                ]
+                if each:
+                    groups.append(b'{"%s":[%s]}' % (group.encode(), b",".join(stats.body for stats in each)))
+                    behind += sum(stats.behind for stats in each)
+            text = b'{"brokerAddr":"%s","consumeStatsList":[%s],"totalDiff":%d,"totalInflightDiff":0}' % (
+                self._address.encode(),
+                b",".join(groups),
+                behind,
+            )
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+        when_current(self._read, connection, request, serialization, answer)
+
+    def _topics_of(self, group: str) -> list[str]:
+        return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
+
+    def _stats(self, group: str, topics: Iterable[str]) -> _Stats:
+        online = self._clients.consumer_group(group)
+        rows: list[tuple[QueueRef, bytes]] = []
+        behind = 0
+        for topic in topics:
+            config = self._metadata.topics.get(topic)
+            if config is None or not subscribes(online, topic):
+                continue
+            stored = self._metadata.consumer_offsets.get((group, topic), {})
+            for queue_id in range(config.read_queues):
+                end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
+                behind += max(0, end - offset)
+                at_ms = max(0, self._lookup.store_time(topic, queue_id, offset - 1)) if offset else 0
+                value = b'{"brokerOffset":%d,"consumerOffset":%d,"lastTimestamp":%d,"pullOffset":%d}'
+                rows.append((QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, offset)))
+        return _Stats(b'{"consumeTps":0.0,"offsetTable":%s}' % queue_table(rows), behind)
+
+    def handle_correction(
+        self, connection: ClientConnection, request: QueryCorrectionOffset, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 308: the lowest offset of all groups but some; unreachably high where another group is less far.
+
+        A group's offset below the first message of its queue is of no meaning and does not count.
+        """
+        ext = request.ext
+        left_out = set((ext.filter_groups or "").split(","))
+        lowest: dict[int, int] = {}
+        for (group, topic), offsets in self._metadata.consumer_offsets.items():
+            if topic != ext.topic or group in left_out:
+                continue
+            for queue_id, offset in offsets.items():
+                queue = self._store.get(topic, queue_id)
+                if offset >= (0 if queue is None else queue.min_offset):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, _BEYOND))
+        compared = self._metadata.consumer_offsets.get((ext.compare_group, ext.topic), {})
+        for queue_id, offset in compared.items():
+            if lowest.get(queue_id, _BEYOND) > offset:
+                lowest[queue_id] = _BEYOND
+        text = CorrectionOffsets(lowest).encode()
+        return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+    # -- where they shall be -----------------------------------------------------------------------------------------
+
+    def handle_reset(
+        self, connection: ClientConnection, request: InvokeBrokerToResetOffset, body: bytes, serialization: int
+    ) -> None:
+        """Request code 222: set the offsets of a group by store time. Raises RequestRefused."""
+        ext = request.ext
+        self._check_group(ext.group)
+        wanted = self._wanted_offsets(ext)
+        stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
+        if not ext.force and ext.offset is None:
+            wanted = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in wanted.items()}
+        changed = {queue_id: offset for queue_id, offset in wanted.items() if stored.get(queue_id) != offset}
+        table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in wanted.items()}
+
+        def committed(known: bool) -> None:
+            if known:
+                self._tell_members(ext, table, as_list=request.language == "CPP")
+                text = offset_table_body(table)
+                reply = encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+                connection.answer(request, reply)
+            else:
+                connection.close("leadership was lost while offsets were being reset")
+
+        online = self._clients.consumer_group(ext.group)
+        # The members of a broadcast group have offsets of their own and commit none.
+        restart = online is None or online.message_model != BROADCASTING
+        # Where the stored offset is right already, members may still be further on than they have committed.
+        self._offsets.reset(ext.group, ext.topic, wanted if ext.force else changed, committed, restart=restart)
+
+    def _check_group(self, name: str) -> None:
+        try:
+            check_group(name)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        known = name in self._metadata.groups or self._clients.consumer_group(name) is not None
+        if not known and not self._topics_of(name):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the consumer group <{name}> does not exist")
+
+    def _wanted_offsets(self, ext: ResetOffsetExt) -> dict[int, int]:
+        config = self._metadata.topics.get(ext.topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"[reset-offset] there is no topic {ext.topic}")
+        if not self._metadata.has_room_for_offsets(ext.group, ext.topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "there are too many groups with offsets already")
+        queues = max(config.read_queues, config.write_queues)
+        if ext.queue_id >= queues:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"queue id {ext.queue_id} is illegal, {ext.topic} has {queues} queues"
+            )
+        if ext.timestamp_ms < END:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"timestamp {ext.timestamp_ms}: a time, or -1 for the end")
+        chosen = [ext.queue_id] if ext.queue_id >= 0 else range(queues)
+        return {queue_id: self._wanted_offset(ext, queue_id) for queue_id in chosen}
+
+    def _wanted_offset(self, ext: ResetOffsetExt, queue_id: int) -> int:
+        queue = self._store.get(ext.topic, queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        if ext.offset is not None and ext.offset >= 0:
+            return min(max(ext.offset, low), high)
+        if ext.timestamp_ms == END:
+            return high
+        return self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
+
+    def _tell_members(self, ext: ResetOffsetExt, table: Mapping[QueueRef, int], *, as_list: bool) -> None:
+        group = self._clients.consumer_group(ext.group)
+        if group is None:
+            return
+        fields = {
+            "topic": ext.topic,
+            "group": ext.group,
+            "timestamp": str(ext.timestamp_ms),
+            "isForce": str(ext.force).lower(),
+        }
+        frame = encode_request(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            0,
+            ext=fields,
+            body=offset_table_body(table, as_list=as_list),
+            oneway=True,
+        )
+        for member in list(group.members):
+            if not member.closed:
+                member.send(frame)
+
+    def handle_clone(
+        self, connection: ClientConnection, request: CloneGroupOffset, body: bytes, serialization: int
+    ) -> None:
+        """Request code 314: let one group go on where another one is. Raises RequestRefused."""
+        ext = request.ext
+        try:
+            check_group(ext.target)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        online = None if ext.offline else self._clients.consumer_group(ext.target)
+        topics = [ext.topic] if ext.topic else self._topics_of(ext.source)
+        chosen = [
+            topic
+            for topic in topics
+            if topic in self._metadata.topics
+            and subscribes(online, topic)
+            and self._metadata.has_room_for_offsets(ext.target, topic)
+        ]
+
+        def committed(known: bool) -> None:
+            if known:
+                reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+                connection.answer(request, reply)
+            else:
+                connection.close("leadership was lost while offsets were being cloned")
+
+        for topic in chosen:
+            offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
+            self._offsets.reset(ext.target, topic, dict(offsets), lambda known: None, restart=False)
+        self._offsets.replicate(committed)
+
+    def handle_forbidden(
+        self, connection: ClientConnection, request: UpdateAndGetGroupForbidden, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 353: may a group read a topic. Raises RequestRefused."""
+        ext = request.ext
+
+        def answer() -> bytes:
+            text = GroupForbidden(ext.group, ext.topic, (ext.group, ext.topic) not in self._metadata.forbidden).encode()
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.answer(request, answer())
+            else:
+                connection.close("leadership was lost while a permission was being stored")
+
+        if ext.readable is None:
+            when_current(self._read, connection, request, serialization, answer)
+            return None
+        if ext.topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {ext.topic}")
+        if not self._metadata.has_room_for_forbidden(ext.group, ext.topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "there are too many groups with forbidden topics already")
+        try:
+            command = encode_command(ForbidTopic(group=ext.group, topic=ext.topic, forbidden=not ext.readable))
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._appender.add_command(command, committed)
+        return None
