@@ -70,7 +70,7 @@ async def test_a_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
         assert (await unlock(one, "c1", 0)).code == ResponseCode.SUCCESS
         assert await lock(other, "c2", 0, 1) == [0]
         await one.post(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c1", 1), oneway=True)
-        assert await one.alive()
+        await one.wait_for(lambda info: info["raftmq.lockedQueues"] == "3")
         assert await lock(other, "c2", 1) == [1]
 
 
