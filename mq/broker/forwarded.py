@@ -159,6 +159,15 @@ class ForwardedSender:
         """Answer."""
         self._requests.answer(self._connection, self._opaque, data)
 
+    def answer(self, request: Any, reply: bytes) -> None:
+        """Send the reply to the request, unless the client wants none."""
+        if not request.flag & _ONEWAY:
+            self.send(reply)
+
+    def refuse(self, request: Any, serialization: int, error: Exception) -> None:
+        """Answer the request, which failed after its handler had returned. Raises what is a fault of ours."""
+        self.answer(request, self._requests.failed(error, self, request, serialization))
+
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
         """Answer with one frame in several buffers."""
         self.send(b"".join(buffers))

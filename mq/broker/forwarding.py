@@ -27,6 +27,7 @@ from mq.broker.upstream import Upstream
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.forwarding import ForwardEncoder, TooLarge
+from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
 from mq.protocol.headers import (
     ConsumerSendMsgBack,
     DeleteTopicInBroker,
@@ -57,7 +58,18 @@ _OPAQUE_MASK = 0x7FFFFFFF
 _NOT_SERVED = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION})
 
 _SENDS = frozenset({SendMessage, SendMessageV2, SendBatchMessage, ConsumerSendMsgBack, EndTransaction})
-_REPEATABLE = frozenset({UpdateConsumerOffset, UpdateAndCreateTopic, DeleteTopicInBroker, LockBatchMq, UnlockBatchMq})
+_REPEATABLE = frozenset(
+    {
+        UpdateConsumerOffset,
+        UpdateAndCreateTopic,
+        DeleteTopicInBroker,
+        LockBatchMq,
+        UnlockBatchMq,
+        InvokeBrokerToResetOffset,
+        CloneGroupOffset,
+        UpdateAndGetGroupForbidden,
+    }
+)
 """Done twice, these come to the same."""
 
 _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of the group"

@@ -115,8 +115,9 @@ class Locks:
                 self._granting.pop((group, topic, queue_id), None)
             if known:
                 reply = LockedQueues(self._renew(wanted)).encode()
-                connection.send(
-                    encode_response(request.opaque, ResponseCode.SUCCESS, body=reply, serialization=serialization)
+                connection.answer(
+                    request,
+                    encode_response(request.opaque, ResponseCode.SUCCESS, body=reply, serialization=serialization),
                 )
             else:
                 self._serve_elsewhere(connection, request, body, serialization)
@@ -149,10 +150,8 @@ class Locks:
             return reply
 
         def committed(known: bool) -> None:
-            if request.flag & 2:
-                return
             if known:
-                connection.send(reply)
+                connection.answer(request, reply)
             else:
                 self._serve_elsewhere(connection, request, body, serialization)
 
@@ -261,11 +260,8 @@ class Locks:
             connection.dispatch(request, body, serialization)
             return
         remark = "the group cannot confirm who leads it"
-        connection.send(
-            encode_response(
-                request.opaque, ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark, serialization=serialization
-            )
-        )
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        connection.answer(request, encode_response(request.opaque, code, remark=remark, serialization=serialization))
 
 
 def _chunks(rows: list[tuple[str, int]]) -> Iterable[list[tuple[str, int]]]:

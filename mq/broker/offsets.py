@@ -210,9 +210,6 @@ class Offsets:
         def committed(known: bool) -> None:
             if known:
                 connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
-            elif not self._appender.is_open:
-                # Committing twice is committing once, so whoever leads now may do it again.
-                connection.dispatch(request, body, serialization)
             else:
                 connection.close("leadership was lost while an offset was being stored")
 
