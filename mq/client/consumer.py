@@ -22,6 +22,7 @@ from mq.client.assignment import Assignment
 from mq.client.connection import refuse_server_request
 from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed, ClientError
+from mq.client.giving_back import give_back
 from mq.client.identity import new_client_id
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -34,7 +35,7 @@ from mq.client.task_group import open_task_group
 from mq.filter.subscription import Subscription, parse_tags
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest
-from mq.protocol.names import check_group, check_topic
+from mq.protocol.names import check_group, check_topic, retry_topic
 
 __all__ = ["BatchHandler", "Handler", "PushConsumer"]
 
@@ -48,6 +49,9 @@ REBALANCE_RETRY_SECONDS_MIN = 0.05
 REBALANCE_RETRY_SECONDS_MAX = 0.5
 LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
+
+GIVE_BACK_SECONDS = 3.0
+"""A leader that does not answer may have taken the message; then it comes twice."""
 
 LEASE_MESSAGES_MAX = 32
 
@@ -79,11 +83,15 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`.
 
-    Every message is handed out at least once; duplicates follow crashes, lost leaders and changes of the group. A
-    handler that raises gets the message again after `retry_delay` seconds, doubled each time up to 30 s, and the
-    group's offset does not pass it meanwhile. `ordered` (the default) hands out each queue's messages one after the
-    other, so a failing message holds up its queue; otherwise up to `concurrency` messages are handled at once whatever
-    their queue, and a failing one is set aside.
+    Every message is handed out at least once; duplicates follow crashes, lost leaders and changes of the group.
+    `ordered` (the default) hands out each queue's messages one after the other: a handler that raises gets the message
+    again after `retry_delay` seconds, doubled each time up to 30 s, and it holds up its queue meanwhile.
+
+    Otherwise up to `concurrency` messages are handled at once whatever their queue, and one whose handler raises is
+    given back to its broker. It comes again, to any member of the group, after 10 s, 30 s, 1 min ... 2 h, with
+    `reconsume_times` counting; after `max_reconsume_times` (default: as the group is configured, 16 unless changed) it
+    goes to the topic `%DLQ%` and the group's name. If the broker does not take it back it is handled as in `ordered`,
+    except that it holds up nothing but the group's offset.
 
     `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime.
     Messages are pulled ahead of the handlers within `pull.limits`.
@@ -98,6 +106,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         ordered: bool = True,
         concurrency: int = 16,
         retry_delay: float = 1.0,
+        max_reconsume_times: int | None = None,
         pull: PullSettings | None = None,
         remoting: RemotingSettings | None = None,
         commit_seconds: float = COMMIT_SECONDS,
@@ -114,6 +123,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._consume_from = consume_from
         self._ordered = ordered
         self._concurrency = concurrency
+        self._max_reconsume_times = max_reconsume_times
         self._pull_settings = pull or PullSettings()
         self._commit_seconds = commit_seconds
         self._rebalance_seconds = rebalance_seconds
@@ -121,8 +131,10 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._remoting_settings = remoting
         self._rng = rng
         self._subscribed: dict[str, _Subscribed] = {}
+        self._retry_topic = retry_topic(group)
         self._rebalance_wanted = anyio.Event()
         self._run_scope: anyio.CancelScope | None = None
+        self._fallback: Handler | None = None
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
         self._remoting: Remoting | None = None
         self._assignment: Assignment | None = None
@@ -218,12 +230,26 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             handler=handler,
             batch=batch,
         )
+        if not self._ordered and self._retry_topic not in self._subscribed:
+            self._subscribe(self._retry_topic, "*", self._handle_again, None)
+            return
         self._subscriptions_changed()
 
     def _subscriptions_changed(self) -> None:
         if self._remoting is not None:
             self._remoting.heartbeat_soon()
             self._rebalance_wanted.set()
+
+    async def _handle_again(self, message: ReceivedMessage) -> None:
+        """The handler of the retry topic."""
+        subscribed = self._subscribed.get(message.topic)
+        handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
+        if handler is not None and subscribed is not None:
+            await handler([message] if subscribed.batch else message)
+        elif self._fallback is not None:
+            await self._fallback(message)
+        else:
+            raise LookupError(f"{self.group} gets {message} again and has no handler for {message.topic} any more")
 
     # What the tasks of this consumer do.
 
@@ -334,6 +360,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
         if handler is None and missing:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
+        self._fallback = handler
         slots = anyio.Semaphore(self._concurrency)
         with anyio.CancelScope() as scope:
             self._run_scope = scope
@@ -379,11 +406,11 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 except Exception:
                     log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
                     retry_at = self._board.retry_at(part[0])
-                    for message in part:
-                        message.attempt += 1
                     if self._ordered:
+                        for message in part:
+                            message.attempt += 1
                         return
-                    process_queue.give_back(part, retry_at)
+                    await self._give_back(process_queue, part, retry_at)
                 else:
                     for message in part:
                         self._board.finish(process_queue, message)
@@ -393,6 +420,30 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 process_queue.block(messages[done:], retry_at)
             self._board.release(process_queue)
             slots.release()
+
+    async def _give_back(
+        self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage], retry_at: float
+    ) -> None:
+        """Let the broker hand these messages out again, or do it ourselves if it does not take them back."""
+        remoting = self._remoting
+        assert remoting is not None, "a message is given back before the consumer is entered"
+
+        async def give(message: ReceivedMessage) -> None:
+            taken = False
+            with anyio.move_on_after(GIVE_BACK_SECONDS):
+                taken = await give_back(remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)
+            if taken:
+                self._board.finish(process_queue, message)
+            else:
+                message.attempt += 1
+                process_queue.give_back([message], retry_at)
+
+        if process_queue.dropped:
+            return  # the next owner of the queue gets them
+        with anyio.CancelScope(shield=True):  # so that each is either taken back or handed out again
+            async with anyio.create_task_group() as tasks:
+                for message in messages:
+                    tasks.start_soon(give, message)
 
 
 def _subscription_data(subscribed: _Subscribed) -> SubscriptionData:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.protocol import properties as props
+from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.records import StoredMessage
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
@@ -72,7 +73,8 @@ class ReceivedMessage:
     """A message as a consumer gets it: the body inflated, everything else as the broker stored it.
 
     A body that cannot be inflated comes as it is stored, and the log says so.
-    `attempt` is 1 for the first hand-out in this process and grows each time the handler failed.
+    `attempt` is 1 for the first hand-out in this process and grows each time the handler failed; `reconsume_times`
+    grows each time the message was given back to its broker.
     """
 
     __slots__ = ("attempt", "body", "queue", "queue_offset", "record")
@@ -90,7 +92,9 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic the message was sent to."""
+        """The topic the message was sent to, also when it comes again through the group's retry topic."""
+        if self.record.topic.startswith(RETRY_PREFIX):
+            return self.record.properties.get(props.RETRY_TOPIC, self.record.topic)
         return self.record.topic
 
     @property

@@ -14,6 +14,7 @@ from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.remoting import Remoting
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import retry_topic
 
 __all__ = ["ConsumeFrom", "GroupOffsets", "queue_offset"]
 
@@ -69,7 +70,9 @@ class GroupOffsets:
         except BrokerError as error:
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
-            return await queue_offset(self._remoting, queue, self._consume_from)
+            # What was given back was seen before, so it is never too old for the group.
+            is_retry = queue.topic == retry_topic(self._group)
+            return await queue_offset(self._remoting, queue, "first" if is_retry else self._consume_from)
         offset = int_field(response, "offset")
         self._stored[queue] = offset
         return offset

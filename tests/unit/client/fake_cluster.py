@@ -36,6 +36,8 @@ class StoredMessage:
     sys_flag: int
     flag: int
     born_timestamp_ms: int
+    reconsume_times: int = 0
+    physical_offset: int = 0
 
     def value_of(self, name: str) -> str | None:
         """The value of a property."""
@@ -218,6 +220,8 @@ class FakeGroup:
     replicas: list[FakeBroker] = field(default_factory=list)
     leader: FakeBroker | None = None
     grown: anyio.Event = field(default_factory=anyio.Event)
+    places: dict[int, tuple[str, StoredMessage]] = field(default_factory=dict)
+    """Topic and message by physical offset."""
 
     def addresses(self) -> dict[str, str]:
         """Broker id -> address: 0 is the leader, replica n is n + 1 while it follows; dead ones are gone."""
@@ -230,6 +234,8 @@ class FakeGroup:
     def append(self, topic: str, queue_id: int, message: StoredMessage) -> int:
         queue = self.queues[topic, queue_id]
         queue.append(message)
+        message.physical_offset = len(self.places) * 1000
+        self.places[message.physical_offset] = topic, message
         grown, self.grown = self.grown, anyio.Event()
         grown.set()
         return len(queue) - 1
@@ -290,6 +296,7 @@ class FakeBroker(FakeServer):
             31: self._min_offset,
             34: self._heartbeat,
             35: self._unregister,
+            36: self._take_back,
             38: self._consumer_list,
             215: self._delete_topic,
         }
@@ -377,7 +384,8 @@ class FakeBroker(FakeServer):
             topic=topic,
             queue_id=queue_id,
             queue_offset=offset,
-            physical_offset=offset * 1000,
+            physical_offset=message.physical_offset,
+            reconsume_times=message.reconsume_times,
             born_host=encode_host("127.0.0.1", 50_000),
             store_host=encode_host("127.0.0.1", 10_911),
             body=message.body,
@@ -387,6 +395,26 @@ class FakeBroker(FakeServer):
             born_timestamp_ms=message.born_timestamp_ms,
             store_timestamp_ms=message.born_timestamp_ms + 1,
         )
+
+    async def _take_back(self, connection: FakeConnection, request: FakeRequest) -> None:
+        """Deliver a message again, at once."""
+        ext = request.ext
+        if not self.leads or int(ext["offset"]) not in self.group.places:
+            await self._answer(connection, request, 1)
+            return
+        assert (ext["delayLevel"], ext["unitMode"]) == ("0", "false")
+        topic, message = self.group.places[int(ext["offset"])]
+        again = f"%RETRY%{ext['group']}"
+        dead = message.reconsume_times >= int(ext.get("maxReconsumeTimes", "16"))
+        where = f"%DLQ%{ext['group']}" if dead else again
+        properties = message.properties
+        if topic != again:
+            properties += f"RETRY_TOPIC\x01{topic}\x02"
+        copy = StoredMessage(message.body, properties, message.sys_flag, message.flag, message.born_timestamp_ms)
+        copy.reconsume_times = message.reconsume_times + 1
+        self.group.topics.setdefault(where, 1)
+        self.group.append(where, 0, copy)
+        await self._answer(connection, request)
 
     # Offsets.
 

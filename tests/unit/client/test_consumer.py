@@ -23,6 +23,7 @@ from tests.unit.client.fake_cluster import FakeCluster, until
 pytestmark = pytest.mark.anyio
 
 PULL = 11
+SEND_BACK = 36
 
 
 # Receiving.
@@ -227,6 +228,7 @@ async def test_a_failing_message_holds_up_its_ordered_queue_and_no_other() -> No
 async def test_the_offset_does_not_pass_a_message_that_keeps_failing() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 6)
+        cluster.leader.fail_codes[SEND_BACK] = 1
         consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
         seen: set[bytes] = set()
 

@@ -1,0 +1,100 @@
+"""Delayed and retried messages on three real brokers whose leaders die while they deliver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
+from tests.process.test_sdk import Cluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
+
+MESSAGES = 1000
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "trio"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory: Path = tmp_path_factory.mktemp("cluster")
+    # Small entries, so that there are many of them to be cut off between.
+    settings = {"entry_bytes_max": "1024"}
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        opened = DevCluster.open(directory, ports=Ports.free(3), settings=settings, group="broker-a")
+        with portal.wrap_async_context_manager(opened) as inner:
+            yield Cluster(inner, portal)
+
+
+async def delivered(cluster: Cluster, topic: str, group: str, seen: list[ReceivedMessage]) -> None:
+    """Gather all messages of a topic for ever."""
+    consumer = PushConsumer(cluster.namesrv, group, consume_from="first")
+    consumer.subscribe(topic)
+    async with consumer:
+        async for message in consumer:
+            seen.append(message)
+
+
+@pytest.mark.parametrize("kill_after", [50, 500, 950])
+async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster, kill_after: int) -> None:
+    topic = f"Delayed{kill_after}"
+    seen: list[ReceivedMessage] = []
+    with anyio.fail_after(90):
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(topic, 4)
+        async with Producer(cluster.namesrv) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(delivered, cluster, topic, f"{topic}-readers", seen)
+            outcomes = await producer.send_many(
+                Message(topic, b"%d" % number, delay_level=2) for number in range(MESSAGES)
+            )
+            assert all(isinstance(outcome, SendResult) for outcome in outcomes)
+            assert not any(outcome.maybe_duplicated for outcome in outcomes if isinstance(outcome, SendResult))
+            assert not seen
+            while len(seen) < kill_after:  # noqa: ASYNC110 - other processes have no event to wait for
+                await anyio.sleep(0.001)
+            async with cluster.dead(await cluster.leader()):
+                while len({message.body for message in seen}) < MESSAGES:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()
+    # The consumer may get a message twice, when it lost its leader; the topic has each once.
+    places = {(message.queue, message.queue_offset): message.body for message in seen}
+    assert Counter(places.values()) == Counter(b"%d" % number for number in range(MESSAGES))
+    ends = Counter(queue for queue, _ in places)
+    assert all({offset for q, offset in places if q == queue} == set(range(count)) for queue, count in ends.items())
+
+
+async def test_a_message_that_is_not_handled_comes_again(cluster: Cluster) -> None:
+    topic, group = "Failing", "failing-readers"
+    seen: list[tuple[bytes, str, int]] = []
+    consumer = PushConsumer(cluster.namesrv, group, consume_from="first", ordered=False)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append((message.body, message.topic, message.reconsume_times))
+        if message.body == b"bad" and message.reconsume_times == 0:
+            raise ValueError("not yet")
+        if len(seen) == 4:
+            consumer.stop()
+
+    with anyio.fail_after(60):
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(topic, 1)
+        async with Producer(cluster.namesrv) as producer, consumer:
+            begun = anyio.current_time()
+            for body in (b"one", b"bad", b"two"):
+                await producer.send(Message(topic, body))
+            await consumer.run()
+    assert sorted(seen[:3]) == [(b"bad", topic, 0), (b"one", topic, 0), (b"two", topic, 0)]
+    assert seen[3] == (b"bad", topic, 1)
+    assert anyio.current_time() - begun >= 10

@@ -1,0 +1,193 @@
+"""Consumers that do not keep order: what they fail to handle goes back to the broker and comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from mq.client import PushConsumer, ReceivedMessage
+from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
+from tests.unit.client.fake_cluster import FakeCluster, until
+
+pytestmark = pytest.mark.anyio
+
+SEND_BACK = 36
+RETRY, DEAD = "%RETRY%cg", "%DLQ%cg"
+
+Seen = list[tuple[bytes, str, int]]
+
+
+def failing(consumer: PushConsumer, topic: str = "T", *, body: bytes = b"001", failures: int = 2) -> Seen:
+    """What the handler saw: body, topic, reconsume times. It fails so often for one of the messages."""
+    seen: Seen = []
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append((message.body, message.topic, message.reconsume_times))
+        if message.body == body and message.reconsume_times < failures:
+            raise ValueError("not yet")
+
+    return seen
+
+
+async def test_a_failing_message_goes_back_and_comes_again() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        consumer = consumer_of(cluster, ordered=False, consume_from="first", commit_seconds=0.01)
+        seen = failing(consumer)
+        async with running(consumer):
+            await until(lambda: (b"001", "T", 2) in seen and offset_of(cluster) == 3)
+            await until(lambda: cluster.group.offsets.get(("cg", RETRY, 0)) == 2)
+        assert sorted(seen) == [
+            (b"000", "T", 0),
+            (b"001", "T", 0),
+            (b"001", "T", 1),
+            (b"001", "T", 2),
+            (b"002", "T", 0),
+        ]
+        given_back = [request.ext for request in cluster.leader.received if request.code == SEND_BACK]
+        assert [ext["offset"] for ext in given_back] == ["1000", "3000"]
+        assert all((ext["group"], ext["originTopic"]) == ("cg", "T") for ext in given_back)
+        assert all("maxReconsumeTimes" not in ext for ext in given_back)
+
+
+async def test_after_the_last_repetition_it_is_dead() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 2)
+        consumer = consumer_of(cluster, ordered=False, max_reconsume_times=2)
+        seen = failing(consumer, failures=99)
+        async with running(consumer):
+            await until(lambda: cluster.group.bodies(DEAD) == [b"001"])
+        assert [times for body, _, times in seen if body == b"001"] == [0, 1, 2]
+
+
+async def test_what_waits_in_the_retry_topic_is_never_too_old() -> None:
+    """A group that begins with the newest messages must not leave out what it gave back before it stored an offset."""
+    async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster:
+        message = stored(b"old")
+        message.properties += "RETRY_TOPIC\x01T\x02"
+        cluster.group.append(RETRY, 0, message)
+        consumer = consumer_of(cluster, ordered=False, consume_from="last")
+        seen = failing(consumer)
+        async with running(consumer):
+            await until(lambda: len(seen) > 0)
+        assert seen == [(b"old", "T", 0)]
+
+
+@pytest.mark.parametrize("code", [1, 26, 3])
+async def test_a_message_that_the_broker_does_not_take_is_tried_again_here(code: int) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 2)
+        cluster.leader.fail_codes[SEND_BACK] = code
+        consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
+        attempts: list[int] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            if message.body == b"000":
+                attempts.append(message.attempt)
+                if message.attempt < 3:
+                    raise ValueError("not yet")
+
+        async with running(consumer):
+            await until(lambda: len(attempts) == 3 and offset_of(cluster) == 2)
+        assert attempts == [1, 2, 3]
+
+
+async def test_batches_go_back_whole_and_come_again_one_by_one() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 4)
+        consumer = consumer_of(cluster, ordered=False, concurrency=1, commit_seconds=0.01)
+        again: list[list[bytes]] = []
+
+        @consumer.on("T", batch=10)
+        async def handle(messages: Sequence[ReceivedMessage]) -> None:
+            if messages[0].reconsume_times == 0:
+                raise ValueError("not yet")
+            again.append([message.body for message in messages])
+
+        async with running(consumer):
+            await until(lambda: len(again) == 4 and offset_of(cluster) == 4)
+        assert sorted(again) == [[b"%03d" % number] for number in range(4)]
+
+
+async def test_the_handler_given_to_run_gets_it_again() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
+        fill(cluster, 1)
+        consumer.subscribe("T")
+        seen: list[int] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append(message.reconsume_times)
+            if len(seen) == 1:
+                raise ValueError("not yet")
+            consumer.stop()
+
+        with anyio.fail_after(60):
+            await consumer.run(handle)
+        assert seen == [0, 1]
+
+
+async def test_a_message_whose_handler_is_gone_goes_back() -> None:
+    async with FakeCluster.start(topics={"T": 1, "U": 1, RETRY: 1}) as cluster:
+        message = stored(b"orphan")
+        message.properties += "RETRY_TOPIC\x01U\x02"
+        cluster.group.append(RETRY, 0, message)
+        consumer = consumer_of(cluster, ordered=False, max_reconsume_times=1)
+        failing(consumer)
+        async with running(consumer):
+            await until(lambda: cluster.group.bodies(DEAD) == [b"orphan"])
+
+
+async def test_a_run_that_is_stopped_while_messages_go_back_keeps_each_once() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
+        fill(cluster, 20)
+        consumer.subscribe("T")
+        handled: set[bytes] = set()
+
+        async def fail_and_stop(message: ReceivedMessage) -> None:
+            if message.body == b"010":
+                consumer.stop()
+            raise ValueError("not yet")
+
+        async def note(message: ReceivedMessage) -> None:
+            handled.add(message.body)
+            if len(handled) == 20:
+                consumer.stop()
+
+        with anyio.fail_after(60):
+            await consumer.run(fail_and_stop)
+            await consumer.run(note)
+        assert handled == {b"%03d" % number for number in range(20)}
+
+
+async def test_a_consumer_that_keeps_order_keeps_what_fails() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 2)
+        consumer = consumer_of(cluster)
+        seen: list[Any] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append(message.body)
+            if len(seen) < 3:
+                raise ValueError("not yet")
+
+        async with running(consumer):
+            await until(lambda: len(seen) == 4)
+            assert {queue.topic for queue in consumer.assignment} == {"T"}
+        assert seen == [b"000", b"000", b"000", b"001"]
+        assert cluster.leader.count(SEND_BACK) == 0
+
+
+async def test_streams_give_what_comes_again_as_well() -> None:
+    async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
+        message = stored(b"again")
+        message.properties += "RETRY_TOPIC\x01T\x02"
+        cluster.group.append(RETRY, 0, message)
+        consumer.subscribe("T")
+        [received] = await take(consumer, 1)
+        assert (received.topic, received.record.topic, received.queue.topic) == ("T", RETRY, RETRY)
