@@ -14,7 +14,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import anyio
@@ -407,11 +407,8 @@ class FakeBroker(FakeServer):
         again = f"%RETRY%{ext['group']}"
         dead = message.reconsume_times >= int(ext.get("maxReconsumeTimes", "16"))
         where = f"%DLQ%{ext['group']}" if dead else again
-        properties = message.properties
-        if topic != again:
-            properties += f"RETRY_TOPIC\x01{topic}\x02"
-        copy = StoredMessage(message.body, properties, message.sys_flag, message.flag, message.born_timestamp_ms)
-        copy.reconsume_times = message.reconsume_times + 1
+        properties = message.properties + ("" if topic == again else f"RETRY_TOPIC\x01{topic}\x02")
+        copy = replace(message, properties=properties, reconsume_times=message.reconsume_times + 1)
         self.group.topics.setdefault(where, 1)
         self.group.append(where, 0, copy)
         await self._answer(connection, request)
