@@ -24,6 +24,7 @@ from mq.client.errors import (
     TopicNotFound,
     UnreadableAnswer,
 )
+from mq.client.filters import Sql, sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.process_queue import FlowLimits
 from mq.client.producer import Producer
@@ -31,6 +32,7 @@ from mq.client.pulling import PullSettings
 from mq.client.remoting import RemotingSettings
 from mq.client.routes import TopicRoute
 from mq.client.sending import Pending
+from mq.filter.subscription import SubscriptionError
 
 __all__ = [
     "Admin",
@@ -58,7 +60,10 @@ __all__ = [
     "SendRejected",
     "SendResult",
     "SendStatus",
+    "Sql",
+    "SubscriptionError",
     "TopicNotFound",
     "TopicRoute",
     "UnreadableAnswer",
+    "sql",
 ]

@@ -22,6 +22,7 @@ from mq.client.assignment import Assignment
 from mq.client.connection import refuse_server_request
 from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed, ClientError
+from mq.client.filters import Sql
 from mq.client.giving_back import give_back
 from mq.client.identity import new_client_id
 from mq.client.logs import log
@@ -32,7 +33,7 @@ from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import TopicRoute
 from mq.client.task_group import open_task_group
-from mq.filter.subscription import Subscription, parse_tags
+from mq.filter.subscription import Subscription, parse_sql, parse_tags
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest
 from mq.protocol.names import check_group, check_topic, retry_topic
@@ -194,14 +195,16 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     # Subscriptions.
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
+    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
         """Receive the messages of `topic` that carry one of `tags`: `"A || B"`, or `"*"` for all.
+
+        With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression.
 
         All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
         """
         self._subscribe(topic, tags, None, None)
 
-    def on(self, topic: str, tags: str = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
+    def on(self, topic: str, tags: str | Sql = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
         """Decorator: subscribe, and have `run` give each message to this coroutine function.
 
         With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together.
@@ -221,11 +224,11 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._subscriptions_changed()
 
     def _subscribe(
-        self, topic: str, tags: str, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
+        self, topic: str, tags: str | Sql, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
     ) -> None:
         check_topic(topic)
         self._subscribed[topic] = _Subscribed(
-            subscription=parse_tags(topic, tags),
+            subscription=parse_sql(topic, tags.expression) if isinstance(tags, Sql) else parse_tags(topic, tags),
             sub_version=int(time.time() * 1000),
             handler=handler,
             batch=batch,
@@ -454,4 +457,5 @@ def _subscription_data(subscribed: _Subscribed) -> SubscriptionData:
         tags=sorted(subscription.tags),
         codes=sorted(subscription.codes),
         version=subscribed.sub_version,
+        expression_type=subscription.expression_type,
     )

@@ -175,7 +175,7 @@ class Puller:
                 "suspendTimeoutMillis": str(int(settings.hold_seconds * 1000)),
                 "subscription": self._subscription.expression,
                 "subVersion": str(self._sub_version),
-                "expressionType": "TAG",
+                "expressionType": self._subscription.expression_type,
             },
             timeout=settings.hold_seconds + settings.answer_seconds,
             may_be_held=True,

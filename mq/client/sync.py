@@ -13,6 +13,7 @@ import anyio.from_thread
 from mq.client.consumer import PushConsumer
 from mq.client.delivery import MessageStream
 from mq.client.errors import ClientClosed, ClientError
+from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.producer import Producer
 
@@ -106,7 +107,7 @@ class SyncConsumer:
             raise ClientClosed("enter the consumer first: with SyncConsumer(...) as consumer")
         return self._portal.call(function)
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
+    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
         """As `PushConsumer.subscribe`."""
         self._call(lambda: self._consumer.subscribe(topic, tags))
 

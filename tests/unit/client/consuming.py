@@ -12,7 +12,8 @@ from mq.client import (
     PushConsumer,
     ReceivedMessage,
 )
-from tests.unit.client.fake_cluster import FakeCluster, StoredMessage
+from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.fake_messages import StoredMessage
 
 
 def stored(body: bytes, tags: str | None = None) -> StoredMessage:

@@ -20,36 +20,12 @@ from typing import Any, Literal, Self
 import anyio
 import anyio.abc
 
+from mq.filter.sql import SqlFilter
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import encode_request, encode_response
-from mq.protocol.records import encode_host, encode_record
+from tests.unit.client.fake_messages import StoredMessage
 
 TBW102 = "TBW102"
-
-
-@dataclass(slots=True)
-class StoredMessage:
-    """One message of the fake store."""
-
-    body: bytes
-    properties: str
-    sys_flag: int
-    flag: int
-    born_timestamp_ms: int
-    reconsume_times: int = 0
-    physical_offset: int = 0
-
-    def value_of(self, name: str) -> str | None:
-        """The value of a property."""
-        for piece in self.properties.split("\x02"):
-            key, _, value = piece.partition("\x01")
-            if key == name:
-                return value
-        return None
-
-    @property
-    def tags(self) -> str | None:
-        return self.value_of("TAGS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +242,8 @@ class FakeBroker(FakeServer):
         """Whether to do nothing about any request, as a process that is stopped."""
         self.damages = False
         """Whether the disk gives out wrong bytes: every message in an answer has another body than its checksum."""
+        self.suggests = "0"
+        """The broker id to which consumers are sent with their next pull."""
 
     @property
     def leads(self) -> bool:
@@ -360,16 +338,21 @@ class FakeBroker(FakeServer):
         if first <= offset <= len(queue):
             end = min(offset + int(ext["maxMsgNums"]), len(queue))
             wanted = {tag.strip() for tag in ext["subscription"].split("||")}
+            chosen = SqlFilter(ext["subscription"]) if ext["expressionType"] == "SQL92" else None
             for position in range(offset, end):
                 # Brokers see hash codes only, and two tags may have the same one.
-                if "*" in wanted or queue[position].tags in wanted | self.cluster.colliding_tags:
-                    batch.append(self._record(topic, queue_id, position, queue[position]))
+                if (
+                    chosen.matches_text(queue[position].properties)
+                    if chosen
+                    else "*" in wanted or queue[position].tags in wanted | self.cluster.colliding_tags
+                ):
+                    batch.append(queue[position].record(topic, queue_id, position))
             code = 0 if batch else (20 if end > offset else 19)
             next_offset = end
         else:
             code, next_offset = 21, (first if offset < first else len(queue))
         fields = {
-            "suggestWhichBrokerId": "0",
+            "suggestWhichBrokerId": self.suggests,
             "nextBeginOffset": str(next_offset),
             "minOffset": str(first),
             "maxOffset": str(len(queue)),
@@ -378,23 +361,6 @@ class FakeBroker(FakeServer):
         if self.damages and batch:
             body = body.replace(queue[offset].body, bytes(len(queue[offset].body)), 1)
         await self._answer(connection, request, code, ext=fields, body=body)
-
-    def _record(self, topic: str, queue_id: int, offset: int, message: StoredMessage) -> bytes:
-        return encode_record(
-            topic=topic,
-            queue_id=queue_id,
-            queue_offset=offset,
-            physical_offset=message.physical_offset,
-            reconsume_times=message.reconsume_times,
-            born_host=encode_host("127.0.0.1", 50_000),
-            store_host=encode_host("127.0.0.1", 10_911),
-            body=message.body,
-            properties=message.properties,
-            sys_flag=message.sys_flag,
-            flag=message.flag,
-            born_timestamp_ms=message.born_timestamp_ms,
-            store_timestamp_ms=message.born_timestamp_ms + 1,
-        )
 
     async def _take_back(self, connection: FakeConnection, request: FakeRequest) -> None:
         """Deliver a message again, at once."""
