@@ -26,6 +26,7 @@ PURE = (
     "raftlog/starting.py",
     "raftlog/wire.py",
     "mq/filter",
+    "mq/broker/figures.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
 )

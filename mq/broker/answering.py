@@ -40,12 +40,14 @@ def replicate(
     commands: Sequence[bytes],
     connection: ClientConnection,
     request: Any,
+    body: bytes,
     serialization: int,
     *,
     what: str,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Replicate commands and answer the request once all are applied.
+    """Replicate commands and answer the request once all are applied; if this replica ceases to lead before they had
+    begun, the request is served anew, by whoever leads then.
 
     ``what`` is for people. ``check`` raises RequestRefused if the commands were applied and had no effect.
     """
@@ -65,4 +67,4 @@ def replicate(
     *others, last = commands
     for command in others:
         appender.add_command(command)
-    appender.add_command(last, committed)
+    appender.add_command(last, committed, lambda: connection.dispatch(request, body, serialization))

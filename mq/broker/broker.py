@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from mq.broker.administration import Administration
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.commands import DeleteTopic, PutReplica, decode_command, encode_command
@@ -31,10 +32,8 @@ from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
 from mq.broker.made import MadeSends
-from mq.broker.members import Members
 from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
-from mq.broker.progress import Progress
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.questions import Questions
 from mq.broker.registration import Registration
@@ -43,12 +42,9 @@ from mq.broker.retries import Retries
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.slow_consumers import LEADER_ID, SlowConsumers, broker_id_of
-from mq.broker.status import Status
-from mq.broker.subscription_groups import SubscriptionGroups
+from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
-from mq.broker.topic_queries import TopicQueries
-from mq.broker.topics import Topics
 from mq.protocol import bodies
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
@@ -123,7 +119,6 @@ class Broker:
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
         self._log = log
-        self._boot_ms = wall_clock_ms()
         self._connections: set[ClientConnection] = set()
         limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
@@ -152,6 +147,7 @@ class Broker:
             wall_clock_ms=wall_clock_ms,
             disk_used=partial(disk_used, settings.data_dir),
         )
+        self._stats = Stats(cluster=settings.cluster, store=store, clock=self._clock)
         self._tails = QueueTails(metadata, store.max_offset)
         unique_keys = UniqKeyGenerator(
             ip=self._store_ip, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
@@ -171,6 +167,7 @@ class Broker:
             tails=self._tails,
             log=replica.log,
             made=made,
+            figures=self._stats.figures,
             rng=self._rng,
             wall_clock_ms=wall_clock_ms,
         )
@@ -232,6 +229,7 @@ class Broker:
             store_offset=self._offsets.commit,
             reset_to=self._offsets.reset_to,
             confirm=replica.read,
+            figures=self._stats.figures,
             clock=self._clock,
         )
         self.lookup = Lookup(
@@ -244,9 +242,6 @@ class Broker:
             wall_clock_ms=wall_clock_ms,
         )
         used = partial(disk_used, settings.data_dir)
-        self.status = Status(
-            settings=settings, replica=replica, boot_ms=self._boot_ms, counters=self._counters, disk_used=used
-        )
         self._retention = Retention(
             settings=settings,
             replica=replica,
@@ -281,48 +276,36 @@ class Broker:
             forward=self.forwarder.handle,
             log=self._log,
         )
-        members = Members(
-            broker_name=settings.group,
-            clients=self._clients,
-            metadata=metadata,
-            record_at=self.lookup.record_at,
-            clock=self._clock,
-            wall_clock_ms=wall_clock_ms,
-        )
-        progress = Progress(
-            broker_name=settings.group,
-            address=self._address,
+        administration = Administration(
+            settings=settings,
+            replica=replica,
             metadata=metadata,
             store=store,
+            appender=self.appender,
+            stats=self._stats,
             clients=self._clients,
             offsets=self._offsets,
             lookup=self.lookup,
-            appender=self.appender,
-            read=replica.read,
-        )
-        topics = Topics(metadata=metadata, appender=self.appender, wall_clock_ms=wall_clock_ms)
-        topic_queries = TopicQueries(
-            broker_name=settings.group,
-            metadata=metadata,
-            store=store,
-            read=replica.read,
-            store_time=self.lookup.store_time,
-            term=lambda: replica.core.term,
-        )
-        subscription_groups = SubscriptionGroups(
-            metadata=metadata,
-            appender=self.appender,
-            read=replica.read,
-            term=lambda: replica.core.term,
+            address=self._address,
+            counters=self._counters,
+            disk_usage=partial(disk_usage, settings.data_dir),
+            delete_expired=self._retention.run,
+            is_allowed=self._group_admin.is_allowed,
+            on_settings_changed=self._settings_changed,
+            clock=self._clock,
             wall_clock_ms=wall_clock_ms,
+            log=self._log,
         )
-        areas = (self._pulls, self._groups, self._offsets, self.lookup, self.status, self._group_admin, self._forwarded)
-        for area in (*areas, topic_queries, subscription_groups, subscriptions, members, progress):
+        areas = (self._pulls, self._groups, self._offsets, self.lookup, self._group_admin, self._forwarded)
+        for area in (*areas, subscriptions, administration):
             self._handlers.update(area.handlers())
-        leading = (self._sends, self._offsets, self._locks, progress, topics, retries, subscription_groups)
-        for leading_area in leading:
+        for leading_area in (self._sends, self._offsets, self._locks, retries, administration):
             self._leader_handlers.update(leading_area.leader_handlers())
         self._serve_as_follower()
+
+    def _settings_changed(self, settings: BrokerSettings) -> None:
+        self._sends.settings_changed(settings)
+        self._retention.settings_changed(settings)
 
     def _serve_as_leader(self) -> None:
         self._handlers.update(self._leader_handlers)
@@ -500,6 +483,10 @@ class Broker:
     def deliver_delayed(self) -> None:
         """Put into their topics the delayed messages that are due."""
         self._delays.run()
+
+    def sample_figures(self) -> None:
+        """Note how much there is now, to be compared with later."""
+        self._stats.sample()
 
     def replicate_offsets(self) -> None:
         """Put gathered consumer offsets into the log."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.figures import Figures
 from mq.broker.long_polling import LongPolling
 from mq.broker.metadata import Metadata
 from mq.broker.record_reader import Place, RecordReader, Selection
@@ -62,6 +63,7 @@ class Pulls:
         reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
         confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
             can tell.
+        figures: told what is handed out.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Pulls:
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],
         confirm: Callable[[Callable[[bool], None]], None],
+        figures: Figures,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -91,6 +94,8 @@ class Pulls:
         self._store_offset = store_offset
         self._reset_to = reset_to
         self._confirm = confirm
+        self._note_got = figures.note_got
+        self._missed = figures.missed
         self._clock = clock
 
     def handlers(self) -> dict[type[Any], Handler]:
@@ -225,7 +230,7 @@ class Pulls:
             # The log was shortened, and this queue is not told yet.
             low = queue.expire(gone.first)
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
-        records, nbytes, scanned, end = picked
+        records, nbytes, scanned, end, count = picked
         next_offset = offset + scanned
         if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
             return None
@@ -235,6 +240,9 @@ class Pulls:
         code, status = ResponseCode.SUCCESS, "FOUND"
         if not records:
             code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"
+            self._missed.nums += 1
+        else:
+            self._note_got(ext.topic, ext.consumer_group, count, nbytes)
         header = pull_response_header(
             pull.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.serialization
         )
@@ -259,8 +267,8 @@ class Pulls:
                 places.append((position, size))
             scanned += 1
             end = position + size
-        return Selection([self._records.read(places)] if places else [], nbytes, scanned, end)
+        return Selection([self._records.read(places)] if places else [], nbytes, scanned, end, len(places))
 
-    @staticmethod
-    def _empty(pull: HeldPull, code: ResponseCode, offset: int, low: int, high: int, remark: str) -> bytes:
+    def _empty(self, pull: HeldPull, code: ResponseCode, offset: int, low: int, high: int, remark: str) -> bytes:
+        self._missed.nums += 1
         return pull_response_header(pull.request.opaque, code, offset, low, high, 0, remark, 0, pull.serialization)

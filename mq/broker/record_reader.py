@@ -25,6 +25,8 @@ class Selection(NamedTuple):
     scanned: int
     end: int
     """Physical offset behind the last record that was looked at."""
+    wanted: int
+    """Of the wanted records, which may come joined."""
 
 
 class RecordReader:
@@ -80,14 +82,14 @@ class RecordReader:
             for position, size in chunk:
                 if _is_wanted(data, at, sql):
                     if len(chosen) == count_max or (chosen and nbytes + size > bytes_max):
-                        return Selection(chosen, nbytes, scanned, end)
+                        return Selection(chosen, nbytes, scanned, end, len(chosen))
                     chosen.append(data[at : at + size])
                     nbytes += size
                 at += size
                 scanned += 1
                 end = position + size
             scanned_bytes += len(data)
-        return Selection(chosen, nbytes, scanned, end)
+        return Selection(chosen, nbytes, scanned, end, len(chosen))
 
     @staticmethod
     def _chunk(places: list[Place], first: int) -> list[Place]:

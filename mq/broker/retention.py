@@ -46,7 +46,6 @@ class Retention:
         wall_clock_ms: Callable[[], int],
         log: Log,
     ) -> None:
-        self._settings = settings
         self._replica = replica
         self._store = store
         self._floor_pos = floor_pos
@@ -55,6 +54,11 @@ class Retention:
         self._log = log
         self._newest_ms: dict[int, int | None] = {}
         self._warned = False
+        self.settings_changed(settings)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Go by other settings from now on."""
+        self._settings = settings
         self._policy = RetentionPolicy(
             age_ms_max=round(settings.retention_hours * _HOUR_MS),
             hour=settings.delete_when if settings.delete_when >= 0 else None,

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
-from mq.broker.appender import Appender, MadeRecord, PendingCommand, PendingGroup, Sender, SendRequest
+from mq.broker.appender import Appender, MadeRecord, PendingCommand, PendingGroup, Sender, SendRequest, StoredAt
 from mq.broker.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import put_off
+from mq.broker.figures import Figures
 from mq.broker.made import MadeSends, answer_when_stored, encode_properties
 from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
@@ -63,10 +64,12 @@ class Retries:
         tails: QueueTails,
         log: SegmentLog,
         made: MadeSends,
+        figures: Figures,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._pending_bytes_max = settings.pending_bytes_max
+        self._figures = figures
         self._metadata = metadata
         self._store = store
         self._appender = appender
@@ -112,6 +115,11 @@ class Retries:
         else:
             level = min(max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1), LEVEL_MAX)
             tail, properties = put_off(self._tails, properties, topic, self._rng.randrange(queues), level)
+
+        def stored(_: StoredAt) -> bytes:
+            self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
+            return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
         record = MadeRecord(
             tail=tail,
             body=message.body,
@@ -128,7 +136,7 @@ class Retries:
                 request,
                 body,
                 serialization,
-                lambda _: encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization),
+                stored,
             ),
         )
         self._appender.add_atomically([*group, *commands, record])

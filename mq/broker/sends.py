@@ -78,6 +78,10 @@ class Sends:
         """What only the leader serves."""
         return {SendMessage: self.handle, SendMessageV2: self.handle, SendBatchMessage: self.handle_batch}
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Whether topics are made for their first message may be another answer from now on."""
+        self._settings = settings
+
     def forget(self) -> None:
         """This replica does not lead any more; what it was creating may never be."""
         self._creating.clear()

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from mq.broker.broker import Broker
+from mq.broker.figures import SAMPLE_SECONDS
 from mq.broker.metadata import Metadata, SnapshotDamaged
 from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings
@@ -173,6 +174,7 @@ class _Host:
                     (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
                     (_DELIVER_SECONDS, broker.deliver_delayed),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+                    (SAMPLE_SECONDS, broker.sample_figures),
                     (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
                     (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
                     (settings.offset_commit_seconds, broker.replicate_offsets),

@@ -19,8 +19,8 @@ class Status:
     """The status handler of a broker.
 
     Args:
+        runtime: figures that stock tools look for.
         counters: figures of the running process, added to the answer as they are.
-        disk_used: which part of the disk is in use, 0 to 1.
     """
 
     def __init__(
@@ -28,21 +28,20 @@ class Status:
         *,
         settings: BrokerSettings,
         replica: Replica,
-        boot_ms: int,
+        runtime: Callable[[], dict[str, str]],
         counters: Callable[[], dict[str, int]],
-        disk_used: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._replica = replica
-        self._boot_ms = boot_ms
+        self._runtime = runtime
         self._counters = counters
-        self._disk_used = disk_used
 
     def table(self) -> dict[str, str]:
         """Everything as name and text."""
         settings, replica = self._settings, self._replica
         core, log = replica.core, replica.log
         status = core.status()
+        runtime = self._runtime()
         commit_position = log.end_pos
         if replica.commit_index < log.last_index:
             ref = log.locate(replica.commit_index + 1)
@@ -54,7 +53,7 @@ class Status:
         return {
             "brokerVersionDesc": "V4_9_8",
             "brokerVersion": str(MQ_VERSION),
-            "bootTimestamp": str(self._boot_ms),
+            **runtime,
             "raftmq.cluster": settings.cluster,
             "raftmq.group": settings.group,
             "raftmq.nodeId": settings.node_id,
@@ -70,7 +69,7 @@ class Status:
             "raftmq.basePosition": str(log.base_pos),
             "raftmq.priority": str(settings.priority),
             "raftmq.abstaining": str(status.abstaining).lower(),
-            "raftmq.diskUsed": f"{self._disk_used():.4f}",
+            "raftmq.diskUsed": runtime["commitLogDiskRatio"],
             "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
             "raftmq.endPosition": str(log.end_pos),
             "raftmq.durability": settings.durability,

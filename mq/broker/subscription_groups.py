@@ -33,6 +33,7 @@ from mq.protocol.operator_requests import (
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
 )
+from mq.protocol.registration import DataVersion
 
 GROUPS_PER_REQUEST_MAX = 1000
 
@@ -41,7 +42,7 @@ class SubscriptionGroups:
     """The handlers around the configuration of consumer groups.
 
     Args:
-        term: of the log; a part of the version of the groups.
+        version: that of topics and groups.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class SubscriptionGroups:
         metadata: Metadata,
         appender: Appender,
         read: Read,
-        term: Callable[[], int],
+        version: Callable[[], DataVersion],
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._metadata = metadata
         self._appender = appender
         self._read = read
-        self._term = term
+        self._version = version
         self._wall_clock_ms = wall_clock_ms
 
     def handlers(self) -> dict[type[Any], Handler]:
@@ -84,7 +85,7 @@ class SubscriptionGroups:
             wanted = SubscriptionGroupConfig.decode(body)
         except ProtocolError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self._put(connection, request, serialization, [wanted])
+        self._put(connection, request, body, serialization, [wanted])
 
     def handle_put_list(
         self,
@@ -103,7 +104,7 @@ class SubscriptionGroups:
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(groups)} groups in one request, allowed are 1 to {GROUPS_PER_REQUEST_MAX}",
             )
-        self._put(connection, request, serialization, groups)
+        self._put(connection, request, body, serialization, groups)
 
     def handle_delete(
         self, connection: ClientConnection, request: DeleteSubscriptionGroup, body: bytes, serialization: int
@@ -120,7 +121,7 @@ class SubscriptionGroups:
             )
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        replicate(self._appender, [command], connection, request, serialization, what="a group's deletion")
+        replicate(self._appender, [command], connection, request, body, serialization, what="a group's deletion")
 
     def handle_all(
         self, connection: ClientConnection, request: GetAllSubscriptionGroupConfig, body: bytes, serialization: int
@@ -129,7 +130,7 @@ class SubscriptionGroups:
 
         def answer() -> bytes:
             groups = {name: _shown(config) for name, config in self._metadata.groups.items()}
-            table = SubscriptionGroupTable(groups, self._metadata.topics_version(self._term()))
+            table = SubscriptionGroupTable(groups, self._version())
             return encode_response(
                 request.opaque,
                 ResponseCode.SUCCESS,
@@ -180,7 +181,12 @@ class SubscriptionGroups:
         )
 
     def _put(
-        self, connection: ClientConnection, request: Any, serialization: int, groups: Sequence[SubscriptionGroupConfig]
+        self,
+        connection: ClientConnection,
+        request: Any,
+        body: bytes,
+        serialization: int,
+        groups: Sequence[SubscriptionGroupConfig],
     ) -> None:
         now_ms = self._wall_clock_ms()
         try:
@@ -196,7 +202,7 @@ class SubscriptionGroups:
             if not all(map(self._metadata.has_room_for_group, names)):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
-        replicate(self._appender, commands, connection, request, serialization, what="a group", check=check)
+        replicate(self._appender, commands, connection, request, body, serialization, what="a group", check=check)
 
     def _full(self) -> str:
         return f"there are {len(self._metadata.groups)} groups already, allowed are {GROUPS_MAX}"

@@ -1,4 +1,4 @@
-"""Looking at topics and offsets as a whole: request codes 21, 351, 202, 305 and 43.
+"""Looking at topics and offsets as a whole: request codes 21, 351, 202, 305, 43 and 45.
 
 Served by every replica, once it has applied all that was committed when it was asked.
 """
@@ -16,9 +16,10 @@ from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import GetAllTopicConfig, encode_response
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
-from mq.protocol.operator_bodies import ConsumerOffsets, QueueEnds, topic_stats
+from mq.protocol.operator_bodies import ConsumerOffsets, DelayOffsets, QueueEnds, topic_stats
 from mq.protocol.operator_requests import (
     GetAllConsumerOffset,
+    GetAllDelayOffset,
     GetSystemTopicListFromBroker,
     GetTopicConfig,
     GetTopicStatsInfo,
@@ -35,7 +36,7 @@ class TopicQueries:
     Args:
         broker_name: for the names of queues.
         store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 when there is none.
-        term: of the log; a part of the version of the topics.
+        version: that of topics and groups.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class TopicQueries:
         store: QueueStore,
         read: Read,
         store_time: Callable[[str, int, int], int],
-        term: Callable[[], int],
+        version: Callable[[], bodies.DataVersion],
     ) -> None:
         self._broker_name = broker_name
         self._metadata = metadata
         self._store = store
         self._read = read
         self._store_time = store_time
-        self._term = term
+        self._version = version
 
     def handlers(self) -> dict[type[Any], Handler]:
         """What every replica serves."""
@@ -63,6 +64,7 @@ class TopicQueries:
             GetTopicStatsInfo: self._served_by(self._topic_stats),
             GetSystemTopicListFromBroker: self._served_by(self._system_topics),
             GetAllConsumerOffset: self._served_by(self._consumer_offsets),
+            GetAllDelayOffset: self._served_by(self._delay_offsets),
         }
 
     def _served_by(self, answer: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
@@ -79,7 +81,7 @@ class TopicQueries:
 
     def _all_topics(self, request: GetAllTopicConfig) -> tuple[bytes, dict[str, str] | None]:
         topics = self._metadata.topic_table()
-        version = self._metadata.topics_version(self._term())
+        version = self._version()
         return bodies.TopicConfigTable(topics, version).encode(), {"totalTopicNum": str(len(topics))}
 
     def _topic(self, request: GetTopicConfig) -> tuple[bytes, dict[str, str] | None]:
@@ -116,7 +118,10 @@ class TopicQueries:
                 f"offsets of {len(tables)} pairs of group and topic, shown are at most {OFFSET_TABLES_SHOWN_MAX}",
             )
         table = {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in tables.items()}
-        return ConsumerOffsets(table, self._metadata.topics_version(self._term())).encode(), None
+        return ConsumerOffsets(table, self._version()).encode(), None
+
+    def _delay_offsets(self, request: GetAllDelayOffset) -> tuple[bytes, dict[str, str] | None]:
+        return DelayOffsets(dict(self._metadata.delay_offsets)).encode(), None
 
 
 def _no_topic(topic: str) -> RequestRefused:

@@ -60,7 +60,7 @@ class Topics:
             order=ext.order,
             attributes=_attribute_changes(ext.attributes or ""),
         )
-        self._put(connection, request, serialization, [wanted])
+        self._put(connection, request, body, serialization, [wanted])
 
     def handle_put_list(
         self, connection: ClientConnection, request: UpdateAndCreateTopicList, body: bytes, serialization: int
@@ -75,7 +75,7 @@ class Topics:
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(topics)} topics in one request, allowed are 1 to {TOPICS_PER_REQUEST_MAX}",
             )
-        self._put(connection, request, serialization, topics)
+        self._put(connection, request, body, serialization, topics)
 
     def handle_delete(
         self, connection: ClientConnection, request: DeleteTopicInBroker, body: bytes, serialization: int
@@ -87,10 +87,15 @@ class Topics:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
         # Also one that is not there: its creation may be on its way.
         command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
-        replicate(self._appender, [command], connection, request, serialization, what="a topic's deletion")
+        replicate(self._appender, [command], connection, request, body, serialization, what="a topic's deletion")
 
     def _put(
-        self, connection: ClientConnection, request: Any, serialization: int, topics: Sequence[bodies.TopicConfig]
+        self,
+        connection: ClientConnection,
+        request: Any,
+        body: bytes,
+        serialization: int,
+        topics: Sequence[bodies.TopicConfig],
     ) -> None:
         now_ms = self._wall_clock_ms()
         try:
@@ -108,7 +113,7 @@ class Topics:
             if not all(map(self._metadata.has_room_for_topic, names)):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
-        replicate(self._appender, commands, connection, request, serialization, what="a topic", check=check)
+        replicate(self._appender, commands, connection, request, body, serialization, what="a topic", check=check)
 
     def _full(self) -> str:
         return f"there are {len(self._metadata.topics)} topics already, allowed are {TOPICS_MAX}"

@@ -1,0 +1,200 @@
+"""How much was put and got over the last minute, hour and day: counters, and a few of their former values each.
+
+A counter grows when something happens, and that is all that happens then. Every ten seconds its value is noted; a
+figure over a span of time is the difference to the value at its beginning.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, NamedTuple
+
+SAMPLE_SECONDS: Final = 10
+SERIES_MAX: Final = 10_000
+"""Beyond so many, what is new is counted in the totals only. One takes about a kilobyte."""
+
+_FIELDS: Final = 3
+_HOUR_SAMPLES: Final = 60
+_DAY_SAMPLES: Final = 360
+_MINUTE_KEPT: Final = 7
+_HOUR_KEPT: Final = 7
+_DAY_KEPT: Final = 25
+
+
+class Over(NamedTuple):
+    """What came within a span of time."""
+
+    nums: int
+    nbytes: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Of ``nums``."""
+        return self.nums / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of ``nbytes``."""
+        return self.nbytes / self.seconds
+
+
+class Series:
+    """One counter of things, of their bytes, and of how often some came. Whoever counts adds to these.
+
+    Its former values are triples of the time in milliseconds, ``nums`` and ``nbytes``, oldest first.
+    """
+
+    __slots__ = ("_day", "_hour", "_minute", "nbytes", "nums", "times")
+
+    def __init__(self, now_ms: int) -> None:
+        self.nums = 0
+        self.nbytes = 0
+        self.times = 0
+        first = (now_ms, 0, 0)
+        self._minute = array("q", first)
+        self._hour = array("q", first)
+        self._day = array("q", first)
+
+    def sample(self, now_ms: int, number: int) -> None:
+        """Note the values; ``number`` counts the samples."""
+        now = (now_ms, self.nums, self.nbytes)
+        _note(self._minute, now, _MINUTE_KEPT)
+        if number % _HOUR_SAMPLES == 0:
+            _note(self._hour, now, _HOUR_KEPT)
+        if number % _DAY_SAMPLES == 0:
+            _note(self._day, now, _DAY_KEPT)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was counted for a day."""
+        return len(self._day) == _DAY_KEPT * _FIELDS and self._day[1] == self.nums
+
+    def over_minute(self, now_ms: int) -> Over:
+        """The last minute, as far as it goes back."""
+        return self._since(self._minute, 0, now_ms)
+
+    def over_hour(self, now_ms: int) -> Over:
+        """The last hour."""
+        return self._since(self._hour, 0, now_ms)
+
+    def over_day(self, now_ms: int) -> Over:
+        """The last day."""
+        return self._since(self._day, 0, now_ms)
+
+    def rates(self, now_ms: int) -> str:
+        """A second, over about ten seconds, a minute and ten minutes, as stock brokers word it."""
+        spans = ((self._minute, max(len(self._minute) - 2 * _FIELDS, 0)), (self._minute, 0))
+        ten_minutes = (self._hour, max(len(self._hour) - 2 * _FIELDS, 0))
+        return " ".join(str(self._since(ring, at, now_ms).per_second) for ring, at in (*spans, ten_minutes))
+
+    def _since(self, ring: array[int], at: int, now_ms: int) -> Over:
+        then_ms, nums, nbytes = ring[at : at + _FIELDS]
+        # What is younger than a sample counts as if it had taken that long.
+        seconds = max((now_ms - then_ms) / 1000, float(SAMPLE_SECONDS))
+        return Over(self.nums - nums, self.nbytes - nbytes, seconds)
+
+
+class Figures:
+    """All counters of a broker. ``now_ms`` is monotonic.
+
+    Attributes:
+        puts, gets: all messages stored, and all handed to consumers.
+        found, missed: pulls that were answered with messages, and those that were not.
+        (``gets`` and ``found`` are as `add_up` left them.)
+        by_topic, by_group, sent_back: what was put into a topic; got by a group from a topic, and given back by it,
+            both by topic and group.
+    """
+
+    def __init__(self, now_ms: int, day: int) -> None:
+        self.puts = Series(now_ms)
+        self.gets = Series(now_ms)
+        self.found = Series(now_ms)
+        self.missed = Series(now_ms)
+        self.by_topic: dict[str, Series] = {}
+        self.by_group: dict[tuple[str, str], Series] = {}
+        self.sent_back: dict[tuple[str, str], Series] = {}
+        self._others = Series(now_ms)
+        """What groups got that have no counter, or none any more."""
+        self._now_ms = now_ms
+        self._samples = 0
+        self._day = day
+        self.puts_by_midnight = self.gets_by_midnight = (0, 0)
+        """How many there were at the beginning of yesterday and of today."""
+
+    def note_put(self, topic: str, nums: int, nbytes: int) -> None:
+        """Messages were stored."""
+        self.puts.nums += nums
+        self.puts.nbytes += nbytes
+        series = self.by_topic.get(topic)
+        if series is None:
+            if self._is_full():
+                return
+            series = self.by_topic[topic] = Series(self._now_ms)
+        series.nums += nums
+        series.nbytes += nbytes
+
+    def note_got(self, topic: str, group: str, nums: int, nbytes: int) -> None:
+        """A consumer was handed messages with one reply."""
+        # Once a reply, so there is no total to add to; `add_up` makes it.
+        series = self.by_group.get((topic, group))
+        if series is None:
+            series = self._others if self._is_full() else self.by_group.setdefault((topic, group), Series(self._now_ms))
+        series.nums += nums
+        series.nbytes += nbytes
+        series.times += 1
+
+    def note_sent_back(self, topic: str, group: str) -> None:
+        """A consumer gave a message back."""
+        series = self.sent_back.get((topic, group))
+        if series is None:
+            if self._is_full():
+                return
+            series = self.sent_back[topic, group] = Series(self._now_ms)
+        series.nums += 1
+
+    def add_up(self) -> None:
+        """Bring ``gets`` and ``found`` up to date."""
+        others, gets = self._others, self.gets
+        nums, nbytes, times = others.nums, others.nbytes, others.times
+        for series in self.by_group.values():
+            nums += series.nums
+            nbytes += series.nbytes
+            times += series.times
+        gets.nums, gets.nbytes, self.found.nums = nums, nbytes, times
+
+    def sample(self, now_ms: int, day: int) -> None:
+        """Note all values; every `SAMPLE_SECONDS`. ``day`` is another number after each midnight."""
+        self._now_ms = now_ms
+        self._samples += 1
+        self.add_up()
+        for series in (self.puts, self.gets, self.found, self.missed):
+            series.sample(now_ms, self._samples)
+        for table in (self.by_topic, self.by_group, self.sent_back):
+            for series in table.values():
+                series.sample(now_ms, self._samples)
+        if self._samples % _DAY_SAMPLES == 0:
+            self._drop_idle()
+        if day != self._day:
+            self._day = day
+            self.puts_by_midnight = (self.puts_by_midnight[1], self.puts.nums)
+            self.gets_by_midnight = (self.gets_by_midnight[1], self.gets.nums)
+
+    def _drop_idle(self) -> None:
+        for (topic, group), series in list(self.by_group.items()):
+            if series.is_idle:
+                del self.by_group[topic, group]
+                self._others.nums += series.nums
+                self._others.nbytes += series.nbytes
+                self._others.times += series.times
+        self.by_topic = {topic: series for topic, series in self.by_topic.items() if not series.is_idle}
+        self.sent_back = {key: series for key, series in self.sent_back.items() if not series.is_idle}
+
+    def _is_full(self) -> bool:
+        return len(self.by_topic) + len(self.by_group) + len(self.sent_back) >= SERIES_MAX
+
+
+def _note(ring: array[int], now: tuple[int, int, int], kept: int) -> None:
+    ring.extend(now)
+    if len(ring) > kept * _FIELDS:
+        del ring[:_FIELDS]
