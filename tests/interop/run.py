@@ -123,6 +123,8 @@ def _plan(arguments: Sequence[str]) -> Plan:
     for word in plan.what:
         if word not in CLIENTS and word not in SCENARIOS:
             parser.error(f"{word!r} is neither a client nor a scenario: {', '.join((*CLIENTS, *SCENARIOS))}")
+    if plan.dir is not None and any((plan.dir / name).exists() for name in CLIENTS):
+        parser.error(f"{plan.dir} holds the data of another run")
     return plan
 
 

@@ -230,7 +230,9 @@ final class Admins {
                 "deleteTopic -c " + cluster + " -t " + made,
                 "wipeWritePerm -b broker-a",
                 "addWritePerm -b broker-a")) {
-            Out.event("command", "line", command, "output", output(command + " -n " + scene.namesrv));
+            long began = System.currentTimeMillis();
+            String output = output(command + " -n " + scene.namesrv);
+            Out.event("command", "line", command, "output", output, "ms", System.currentTimeMillis() - began);
         }
         consumer.shutdown();
         producer.shutdown();
