@@ -26,6 +26,7 @@ import org.apache.rocketmq.client.producer.SendStatus;
 final class Loading {
     private static final int THREADS = 4;
     private static final long PACE_MS = 5;
+    private static final long FAILURE_MS = 100;
 
     private final Scene scene;
     private final AtomicBoolean stopped = new AtomicBoolean();
@@ -53,7 +54,8 @@ final class Loading {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        DefaultMQProducer producer = scene.producer();
+        DefaultMQProducer producer = scene.unstartedProducer("producer");
+        producer.start();
         List<Thread> threads = new ArrayList<>();
         for (int i = 0; i < THREADS; i++) {
             Thread thread = new Thread(() -> send(producer), "send-" + i);
@@ -99,10 +101,10 @@ final class Loading {
                     count("not SEND_OK");
                 }
             } catch (Exception error) {
-                error.printStackTrace();
                 Throwable cause = error.getCause() == null ? error : error.getCause();
                 count(cause.getClass().getSimpleName()
                     + (cause instanceof MQBrokerException ? " " + ((MQBrokerException) cause).getResponseCode() : ""));
+                LockSupport.parkNanos(FAILURE_MS * 1_000_000);
             }
             LockSupport.parkNanos(PACE_MS * 1_000_000);
         }

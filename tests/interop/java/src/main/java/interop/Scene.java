@@ -33,10 +33,18 @@ final class Scene {
     }
 
     DefaultMQProducer producer(String instance) throws Exception {
+        DefaultMQProducer producer = unstartedProducer(instance);
+        // Several programs and a cluster on a small machine: the first send of a young virtual machine takes its time.
+        producer.setSendMsgTimeout(10_000);
+        producer.start();
+        return producer;
+    }
+
+    /** With default settings. */
+    DefaultMQProducer unstartedProducer(String instance) {
         DefaultMQProducer producer = new DefaultMQProducer(topic + "-" + instance);
         producer.setNamesrvAddr(namesrv);
         producer.setInstanceName(instance);
-        producer.start();
         return producer;
     }
 
