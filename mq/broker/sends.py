@@ -170,10 +170,9 @@ class Sends:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not messages:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-        shared = (
-            ext.properties if not ext.properties or ext.properties[-1] == "\x02" else ext.properties + "\x02"
-        ).encode()
-        shared += self._suffix
+        # Clients of 5.x give the batch a UNIQ_KEY, too; behind a message's own it would hide that from readers.
+        given = [each for each in ext.properties.encode().split(b"\x02") if each and not each.startswith(_UNIQUE_KEY)]
+        shared = b"".join(each + b"\x02" for each in given) + self._suffix
         elements: list[BatchElement] = []
         unique_keys: list[bytes] = []
         nbytes = 0

@@ -36,7 +36,8 @@ async def test_a_batch_is_stored_in_order_and_answered_once(tmp_path: Path, code
     async with running(tmp_path, cluster="C1") as broker:
         client = await broker.connect()
         await client.send(e=1)
-        answer = await send_batch(client, encode_batch(messages), code, serialization, e=1, i=properties(WAIT="true"))
+        shared = properties(UNIQ_KEY="of the batch", WAIT="true")
+        answer = await send_batch(client, encode_batch(messages), code, serialization, e=1, i=shared)
         assert (answer.code, answer.serialization) == (ResponseCode.SUCCESS, serialization)
         assert answer.ext["queueId"] == "1"
         assert answer.ext["queueOffset"] == "1"
