@@ -24,7 +24,7 @@ from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import Delays
-from mq.broker.forwarded import ForwardedRequests
+from mq.broker.forwarded import ForwardedRequests, ForwardedSender
 from mq.broker.forwarding import Forwarder
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
@@ -36,6 +36,7 @@ from mq.broker.metadata import Changes, Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.questions import Questions
+from mq.broker.reads import PatientReads
 from mq.broker.registration import Registration
 from mq.broker.retention import Retention
 from mq.broker.retries import Retries
@@ -134,6 +135,7 @@ class Broker:
         """Get the replica that this broker is the application of; comes before everything else."""
         settings, metadata, store = self._settings, self._metadata, self._store
         self._replica = replica
+        self._reads = reads = PatientReads(replica.read, self._clock)
         self._applied_index = replica.applied_index
         client_port = parse_address(self._address)[1]
         self._replica_address = f"{self._store_ip}:{client_port}"
@@ -195,8 +197,8 @@ class Broker:
         self._locks = Locks(
             metadata=metadata,
             appender=self.appender,
-            clients=self._clients,
-            read=replica.read,
+            client_id=self._client_id,
+            read=reads.read_once,
             clock=self._clock,
             log=self._log,
         )
@@ -204,7 +206,7 @@ class Broker:
             metadata=metadata,
             store=store,
             appender=self.appender,
-            read=replica.read,
+            read=reads.read,
             locks=self._locks,
         )
         self._groups = Groups(
@@ -238,7 +240,7 @@ class Broker:
             store=store,
             records=LogRecords(replica.log, lambda: self._applied_index),
             clients=self._clients,
-            read=replica.read,
+            read=reads.read,
             wall_clock_ms=wall_clock_ms,
         )
         used = partial(disk_used, settings.data_dir)
@@ -261,6 +263,7 @@ class Broker:
         self.forwarder = Forwarder(
             settings=settings,
             reactor=self._reactor,
+            client_id=self._clients.client_id,
             leader_address=self._leader_address,
             serve_locally=self._serve_as_leader,
             clock=self._clock,
@@ -317,6 +320,12 @@ class Broker:
         """Where another replica that leads serves clients, if that is known."""
         core = self._replica.core
         return None if core.leader_id in (None, core.node_id) else self._metadata.replicas.get(core.leader_id)
+
+    def _client_id(self, connection: ClientConnection | ForwardedSender, group: str) -> str | None:
+        """Who a client is in a consumer group, also if it is connected to another replica."""
+        if isinstance(connection, ForwardedSender):
+            return connection.client_id
+        return self._clients.client_id(connection, group)
 
     def _is_trusted(self, peer: str) -> bool:
         return self._is_peer_host(peer.rpartition(":")[0].removeprefix("::ffff:")) or self._group_admin.is_allowed(peer)
@@ -413,6 +422,7 @@ class Broker:
             self._on_registration_changed()
         self.forwarder.leader_changed()
         self._forwarded.role_changed()
+        self._reads.try_again()
         self._group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
@@ -471,7 +481,8 @@ class Broker:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def expire_pulls(self) -> None:
-        """Answer pulls whose time is over."""
+        """Answer pulls whose time is over, and repeat reads that failed."""
+        self._reads.try_again()
         for pull in self._polling.expired(self._clock()):
             self._pulls.resume(pull)
 

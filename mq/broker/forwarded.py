@@ -99,7 +99,7 @@ class ForwardedRequests:
                 ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} is not to be handed on"
             )
         self.taken += 1
-        sender = ForwardedSender(self, connection, request.opaque, host)
+        sender = ForwardedSender(self, connection, request.opaque, host, ext.client_id or None)
         sender.serve(handler, inner, inner_body, ext.serialization)
 
     def role_changed(self) -> None:
@@ -129,15 +129,26 @@ class ForwardedRequests:
 
 
 class ForwardedSender:
-    """A client of another replica, for one request: what handlers need of a `ClientConnection`."""
+    """A client of another replica, for one request: what handlers need of a `ClientConnection`.
 
-    __slots__ = ("_connection", "_opaque", "_requests", "host")
+    ``client_id`` is its id in the consumer group that the request is about, None where that is not known.
+    """
 
-    def __init__(self, requests: ForwardedRequests, connection: ClientConnection, opaque: int, host: bytes) -> None:
+    __slots__ = ("_connection", "_opaque", "_requests", "client_id", "host")
+
+    def __init__(
+        self,
+        requests: ForwardedRequests,
+        connection: ClientConnection,
+        opaque: int,
+        host: bytes,
+        client_id: str | None,
+    ) -> None:
         self._requests = requests
         self._connection = connection
         self._opaque = opaque
         self.host = host
+        self.client_id = client_id
 
     @property
     def peer(self) -> str:

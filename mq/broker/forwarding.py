@@ -42,6 +42,12 @@ from mq.protocol.headers import (
     UpdateConsumerOffset,
     encode_response,
 )
+from mq.protocol.operator_requests import (
+    DeleteSubscriptionGroup,
+    UpdateAndCreateSubscriptionGroup,
+    UpdateAndCreateSubscriptionGroupList,
+    UpdateAndCreateTopicList,
+)
 from raftlog import Deadline, Reactor
 
 Log = structlog.stdlib.BoundLogger
@@ -60,14 +66,18 @@ _NOT_SERVED = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PER
 _SENDS = frozenset({SendMessage, SendMessageV2, SendBatchMessage, ConsumerSendMsgBack, EndTransaction})
 _REPEATABLE = frozenset(
     {
-        UpdateConsumerOffset,
-        UpdateAndCreateTopic,
+        CloneGroupOffset,
+        DeleteSubscriptionGroup,
         DeleteTopicInBroker,
+        InvokeBrokerToResetOffset,
         LockBatchMq,
         UnlockBatchMq,
-        InvokeBrokerToResetOffset,
-        CloneGroupOffset,
+        UpdateAndCreateSubscriptionGroup,
+        UpdateAndCreateSubscriptionGroupList,
+        UpdateAndCreateTopic,
+        UpdateAndCreateTopicList,
         UpdateAndGetGroupForbidden,
+        UpdateConsumerOffset,
     }
 )
 """Done twice, these come to the same."""
@@ -110,6 +120,7 @@ class Forwarder:
     """See the module.
 
     Args:
+        client_id: who the client behind a connection is in a consumer group; None where that is not known.
         leader_address: where the replica that leads serves clients; None while nobody knows, or while it is this one.
         serve_locally: called once this replica leads and nothing that it handed on is open any more; from then on
             requests must not come here.
@@ -121,6 +132,7 @@ class Forwarder:
         *,
         settings: BrokerSettings,
         reactor: Reactor,
+        client_id: Callable[[ClientConnection, str], str | None],
         leader_address: Callable[[], str | None],
         serve_locally: Callable[[], None],
         clock: Callable[[], float],
@@ -131,6 +143,7 @@ class Forwarder:
         self._seconds_max = settings.forward_seconds_max
         self._encoder = ForwardEncoder(settings.identity)
         self._reactor = reactor
+        self._client_id = client_id
         self._leader_address = leader_address
         self._serve_locally = serve_locally
         self._clock = clock
@@ -159,15 +172,19 @@ class Forwarder:
         if self._bytes > self._bytes_max or len(self._held) + len(self._sent) >= self._requests_max:
             self._refused += 1
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
+        kind = type(request)
+        client_id = ""
+        if kind is UpdateConsumerOffset:
+            # The leader ignores commits of who has lost a queue, and does not know whose connection this is.
+            client_id = self._client_id(connection, request.ext.consumer_group) or ""
         sequence = next(self._sequence) & _OPAQUE_MASK
         try:
-            frame, inner_at = self._encoder.encode(sequence, connection.host, request, body, serialization)
+            frame, inner_at = self._encoder.encode(sequence, connection.host, request, body, serialization, client_id)
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         forwarded = _Forwarded(sequence, connection, request, frame, inner_at, serialization, self._clock())
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
-        kind = type(request)
         if kind in _SENDS:
             self._sends += 1
         elif kind is UpdateConsumerOffset:

@@ -16,7 +16,6 @@ from typing import Any
 import structlog
 
 from mq.broker.appender import Appender
-from mq.broker.clients import ClientRegistry
 from mq.broker.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.metadata import Metadata
@@ -52,6 +51,7 @@ class Locks:
     """The lock handlers of a broker (leader only).
 
     Args:
+        client_id: who the client behind a connection is in a consumer group; None where that is not known.
         read: calls back with True once it is certain that this replica led when it was called.
 
     Attributes:
@@ -63,14 +63,14 @@ class Locks:
         *,
         metadata: Metadata,
         appender: Appender,
-        clients: ClientRegistry[ClientConnection],
+        client_id: Callable[[ClientConnection, str], str | None],
         read: Callable[[Callable[[bool], None]], None],
         clock: Callable[[], float],
         log: Log,
     ) -> None:
         self._metadata = metadata
         self._appender = appender
-        self._clients = clients
+        self._client_id = client_id
         self._read = read
         self._clock = clock
         self._log = log
@@ -168,7 +168,7 @@ class Locks:
         holder = self._metadata.lock_holder(group, topic, queue_id)
         if holder is None:
             return False
-        client_id = self._clients.client_id(connection, group)
+        client_id = self._client_id(connection, group)
         if client_id == holder or (client_id is None and only_known) or self._is_free((group, topic, queue_id)):
             return False
         self.fenced += 1

@@ -137,11 +137,13 @@ class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
 
 class ForwardExt(Ext):
     """Whose request it is. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address and port
-    as records store them, in hexadecimal; ``serialization`` how the client encodes headers."""
+    as records store them, in hexadecimal; ``serialization`` how the client encodes headers; ``client_id`` who it is in
+    the consumer group that the request is about, as far as that is known and matters."""
 
     identity: str
     born_host: str
     serialization: I32
+    client_id: str = ""
 
 
 class Forward(Request, tag=int(Code.FORWARD)):

@@ -31,14 +31,18 @@ class ForwardEncoder:
     __slots__ = ("_header",)
 
     def __init__(self, identity: str) -> None:
-        ext = {"bornHost": "BORN", "serialization": "ENCODING", "identity": identity}
+        ext = {"bornHost": "BORN", "serialization": "ENCODING", "clientId": "CLIENT", "identity": identity}
         header = encode_header(RequestCode.FORWARD, 0, 0, ext=ext, version=0)
         assert b'"opaque":0,' in header, f"no opaque in {header!r}"
-        text = header.replace(b"%", b"%%").replace(b"BORN", b"%s", 1).replace(b"ENCODING", b"%d", 1)
+        text = header.replace(b"%", b"%%")
+        for placeholder, conversion in ((b"BORN", b"%s"), (b"ENCODING", b"%d"), (b'"CLIENT"', b"%s")):
+            text = text.replace(placeholder, conversion, 1)
         before, _, behind = text.rpartition(b'"opaque":0,')
         self._header = before + b'"opaque":%d,' + behind
 
-    def encode(self, opaque: int, born_host: bytes, request: Any, body: bytes, serialization: int) -> tuple[bytes, int]:
+    def encode(
+        self, opaque: int, born_host: bytes, request: Any, body: bytes, serialization: int, client_id: str = ""
+    ) -> tuple[bytes, int]:
         """The frame, and where in it the client's request begins.
 
         Header fields that we have no name for are left out: no handler sees them, whoever serves the request.
@@ -46,7 +50,12 @@ class ForwardEncoder:
         Raises:
             TooLarge: it exceeds the limits of a frame.
         """
-        header = self._header % (born_host.hex().encode(), serialization, opaque)
+        header = self._header % (
+            born_host.hex().encode(),
+            serialization,
+            _encode(client_id) if client_id else b'""',
+            opaque,
+        )
         inner = _encode(request)
         inner_bytes = 8 + len(inner) + len(body)
         if len(inner) > HEADER_BYTES_MAX or 4 + len(header) + inner_bytes > FRAME_BYTES_MAX:

@@ -1,0 +1,59 @@
+"""Reads that survive a change of leadership.
+
+A read asks the leader what is committed, and fails when that one loses its place. Then another one can tell a moment
+later, and whoever asked shall not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+OnRead = Callable[[bool], None]
+
+PATIENCE_SECONDS = 2.5
+"""Stock clients wait 3 s for an answer."""
+
+WAITING_MAX = 100_000
+"""More reads that failed are not kept for another attempt."""
+
+
+class PatientReads:
+    """Tries reads again until somebody can tell.
+
+    Args:
+        read: one attempt; calls back with True once all is applied that was committed anywhere before, or with False
+            when nobody can tell.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, read: Callable[[OnRead], None], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._failed: list[tuple[OnRead, float]] = []
+
+    def read(self, on_read: OnRead) -> None:
+        """As one attempt, but ``on_read(False)`` comes only after `PATIENCE_SECONDS` in vain."""
+        self._attempt(on_read, self._clock() + PATIENCE_SECONDS)
+
+    def read_once(self, on_read: OnRead) -> None:
+        """One attempt; ``on_read(False)`` comes when this replica knows about its role what can be known."""
+        self._attempt(on_read, 0.0)
+
+    def try_again(self) -> None:
+        """Repeat what failed; to be called when somebody else leads or nobody, and by a timer."""
+        failed, self._failed = self._failed, []
+        now = self._clock()
+        for on_read, until in failed:
+            if until <= now:
+                on_read(False)
+            else:
+                self._attempt(on_read, until)
+
+    def _attempt(self, on_read: OnRead, until: float) -> None:
+        def known(is_known: bool) -> None:
+            if is_known or len(self._failed) >= WAITING_MAX:
+                on_read(is_known)
+            else:
+                self._failed.append((on_read, until))
+
+        self._read(known)

@@ -1,0 +1,154 @@
+"""Request 9002 at the leader, over real sockets: what other replicas hand to it is done as if the client had come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.broker.broker import Broker
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.headers import Response, encode_request
+from tests.unit.broker.running import Answer, Client, RunningBroker, pull_ext, running, send_ext
+
+pytestmark = pytest.mark.trio
+
+FORWARD = RequestCode.FORWARD
+BORN = bytes((10, 1, 2, 3, 0, 0, 0x12, 0x34))
+
+
+def inner_frame(
+    code: int, ext: dict[str, Any], body: bytes = b"", *, oneway: bool = False, serialization: int = JSON
+) -> bytes:
+    fields = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in ext.items()}
+    return encode_request(code, 77, ext=fields, body=body, oneway=oneway, serialization=serialization)
+
+
+async def forward(
+    broker: RunningBroker, client: Client, frame: bytes, *, serialization: int = JSON, **given: Any
+) -> Answer:
+    ext = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": JSON} | given
+    return await client.request(FORWARD, ext, frame, serialization=serialization)
+
+
+def inner_answer(answer: Answer) -> Response:
+    """The answer for the client."""
+    assert answer.code == ResponseCode.SUCCESS, answer
+    assert answer.ext == {}
+    [(response, _, _)], consumed = decode_chunk(answer.body)
+    assert consumed == len(answer.body)
+    assert isinstance(response, Response)
+    assert response.opaque == 77
+    return response
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_a_message_is_stored_as_that_of_the_client(tmp_path: Path, serialization: int) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=1), b"hello")
+        answer = await forward(broker, client, frame, serialization=serialization)
+        stored = inner_answer(answer)
+        assert (stored.code, stored.ext["queueId"], stored.ext["queueOffset"]) == (0, "1", "0")
+        again = inner_answer(await forward(broker, client, frame))
+        assert again.ext["queueOffset"] == "1"
+        record = (await client.pull("T", 1)).records[0]
+        assert record.body == b"hello"
+        assert record.born_host == ("10.1.2.3", 0x1234)
+        assert int((await client.info())["raftmq.forwardedTaken"]) == 2
+
+
+async def test_the_client_gets_the_answer_in_its_own_encoding(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        answer = await forward(broker, client, frame, serialization=JSON)
+        assert answer.body[4] == JSON
+        ext = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": BINARY}
+        answer = await client.request(FORWARD, ext, frame)
+        assert answer.body[4] == BINARY
+        assert inner_answer(answer).ext["queueOffset"] == "1"
+
+
+async def test_a_refusal_is_an_answer_for_the_client(tmp_path: Path) -> None:
+    async with running(tmp_path, auto_create_topics=False) as broker:
+        client = await broker.connect()
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("unknown"), b"hello")
+        refused = inner_answer(await forward(broker, client, frame))
+        assert (refused.code, refused.remark) == (
+            ResponseCode.TOPIC_NOT_EXIST,
+            "topic unknown does not exist, apply first please!",
+        )
+
+
+async def test_one_way_requests_are_done_and_only_acknowledged(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        sent = await forward(
+            broker, client, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello", oneway=True)
+        )
+        assert (sent.code, sent.body) == (ResponseCode.SUCCESS, b"")
+        offset = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 1}
+        committed = await forward(broker, client, inner_frame(RequestCode.UPDATE_CONSUMER_OFFSET, offset, oneway=True))
+        assert (committed.code, committed.body) == (ResponseCode.SUCCESS, b"")
+        await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
+        assert (await client.pull("T")).records[0].body == b"hello"
+        assert await client.committed() == 1
+
+
+async def test_what_only_the_replica_itself_serves_is_not_handed_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        ext = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": JSON}
+        nested = inner_frame(FORWARD, ext, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello"))
+        for frame in (nested, inner_frame(RequestCode.PULL_MESSAGE, pull_ext()), inner_frame(9999, {})):
+            answer = await forward(broker, client, frame)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert answer.remark is not None
+            assert "is not to be handed on" in answer.remark
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "body"),
+    [
+        ("no frame", {}, b"x"),
+        ("nothing", {}, b""),
+        ("half a frame", {}, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")[:-1]),
+        ("two frames", {}, 2 * inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")),
+        ("a length of 2 GiB", {}, b"\x7f\xff\xff\xff\0\0\0\0"),
+        ("a host that is none", {"bornHost": "zz"}, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"))),
+        ("a short host", {"bornHost": "7f"}, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"))),
+        ("a header without its fields", {}, inner_frame(RequestCode.SEND_MESSAGE_V2, {})),
+        ("no identity", {"identity": None}, b""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_garbage_is_refused(tmp_path: Path, what: str, given: dict[str, Any], body: bytes) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await forward(broker, client, body, **given)).code == ResponseCode.SYSTEM_ERROR, what
+        assert await client.alive()
+
+
+async def test_the_log_of_another_group_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        answer = await forward(broker, client, frame, identity="another")
+        assert answer.code == ResponseCode.NO_PERMISSION
+
+
+async def test_who_is_no_replica_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "_is_trusted", lambda broker, peer: peer.endswith("."))
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        answer = await forward(broker, client, frame)
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert answer.remark is not None
+        assert "admin_from" in answer.remark
+        assert int((await client.info())["raftmq.forwardedTaken"]) == 0

@@ -1,0 +1,58 @@
+"""Reads over a change of leadership."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.broker.reads import PATIENCE_SECONDS, PatientReads
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.asked: list[Callable[[bool], None]] = []
+        self.told: list[bool] = []
+        self.reads = PatientReads(self.asked.append, lambda: self.now)
+
+    def answer(self, known: bool) -> None:
+        asked, self.asked[:] = list(self.asked), []
+        for on_read in asked:
+            on_read(known)
+
+
+def test_a_read_that_succeeds_is_told_at_once() -> None:
+    world = World()
+    world.reads.read(world.told.append)
+    world.answer(True)
+    assert world.told == [True]
+
+
+def test_a_read_that_fails_is_tried_again_and_nobody_notices() -> None:
+    world = World()
+    world.reads.read(world.told.append)
+    for _ in range(3):
+        world.answer(False)
+        assert (world.told, world.asked) == ([], [])
+        world.now += 0.1
+        world.reads.try_again()
+    world.answer(True)
+    assert world.told == [True]
+
+
+def test_patience_ends() -> None:
+    world = World()
+    world.reads.read(world.told.append)
+    world.answer(False)
+    world.now += PATIENCE_SECONDS
+    world.reads.try_again()
+    assert world.told == [False]
+    assert world.asked == []
+
+
+def test_one_attempt_is_not_repeated_and_its_failure_told_when_the_role_is_known() -> None:
+    world = World()
+    world.reads.read_once(world.told.append)
+    world.answer(False)
+    assert world.told == []
+    world.reads.try_again()
+    assert (world.told, world.asked) == ([False], [])
