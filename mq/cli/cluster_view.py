@@ -151,6 +151,8 @@ def _replica_status(
         priority=_number(figures, "priority"),
         abstaining=figures.get("raftmq.abstaining") == "true",
         disk_used=float(figures["raftmq.diskUsed"]) if "raftmq.diskUsed" in figures else None,
+        forwarded=sum(_number(figures, f"forwarded{kind}") or 0 for kind in ("Sends", "Offsets", "Others")),
+        forwarding=_number(figures, "forwardedWaiting"),
     )
 
 

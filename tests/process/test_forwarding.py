@@ -16,10 +16,13 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
 from mq.protocol.group_admin import GroupCommand
+from mq.protocol.group_bodies import QueueLocks
 from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.queue_tables import QueueRef
 from tests.unit.broker.running import Client, pull_ext, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -39,6 +42,9 @@ class StockClient:
         self.stored: list[tuple[bytes, int, int]] = []
         """Body, queue, queue offset."""
         self.seconds: list[float] = []
+        self.given_back = 0
+        self.committed: dict[int, int] = {}
+        self.last_position = -1
         self._opaque = itertools.count(1)
         self._waiting: dict[int, tuple[float, Callable[[Response], None]]] = {}
         self.ended = False
@@ -88,34 +94,74 @@ class StockClient:
                 self.errors.append(f"send: code {answer.code}, {answer.remark}")
             else:
                 self.stored.append((body, int(answer.ext["queueId"]), int(answer.ext["queueOffset"])))
+                self.last_position = int(answer.ext["msgId"][-16:], 16)
 
         await self.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=queue), body, answered)
 
     async def commit(self, queue: int, offset: int, *, oneway: bool) -> None:
         ext = {"consumerGroup": "G", "topic": "T", "queueId": queue, "commitOffset": offset}
-        await self.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", self._expect("offset commit"), oneway=oneway)
 
-    def _expect(self, what: str) -> Callable[[Response], None]:
+        def committed(answer: Response) -> None:
+            self.committed[queue] = offset
+
+        await self.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", self._expect("commit", committed), oneway=oneway)
+
+    async def send_back(self) -> None:
+        """Give the last message that was stored back, for a second."""
+
+        def taken(answer: Response) -> None:
+            self.given_back += 1
+
+        ext = {"offset": self.last_position, "group": "G", "delayLevel": 1, "originTopic": "T"}
+        await self.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", self._expect("send back", taken))
+
+    async def heartbeat(self) -> None:
+        consumer = ConsumerData(group="G", subscriptions=[SubscriptionData(topic="T")])
+        body = HeartbeatData(client_id="C", consumers=[consumer]).encode()
+        await self.ask(RequestCode.HEART_BEAT, {}, body, self._expect("heartbeat"))
+
+    async def lock(self) -> None:
+        queues = [QueueRef("T", "broker-a", queue) for queue in range(QUEUES)]
+        body = QueueLocks(client_id="C", group="G", queues=queues).encode()
+        await self.ask(RequestCode.LOCK_BATCH_MQ, {}, body, self._expect("lock"))
+
+    async def look(self, queue: int) -> None:
+        await self.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": queue}, b"", self._expect("end"))
+        ext = {"consumerGroup": "G", "topic": "T", "queueId": queue}
+
+        def known(answer: Response) -> None:
+            if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+                self.errors.append(f"offset query: code {answer.code}, {answer.remark}")
+
+        await self.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", known)
+
+    def _expect(self, what: str, then: Callable[[Response], None] = lambda answer: None) -> Callable[[Response], None]:
         def answered(answer: Response) -> None:
-            if answer.code != ResponseCode.SUCCESS:
+            if answer.code == ResponseCode.SUCCESS:
+                then(answer)
+            else:
                 self.errors.append(f"{what}: code {answer.code}, {answer.remark}")
 
         return answered
 
     async def work(self, prefix: str) -> None:
-        """A thousand sends a second, and now and then an offset commit, until cancelled or the connection ends."""
+        """A thousand sends a second and what consumers ask, until cancelled or the connection ends."""
         started = trio.current_time()
+        await self.heartbeat()
         for number in itertools.count():
             if self.ended:
                 return
-            await self.send(b"%s-%d" % (prefix.encode(), number), number % QUEUES)
-            if number % 20 == 0:
-                await self.commit(number // 20 % QUEUES, number // 20, oneway=number % 40 == 0)
+            queue = number % QUEUES
+            await self.send(b"%s-%d" % (prefix.encode(), number), queue)
+            if number % 21 == 0:
+                await self.commit(queue, number, oneway=number % 63 == 0)
+            if number % 50 == 0:
+                await self.look(queue)
+            if number % 100 == 0:
+                await self.lock()
+            if number % 101 == 0 and self.last_position >= 0:
+                await self.send_back()
             await trio.sleep_until(started + number / SENDS_PER_SECOND)
-
-    @property
-    def open_requests(self) -> int:
-        return len(self._waiting)
 
     async def settled(self) -> None:
         """Until everything is answered."""
@@ -160,17 +206,35 @@ async def transfer(cluster: DevCluster, to: str) -> None:
 async def stored_messages(cluster: DevCluster) -> dict[tuple[int, int], bytes]:
     """Every message of the topic by queue and queue offset, as the leader has it."""
     found: dict[tuple[int, int], bytes] = {}
-    client = Client(await connect(cluster, await cluster.leader()))
-    for queue in range(QUEUES):
-        end = await client.offset(RequestCode.GET_MAX_OFFSET, "T", queue)
-        offset = 0
-        while offset < end:
-            answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("T", queue, offset))
-            assert answer.code == ResponseCode.SUCCESS, answer
-            found |= {(queue, record.queue_offset): record.body for record in answer.records}
-            offset = int(answer.ext["nextBeginOffset"])
-    await client.stream.aclose()
+    async with await connect(cluster, await cluster.leader()) as stream:
+        client = Client(stream)
+        for queue in range(QUEUES):
+            end = await client.offset(RequestCode.GET_MAX_OFFSET, "T", queue)
+            offset = 0
+            while offset < end:
+                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("T", queue, offset))
+                assert answer.code == ResponseCode.SUCCESS, answer
+                found |= {(queue, record.queue_offset): record.body for record in answer.records}
+                offset = int(answer.ext["nextBeginOffset"])
     return found
+
+
+async def check_offsets_and_retries(cluster: DevCluster, stock: StockClient) -> None:
+    """No commit that was answered is lost, and each message that was given back comes again exactly once."""
+    async with await connect(cluster, await cluster.leader()) as stream:
+        client = Client(stream)
+        assert len(stock.committed) == QUEUES
+        for queue, offset in stock.committed.items():
+            known = await client.committed("G", "T", queue)
+            assert known is not None
+            assert known >= offset
+        assert stock.given_back > 10
+        with trio.fail_after(10):
+            # A second later they are delivered, and none of them twice in the next one.
+            while await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) < stock.given_back:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        await trio.sleep(0.5)
+        assert await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) == stock.given_back
 
 
 def say(text: str) -> None:
@@ -204,6 +268,7 @@ async def test_a_transfer_costs_a_stock_client_no_error(tmp_path: Path) -> None:
         # Nothing is lost, doubled, or elsewhere than where it was said to be.
         assert {(queue, offset): body for body, queue, offset in client.stored} == stored
         assert len(stored) > 2 * SENDS_PER_SECOND
+        await check_offsets_and_retries(cluster, client)
         async with Admin(cluster.namesrv) as admin:
             figures = await admin.broker_runtime(cluster.address(first))
         assert int(figures["raftmq.forwardedSends"]) > SENDS_PER_SECOND

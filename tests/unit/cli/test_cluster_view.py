@@ -114,8 +114,20 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
     assert "n0 has priority 5" in shown(group)
     assert "n7 keeps entries from 42 on" in shown(group)
     assert "n7 abstains" in shown(group)
+    assert "to the leader" not in shown(group)
     assert "n1 " not in "\n".join(line for line in lines if "priority" in line or "keeps" in line)
     assert "log trust" not in shown(group), "it votes again by itself"
+
+
+def test_requests_that_a_follower_hands_on_are_shown() -> None:
+    sums = {"forwardedSends": "1200", "forwardedOffsets": "30", "forwardedOthers": "4", "forwardedWaiting": "2"}
+    quiet = {name: "0" for name in sums}
+    [group] = group_statuses(
+        [answer(1, figures("n0", "leader", **quiet)), answer(2, figures("n1", "follower", **sums))]
+    )
+    assert [(r.forwarded, r.forwarding) for r in group.replicas] == [(0, 0), (1234, 2)]
+    assert "n1 handed 1,234 requests to the leader since it started, 2 of them wait" in shown(group)
+    assert "n0 handed" not in shown(group)
 
 
 def test_abstaining_without_a_leader_names_the_way_out() -> None:
