@@ -121,7 +121,7 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
 
 def test_requests_that_a_follower_hands_on_are_shown() -> None:
     sums = {"forwardedSends": "1200", "forwardedOffsets": "30", "forwardedOthers": "4", "forwardedWaiting": "2"}
-    quiet = {name: "0" for name in sums}
+    quiet = dict.fromkeys(sums, "0")
     [group] = group_statuses(
         [answer(1, figures("n0", "leader", **quiet)), answer(2, figures("n1", "follower", **sums))]
     )
