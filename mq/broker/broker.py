@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -24,6 +22,7 @@ from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import Delays
+from mq.broker.disk import disk_usage, disk_used
 from mq.broker.forwarded import ForwardedRequests, ForwardedSender
 from mq.broker.forwarding import Forwarder
 from mq.broker.group_admin import GroupAdmin
@@ -63,18 +62,6 @@ Log = structlog.stdlib.BoundLogger
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch, for stored timestamps only."""
     return time.time_ns() // 1_000_000
-
-
-def disk_usage(directory: Path) -> tuple[int, int]:
-    """Free and total bytes of the disk that a directory is on. Raises OSError."""
-    usage = shutil.disk_usage(directory)
-    return usage.free, usage.total
-
-
-def disk_used(directory: Path) -> float:
-    """Which part of a directory's disk is in use, 0 to 1. Raises OSError."""
-    free, total = disk_usage(directory)
-    return 1 - free / total
 
 
 class Broker:

@@ -57,6 +57,10 @@ class ReplicaStatus:
     """It lost entries that it had acknowledged, and does not vote until it has them again."""
     disk_used: float | None = None
     """Which part of its disk is in use, 0 to 1."""
+    forwarded: int | None = None
+    """Requests that it handed to the leader since its start, for clients that take it for the leader."""
+    forwarding: int | None = None
+    """Those that wait for the leader now."""
 
 
 @dataclass(frozen=True, slots=True)
