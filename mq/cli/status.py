@@ -82,8 +82,8 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
     if replica.priority:
         yield f"{replica.node_id} has priority {replica.priority}"
     if replica.forwarded:
-        waiting = f", {replica.forwarding:,} of them wait" if replica.forwarding else ""
-        yield f"{replica.node_id} handed {replica.forwarded:,} requests to the leader since it started{waiting}"
+        waiting = f", {replica.forwarding:,} wait" if replica.forwarding else ""
+        yield f"{replica.node_id} handed {replica.forwarded:,} requests to the leader{waiting}"
     if replica.base_index:
         yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
     if replica.abstaining:
