@@ -304,7 +304,7 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
             await trio.sleep(0.5)
             cluster.kill(leader)
             with trio.fail_after(TIMEOUT_SECONDS):
-                while not client.ended:  # noqa: ASYNC110 - as above
+                while not client.ended or cluster.is_running(leader):  # noqa: ASYNC110 - as above
                     await trio.sleep(0.01)
             working.cancel_scope.cancel()
         with pytest.raises(OSError, match="all attempts to connect"):
