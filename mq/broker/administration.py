@@ -65,6 +65,7 @@ class Administration:
         clients: ClientRegistry[ClientConnection],
         offsets: Offsets,
         lookup: Lookup,
+        read: Read,
         address: str,
         counters: Callable[[], dict[str, int]],
         disk_usage: Callable[[], tuple[int, int]],
@@ -76,7 +77,6 @@ class Administration:
         log: Log,
     ) -> None:
         self._delete_expired = delete_expired
-        read: Read = replica.read
 
         def version() -> DataVersion:
             return metadata.topics_version(replica.core.term)

@@ -276,6 +276,7 @@ class Broker:
             clients=self._clients,
             offsets=self._offsets,
             lookup=self.lookup,
+            read=reads.read,
             address=self._address,
             counters=self._counters,
             disk_usage=partial(disk_usage, settings.data_dir),
