@@ -49,8 +49,7 @@ def replicate(
     """Replicate commands and answer the request once all are applied; if this replica ceases to lead before they had
     begun, the request is served anew, by whoever leads then.
 
-    Where another replica leads before it had begun, that one does it. ``what`` is for people. ``check`` raises
-    RequestRefused if the commands were applied and had no effect.
+    ``what`` is for people. ``check`` raises RequestRefused if the commands were applied and had no effect.
     """
 
     def committed(known: bool) -> None:
