@@ -27,6 +27,7 @@ from mq.broker.forwarded import ForwardedRequests, ForwardedSender
 from mq.broker.forwarding import Forwarder
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
+from mq.broker.key_queries import KeyQueries
 from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
@@ -40,7 +41,7 @@ from mq.broker.registration import Registration
 from mq.broker.retention import Retention
 from mq.broker.retries import Retries
 from mq.broker.sends import Sends
-from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
+from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
 from mq.broker.slow_consumers import LEADER_ID, SlowConsumers, broker_id_of
 from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
@@ -51,6 +52,7 @@ from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import decode_runs, scan_runs
+from mq.store.key_index import KeyIndex
 from mq.store.log_records import LogRecords
 from mq.store.opening import Filling, ends_of
 from mq.store.queue_store import QueueStore
@@ -230,6 +232,16 @@ class Broker:
             read=reads.read,
             wall_clock_ms=wall_clock_ms,
         )
+        self.keys = KeyQueries(
+            index=KeyIndex(str(settings.data_dir / INDEX_DIRECTORY), replica.log, lambda: self._applied_index),
+            metadata=metadata,
+            read=reads.read,
+            wake=self._reactor.wake,
+            index_seconds=settings.index_seconds,
+            clock=time.monotonic,
+            wall_clock_ms=wall_clock_ms,
+            log=self._log,
+        )
         used = partial(disk_used, settings.data_dir)
         self._retention = Retention(
             settings=settings,
@@ -288,7 +300,7 @@ class Broker:
             log=self._log,
         )
         areas = (self._pulls, self._groups, self._offsets, self.lookup, self._group_admin, self._forwarded)
-        for area in (*areas, subscriptions, administration):
+        for area in (*areas, self.keys, subscriptions, administration):
             self._handlers.update(area.handlers())
         for leading_area in (self._sends, self._offsets, self._locks, retries, administration):
             self._leader_handlers.update(leading_area.leader_handlers())

@@ -148,7 +148,10 @@ class _Host:
         )
 
         def attach(replica: Replica) -> None:
-            broker.attach(replica)
+            try:
+                broker.attach(replica)
+            except OSError as error:
+                raise StartRefused(f"{error.filename or settings.data_dir}: {error.strerror}") from error
             listener = _bound_listener(reactor, settings.listen_address, broker)
             undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
             undo.callback(_checkpoint_last, broker, log)
@@ -181,6 +184,8 @@ class _Host:
                     (settings.idle_seconds_max, broker.close_idle_connections),
                 ):
                     nursery.start_soon(_every, seconds, action, reactor)
+                nursery.start_soon(broker.keys.serve)
+                nursery.start_soon(broker.keys.keep_index)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
 
         return Hosted(

@@ -20,6 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MIB = 1024 * 1024
 
 LOG_DIRECTORY = "commitlog"
+INDEX_DIRECTORY = "index"
 
 ENTRY_OVERHEAD_BYTES = 48 + 8
 """What a log entry takes in its file besides its body: its header, and room for a mark behind it."""
@@ -109,6 +110,7 @@ class BrokerSettings(ProcessSettings):
     offset_commit_seconds: float = Field(0.2, gt=0, description="one-way consumer offsets gather this long")
     register_seconds: float = Field(30.0, ge=1, le=60)
     checkpoint_seconds: float = Field(10.0, gt=0)
+    index_seconds: float = Field(10.0, gt=0, description="how often to look for parts of the log to index by key")
 
     retention_hours: float = Field(72.0, gt=0, description="a log file is kept so long after its newest message")
     retention_bytes: int | None = Field(None, ge=MIB, description="the log is cut to this, however new it is")

@@ -395,6 +395,10 @@ class SegmentLog:
             ref = find_entry_at(self._files, index, anchor_pos, last, pos)
         return ref if ref.pos <= pos < ref.pos + ref.size else None
 
+    def anchors(self, pos: int, end: int) -> list[int]:
+        """Positions of some entries behind ``pos`` and before ``end``, ascending, about 64 KiB apart."""
+        return self._index.anchors_behind(pos, end)
+
     def chain_at(self, index: int) -> int:
         """The chain after entry ``index``; the base has one, too.
 

@@ -1,0 +1,129 @@
+"""The keys of records: the one that makes a message unique, and the words that its sender gave it.
+
+Everything here works on the bytes of log entries as they lie in files, so that it may be used by any thread or process.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from mq.protocol import properties as props
+from mq.protocol.records import BORN_HOST_IPV6, FIXED, MAGIC_V1, MAGIC_V2, ROLLBACK, STORE_HOST_IPV6, TRANSACTION_MASK
+from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
+
+KEY_HASH_BYTES: Final = 8
+"""Two keys with the same hash cost a reader a look at the record, no more."""
+
+_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+_HEAD: Final = struct.Struct(">ii28xi16xq20xi")
+"""Size, magic number, system flag, store time, body length of a record with IPv4 hosts."""
+_I32: Final = struct.Struct(">i")
+_I64: Final = struct.Struct(">q")
+_UNIQUE: Final = f"{props.UNIQUE_KEY}{props.NAME_END}".encode()
+_KEYS: Final = f"{props.KEYS}{props.NAME_END}".encode()
+_BLANK: Final = b" "
+_END: Final = props.VALUE_END.encode()
+
+
+class Damaged(Exception):
+    """These bytes are no entries of records; ``at`` is where in them it shows."""
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(f"at byte {at}: {reason}")
+        self.at = at
+
+
+class KeyedRecord(NamedTuple):
+    """A record that has properties, within the bytes it was found in: it takes up ``at`` to ``end``."""
+
+    at: int
+    end: int
+    store_ms: int
+    topic: bytes
+    text_at: int
+    """Where its properties begin; they go to its end."""
+
+
+def key_hash(topic: bytes, key: bytes) -> bytes:
+    """What the index has for a key of a topic: 8 bytes, spread evenly."""
+    return blake2b(topic + b"#" + key, digest_size=KEY_HASH_BYTES).digest()
+
+
+def keys_of(data: bytes, record: KeyedRecord) -> list[bytes]:
+    """All keys of a record, each once, the unique one first if it has one."""
+    unique = find_property(data, _UNIQUE, record.text_at, record.end)
+    words = find_property(data, _KEYS, record.text_at, record.end)
+    found = [unique] if unique else []
+    if words:
+        found += [word for word in words.split(_BLANK) if word]
+    return list(dict.fromkeys(found)) if len(found) > 1 else found
+
+
+def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, unique: bool) -> bool:
+    """Whether it is a record of this topic with this key; with ``unique`` only the unique one counts."""
+    if record.topic != topic:
+        return False
+    if find_property(data, _UNIQUE, record.text_at, record.end) == key:
+        return True
+    return not unique and key in find_property(data, _KEYS, record.text_at, record.end).split(_BLANK)
+
+
+def find_property(data: bytes, name: bytes, at: int, end: int) -> bytes:
+    """The value of the first property whose name, with its end mark, is ``name``; empty if there is none."""
+    found = data.find(name, at, end)
+    while found > at and data[found - 1] != 2:
+        found = data.find(name, found + 1, end)
+    if found < 0:
+        return b""
+    found += len(name)
+    stop = data.find(_END, found, end)
+    return data[found : end if stop < 0 else stop]
+
+
+def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where in ``data``, which is log entries back to back, the bodies are that hold records. Raises Damaged."""
+    at, end = 0, len(data)
+    unpack = HEADER.unpack_from
+    while at < end:
+        if at + HEADER_BYTES > end:
+            raise Damaged(at, f"{end - at} bytes are no entry")
+        kind, size, _, _, _, _, _, _, body_len = unpack(data, at)
+        if size != HEADER_BYTES + body_len or at + size > end:
+            raise Damaged(at, f"an entry of {size} bytes, {end - at} are left")
+        if kind == NORMAL:
+            yield at + HEADER_BYTES, at + size
+        at += size
+
+
+def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
+    """Those of the records in ``data[at:end]`` that have properties and are not rolled back. Raises Damaged."""
+    unpack, new = _HEAD.unpack_from, tuple.__new__  # a NamedTuple's own constructor takes four times as long
+    while at < end:
+        if at + FIXED > end:
+            raise Damaged(at, f"{end - at} bytes are no record")
+        size, magic, sys_flag, store_ms, body_length = unpack(data, at)
+        body_at = at + 88
+        if sys_flag & _IPV6:
+            if sys_flag & BORN_HOST_IPV6:
+                body_at += 12
+                (store_ms,) = _I64.unpack_from(data, at + 68)
+            if sys_flag & STORE_HOST_IPV6:
+                body_at += 12
+            (body_length,) = _I32.unpack_from(data, body_at - 4)
+        topic_at = body_at + body_length + 1
+        stop = at + size
+        if not body_at < topic_at < stop <= end:
+            raise Damaged(at, f"a record of {size} bytes with a body of {body_length}, {end - at} are left")
+        if magic == MAGIC_V1:
+            text_at = topic_at + data[topic_at - 1] + 2
+        elif magic == MAGIC_V2:
+            text_at = topic_at + 1 + (data[topic_at - 1] << 8 | data[topic_at]) + 2
+            topic_at += 1
+        else:
+            raise Damaged(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
+        if text_at < stop and sys_flag & TRANSACTION_MASK != ROLLBACK:
+            yield new(KeyedRecord, (at, stop, store_ms, data[topic_at : text_at - 2], text_at))
+        at = stop

@@ -1,0 +1,346 @@
+"""The key index and the search without it, against a plain list of messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
+from mq.store import key_index, key_search
+from mq.store.indexing import IndexJob
+from mq.store.key_file import KeyFile, KeyFileDamaged, build_key_file
+from mq.store.key_index import KeyIndex
+from mq.store.key_search import KeyQuery, SearchResult
+from mq.store.keyed_records import Damaged, key_hash
+from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from tests.unit.segment.log_home import LogHome
+
+SEGMENT_BYTES = 8192
+IPV4, IPV6 = encode_host("10.0.0.1", 1), encode_host("fe80::1", 1)
+EVER = (-(2**63), 2**63 - 1)
+
+
+class Sent(NamedTuple):
+    """A message: its keys are ``unique`` and the words of ``keys``."""
+
+    topic: str = "T"
+    unique: str = ""
+    keys: str = ""
+    body: bytes = b""
+    store_ms: int = 0
+    sys_flag: int = 0
+    born_host: bytes = IPV4
+
+    @property
+    def properties(self) -> str:
+        named = (("KEYS", self.keys), ("UNIQ_KEY", self.unique), ("TAGS", "x"))
+        return "".join(f"{name}\x01{value}\x02" for name, value in named if value)
+
+    def has(self, query: KeyQuery) -> bool:
+        words = {self.unique} if query.unique else {self.unique, *self.keys.split(" ")}
+        return (
+            self.topic.encode() == query.topic
+            and query.key.decode() in words
+            and query.begin_ms <= self.store_ms <= query.end_ms
+            and self.sys_flag != ROLLBACK
+        )
+
+
+def wanted(
+    key: str, *, topic: str = "T", count_max: int = 64, unique: bool = False, ms: tuple[int, int] = EVER
+) -> KeyQuery:
+    return KeyQuery(topic.encode(), key.encode(), count_max, *ms, unique)
+
+
+class Home:
+    """A log of messages with its index; the entries not ``applied`` are there and not committed."""
+
+    def __init__(self, directory: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.home = LogHome(segment_bytes=segment_bytes)
+        self.log: SegmentLog = self.home.open(tail_bytes_max=0)
+        self.directory = directory
+        self.sent: list[tuple[Sent, bytes]] = []
+        self.applied = 0
+        self.index = self.reopened()
+
+    def reopened(self) -> KeyIndex:
+        return KeyIndex(self.directory, self.log, lambda: self.applied)
+
+    def put(self, *messages: Sent, kind: int = NORMAL) -> None:
+        """One entry with these messages, committed."""
+        body = b""
+        size = 48 + sum(len(encoded(each, 0)) for each in messages)
+        pos = self.log.position_for(size) + 48
+        for each in messages:
+            record = encoded(each, pos + len(body))
+            self.sent.append((each, record))
+            body += record
+        self.log.append(kind, self.log.last_index + 1, 1, body)
+        self.home.submit(self.log)
+        self.applied = self.log.last_index
+
+    def make(self, limit: int = 1000) -> int:
+        """Make files as long as there is something to make; returns how many."""
+        made = 0
+        while made < limit and (jobs := self.index.jobs()):
+            for job in jobs[: limit - made]:
+                write(job, build_key_file(self.log.read_range, job.begin, job.end))
+                self.index.made(job.target)
+                made += 1
+        return made
+
+    def search(self, query: KeyQuery, is_over: Callable[[], bool] = lambda: False) -> SearchResult:
+        return self.index.search(query, is_over).run()
+
+    def expected(self, query: KeyQuery) -> list[bytes]:
+        return [record for each, record in self.sent if each.has(query)][-query.count_max :]
+
+
+def encoded(message: Sent, physical_offset: int) -> bytes:
+    return encode_record(
+        topic=message.topic,
+        queue_id=0,
+        body=message.body,
+        properties=message.properties,
+        queue_offset=0,
+        physical_offset=physical_offset,
+        born_timestamp_ms=0,
+        born_host=message.born_host,
+        store_timestamp_ms=message.store_ms,
+        store_host=IPV4,
+        sys_flag=message.sys_flag,
+    )
+
+
+def write(job: IndexJob, content: bytes) -> None:
+    with open(job.target, "wb") as file:
+        file.write(content)
+
+
+KEYS = st.sampled_from(["a", "b", "ab", "key", "é", "UNIQ_KEY"])
+MESSAGES = st.builds(
+    Sent,
+    topic=st.sampled_from(["T", "U", "T" * 200]),
+    unique=st.one_of(st.just(""), KEYS),
+    keys=st.lists(KEYS, max_size=3).map(" ".join),
+    body=st.one_of(st.sampled_from([b"", b"key a b", bytes(1000), bytes(6000)])),
+    store_ms=st.integers(0, 5),
+    sys_flag=st.sampled_from([0, 0, PREPARED, ROLLBACK]),
+    born_host=st.sampled_from([IPV4, IPV6]),
+)
+QUERIES = st.builds(
+    KeyQuery,
+    topic=st.sampled_from([b"T", b"U", b"T" * 200, b"V"]),
+    key=KEYS.map(str.encode),
+    count_max=st.integers(1, 5),
+    begin_ms=st.integers(0, 3),
+    end_ms=st.integers(2, 5),
+    unique=st.booleans(),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.lists(MESSAGES, min_size=1, max_size=3), max_size=12), st.integers(0, 20), QUERIES, st.booleans())
+def test_a_search_finds_the_newest_messages_of_a_key(
+    monkeypatch: pytest.MonkeyPatch, entries: list[list[Sent]], files: int, query: KeyQuery, reopen: bool
+) -> None:
+    monkeypatch.setattr(key_index, "PART_BYTES_MAX", 3000)
+    monkeypatch.setattr(key_index, "DIRECT_PARTS_MAX", 1000)
+    monkeypatch.setattr(key_search, "CHUNK_BYTES", 500)
+    with TemporaryDirectory() as directory:
+        home = Home(directory, 3 * SEGMENT_BYTES)
+        for messages in entries:
+            home.put(*messages)
+        home.make(files)
+        if reopen:
+            home.index = home.reopened()
+        result = home.search(query)
+        assert result.records == home.expected(query)
+        assert result.is_complete
+        assert home.make() + files >= home.log.end_pos // SEGMENT_BYTES // 3
+        assert home.search(query).records == home.expected(query)
+        home.home.close_all()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(str(tmp_path / "index"))
+
+
+def fill(home: Home, count: int = 40) -> None:
+    for number in range(count):
+        home.put(Sent(unique=f"U{number}", keys=f"K{number % 7} all", body=bytes(900), store_ms=number))
+
+
+def test_all_but_the_open_part_gets_a_file(home: Home) -> None:
+    fill(home)
+    parts = list(range(0, home.log.end_pos - SEGMENT_BYTES, SEGMENT_BYTES))
+    assert home.make() == len(parts) > 3
+    assert list(home.index.parts) == parts
+    assert sorted(os.listdir(home.directory)) == [f"{part:020d}.keys" for part in parts]
+    assert home.make() == 0
+    for number in (0, 20, 39):
+        query = wanted(f"U{number}", unique=True)
+        assert home.search(query).records == home.expected(query) != []
+
+
+def test_what_is_not_committed_is_not_found(home: Home) -> None:
+    fill(home)
+    home.make()
+    home.put(Sent(unique="late"))
+    home.applied -= 1
+    assert home.search(wanted("late")).records == []
+    assert home.search(wanted("U39")).records != []
+    home.applied += 1
+    assert len(home.search(wanted("late")).records) == 1
+
+
+def test_configurations_hold_no_messages(home: Home) -> None:
+    fill(home, 5)
+    home.log.append(CONFIG, home.log.last_index + 1, 1, b"U3 is no record")
+    home.home.submit(home.log)
+    home.applied += 1
+    assert len(home.search(wanted("U3")).records) == 1
+
+
+def test_times_are_exact_and_included(home: Home) -> None:
+    fill(home)
+    home.make()
+    for begin, end in ((10, 12), (0, 0), (39, 100), (50, 60), (12, 10)):
+        query = wanted("all", ms=(begin, end))
+        assert home.search(query).records == home.expected(query)
+
+
+def test_a_key_of_another_topic_with_the_same_hash_is_not_taken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("key_file", "key_search"):
+        monkeypatch.setattr(f"mq.store.{module}.key_hash", lambda topic, key: bytes(8))
+    fill(home)
+    home.make()
+    query = wanted("K3")
+    assert home.search(query).records == home.expected(query)
+    assert home.search(wanted("K3", topic="U")).records == []
+
+
+def test_thousands_of_messages_with_one_key_fill_several_blocks(tmp_path: Path) -> None:
+    home = Home(str(tmp_path), 4 * 1024 * 1024)
+    for number in range(100):
+        home.put(*(Sent(unique=f"U{number}-{each}", keys="hot") for each in range(100)))
+    home.put(Sent(body=bytes(4 * 1024 * 1024 - 1000)))
+    assert home.make() == 1
+    query = wanted("hot", count_max=7)
+    assert home.search(query).records == home.expected(query)
+    assert len(home.search(wanted("hot", count_max=9999)).records) == 9999
+    query = wanted("U57-3")
+    assert home.search(query).records == home.expected(query)
+
+
+def test_a_search_gives_up_and_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(home)
+    assert not home.search(wanted("nobody"), lambda: True).is_complete
+    monkeypatch.setattr(key_index, "DIRECT_PARTS_MAX", 2)
+    result = home.search(wanted("U0"))
+    assert (result.records, result.is_complete) == ([], False)
+    home.make()
+    assert home.search(wanted("U0")).is_complete
+    monkeypatch.setattr(key_search, "CANDIDATES_MAX", 5)
+    result = home.search(wanted("all", ms=(0, 3)))
+    assert not result.is_complete
+
+
+def test_an_answer_has_bounded_bytes_and_at_least_one_message(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(home)
+    for limit, count in ((1, 1), (3000, 2)):
+        monkeypatch.setattr(key_search, "BYTES_MAX", limit)
+        for _ in range(2):
+            result = home.search(wanted("all"))
+            assert result.records == home.expected(wanted("all", count_max=count))
+            home.make()
+
+
+def test_a_damaged_file_is_found_out_and_made_again(home: Home) -> None:
+    fill(home)
+    home.make()
+    path = home.index.path_of(SEGMENT_BYTES)
+    good = Path(path).read_bytes()
+    query = wanted("all")
+    for position in range(len(good)):
+        damaged = bytearray(good)
+        damaged[position] ^= 0x10
+        Path(path).write_bytes(damaged)
+        result = home.search(query)
+        assert result.damaged == [path], position
+        assert not result.is_complete
+    for cut in (0, 5, 70, len(good) - 1):
+        Path(path).write_bytes(good[:cut])
+        assert home.search(query).damaged == [path]
+    os.unlink(path)
+    assert home.search(query).damaged == [path]
+    home.index.discard(path)
+    assert home.search(query).records == home.expected(query)
+    assert home.make() == 1
+    assert Path(path).read_bytes() == good
+
+
+def test_a_file_about_another_log_is_found_out(tmp_path: Path) -> None:
+    one, other = Home(str(tmp_path / "1")), Home(str(tmp_path / "2"))
+    fill(one)
+    other.put(Sent(unique="other"))
+    fill(other)
+    for each in (one, other):
+        each.make()
+    path = one.index.path_of(0)
+    os.replace(other.index.path_of(0), path)
+    assert one.search(wanted("U1")).damaged == [path]
+
+
+def test_files_go_with_the_log(home: Home) -> None:
+    fill(home)
+    home.make()
+    home.log.drop_prefix(2 * SEGMENT_BYTES, b"", home.log.last_index)
+    home.home.submit(home.log)
+    query = wanted("all")
+    found = home.search(query)
+    assert found.is_complete
+    assert found.records == home.expected(query)[-len(found.records) :] != []
+    assert min(home.index.parts) == 2 * SEGMENT_BYTES
+    assert len(os.listdir(home.directory)) == len(home.index.parts)
+    for stray in ("00000000000000000000.keys", "00000000000000000001.keys", "00000000000000032768.keys.tmp"):
+        Path(home.directory, stray).write_bytes(b"")
+    again = home.reopened()
+    assert list(again.parts) == list(home.index.parts)
+    assert len(os.listdir(home.directory)) == len(again.parts)
+
+
+def test_what_failed_waits_until_it_is_tried_again(home: Home) -> None:
+    fill(home)
+    jobs = home.index.jobs()
+    for job in jobs:
+        home.index.failed(job.target)
+    assert home.index.jobs() == []
+    home.index.retry()
+    assert home.index.jobs() == jobs
+
+
+def test_bytes_that_are_no_log_are_refused() -> None:
+    for data in (bytes(100), b"\xff" * 100, bytes(10), (1).to_bytes(4, "big") + (60).to_bytes(4, "big") + bytes(200)):
+        with pytest.raises(Damaged):
+            build_key_file(lambda pos, nbytes, data=data: data[pos : pos + nbytes], 0, len(data))  # type: ignore[misc]
+
+
+def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty.keys"
+    path.write_bytes(build_key_file(lambda pos, nbytes: b"", 500, 500))
+    file = KeyFile(str(path))
+    file.check_log(lambda pos, nbytes: b"")
+    assert list(file.places(key_hash(b"T", b"a"))) == []
+    file.close()
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(KeyFileDamaged):
+        KeyFile(str(path))
