@@ -32,6 +32,8 @@ from raftlog.segment.repair import Repair
 _GROUP_CHECK_STEPS = 64
 _STALL_POLL_SECONDS = 0.3
 _PATIENCES_MAX = 100
+_COMMITTED_ONLY_SECONDS = 1.0
+"""For how long a damaged node asks for the same committed bytes; then for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._scheduled = 0
         self._wakes: dict[NodeId, float] = {}
+        # What a damaged node is waiting for, and since when.
+        self._lacking: dict[NodeId, tuple[object, int, float]] = {}
         self._next_value = 1
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -360,8 +364,14 @@ class Cluster:
         peer = self.rng.choice([other for other in self.nodes.values() if other is not node])
         if peer.process is not None and self.network.connected(node.node_id, peer.node_id):
             pos, nbytes = wanted
+            _, _, since = kept = self._lacking.get(node.node_id, (None, 0, 0.0))
+            if kept[:2] != (repair, pos):
+                since = self.now
+                self._lacking[node.node_id] = (repair, pos, since)
+            uncommitted = self.now - since > _COMMITTED_ONLY_SECONDS
             try:
-                data = peer.process.range_for(pos, min(nbytes, self.rng.choice((60, 1000, nbytes))))
+                nbytes = min(nbytes, self.rng.choice((60, 1000, nbytes)))
+                data = peer.process.range_for(pos, nbytes, uncommitted=uncommitted)
             except (StorageCorrupt, StorageFailed) as error:
                 self.process_ends(peer, error)
                 data = b""

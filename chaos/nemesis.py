@@ -39,6 +39,10 @@ from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal,
 if TYPE_CHECKING:
     from chaos.cluster import Cluster
 
+_VOTERS_IF_DAMAGED = 3
+"""Of two voters none can be elected without the other, who may have lost something and not vote before there is a
+leader."""
+
 
 class Nemesis:
     """Strikes a cluster. ``injected`` and ``effective`` count faults by the name of their class."""
@@ -177,7 +181,7 @@ class Nemesis:
                 return True
 
     def _flip(self, node: Node, place: float) -> bool:
-        if node.repair is not None:
+        if node.repair is not None or self._voters_min < _VOTERS_IF_DAMAGED:
             return False
         names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
         # What lies behind the mark could be a torn write as well, for all that anybody can tell.
@@ -196,6 +200,12 @@ class Nemesis:
                 return True
             at -= nbytes
         return False
+
+    @property
+    def _voters_min(self) -> int:
+        """The smallest number of voters that anybody goes by; of some there are none."""
+        confs = [node.process.core.conf for node in self._cluster.nodes.values() if node.process is not None]
+        return min((len(voters) for conf in confs for voters in (conf.voters, conf.outgoing) if voters), default=0)
 
     def _copies(self, pos: int, but: Node) -> int:
         """How many other processes have the byte at ``pos`` of the log on disk."""
@@ -224,13 +234,18 @@ class Nemesis:
     def _change_members(self, choice: float) -> bool:
         def ask(leader: Process) -> bool:
             conf = leader.core.conf
-            changes = [ConfChange(ConfChangeKind.REMOVE, node) for node in (*conf.voters, *conf.learners)]
+            damaged = any(node.flips for node in self._cluster.nodes.values())
+            needed = conf.voters if damaged and len(conf.voters) <= _VOTERS_IF_DAMAGED else ()
+            removable = (node for node in (*conf.voters, *conf.learners) if node not in needed)
+            changes = [ConfChange(ConfChangeKind.REMOVE, node) for node in removable]
             for node in self._cluster.nodes:
                 if node not in conf.members:
                     changes += [ConfChange(ConfChangeKind.ADD_LEARNER, node, f"{node}:1")] * 3
             for learner in conf.learners:
                 changes += [ConfChange(ConfChangeKind.PROMOTE, learner)] * 3
                 changes += [ConfChange(ConfChangeKind.REPLACE, learner, replaced=voter) for voter in conf.voters]
+            if not changes:
+                return False
             change = changes[int(choice * len(changes))]
             self._cluster.note(f"{change}")
             return not isinstance(leader.replica.change(change), Refusal)

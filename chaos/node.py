@@ -373,15 +373,16 @@ class Process:
         chain: int = HEADER.unpack_from(data)[6]
         return log.chain_at(index) == chain
 
-    def range_for(self, pos: int, nbytes: int) -> bytes | None:
-        """Bytes of the log for a peer, as far as they are committed and on disk; None when it never will have them.
+    def range_for(self, pos: int, nbytes: int, *, uncommitted: bool = False) -> bytes | None:
+        """Bytes of the log for a peer, as far as they are on disk and, unless ``uncommitted``, known to be committed;
+        None when it never will have them.
 
         Empty when it may have them later.
         """
         log = self.log
         if pos < log.base_pos or pos >= log.durable_pos:
             return None
-        settled = min(self.replica.commit_index, log.durable_index)
+        settled = log.durable_index if uncommitted else min(self.replica.commit_index, log.durable_index)
         last = log.locate(settled) if settled > log.base[0] else None
         end = min(pos + nbytes, 0 if last is None else last.pos + last.size)
         return log.pread(pos, end - pos) if end > pos else b""
