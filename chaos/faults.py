@@ -167,6 +167,24 @@ class Depose:
 
 
 @dataclass(frozen=True, slots=True)
+class Nap:
+    """The leader stands still while answers are on their way to it, and all others hear that its process has ended.
+
+    When it goes on it is read first, then hears those answers, and at last that there is another leader.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LateSuccessor:
+    """The leader hands over to a node that stands still, gives that up, and commits more with the help of ``victim``.
+
+    That one loses its power. When it is back, the leader is cut off, and the successor goes on and asks for votes.
+    """
+
+    victim: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Rumor:
     """A node believes that the process of another one has ended, rightly or not."""
 
@@ -206,6 +224,8 @@ Fault = (
     | DiskSpeed
     | BitFlip
     | Depose
+    | Nap
+    | LateSuccessor
     | ChangeMembers
     | Transfer
     | Retention

@@ -21,6 +21,8 @@ from chaos.faults import (
     DiskSpeed,
     Fault,
     Heal,
+    LateSuccessor,
+    Nap,
     OneWay,
     Partition,
     Pause,
@@ -34,6 +36,7 @@ from chaos.faults import (
     Weather,
 )
 from chaos.node import DIRECTORY, Node, Process
+from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal, Role
 
 if TYPE_CHECKING:
@@ -42,6 +45,12 @@ if TYPE_CHECKING:
 _VOTERS_IF_DAMAGED = 3
 """Of two voters none can be elected without the other, who may have lost something and not vote before there is a
 leader."""
+
+
+def _has_told_everything(leader: RaftCore, peer: NodeId) -> bool:
+    """Whether ``peer`` has the whole log of a leader, and all of it is committed."""
+    status = leader.status()
+    return status.commit == status.last.index and any(p.peer == peer and p.match == status.commit for p in status.peers)
 
 
 class Nemesis:
@@ -160,6 +169,12 @@ class Nemesis:
                 return self._drop_files(cluster.nodes[node_id], share)
             case Depose():
                 return self._depose()
+            case Nap():
+                self._put_to_sleep()
+                return False
+            case LateSuccessor(victim):
+                self._call_late_successor(cluster.nodes[victim])
+                return False
             case Rumor():
                 return self._hear(fault)
             case Ambush():
@@ -268,12 +283,56 @@ class Nemesis:
         cluster.on(node, "drops files", step)
         return dropped
 
+    def _newest_leader(self) -> NodeId | None:
+        nodes = self._cluster.nodes.values()
+        leaders = [node for node in nodes if node.process and node.process.core.role is Role.LEADER]
+        newest = max(leaders, key=lambda node: node.process.core.term if node.process else 0, default=None)
+        return None if newest is None else newest.node_id
+
+    def _call_late_successor(self, victim: Node, tries: int = 200) -> None:
+        cluster = self._cluster
+        if cluster.healing:
+            return
+        name = self._newest_leader()
+        leader = None if name is None else cluster.nodes[name].process
+        others = [node for node in cluster.nodes if node not in (name, victim.node_id)]
+        # Together with the victim they are a majority.
+        late = others[: len(cluster.nodes) // 2]
+        if name is None or leader is None or name == victim.node_id or not _has_told_everything(leader.core, late[0]):
+            if name == victim.node_id and leader is not None and tries % 20 == 0:
+                cluster.on(victim, "hands over", leader.replica.transfer)
+            if tries:
+                cluster.at(cluster.now + 0.005, self._call_late_successor, victim, tries - 1)
+            return
+        self.effective[LateSuccessor.__name__] += 1
+        self._carry_out(Heal())
+        self.strike(Pause(late[0]))
+        for node in late[1:]:
+            self.strike(OneWay(name, node))
+        cluster.on(leader.node, "hands over", lambda: leader.replica.transfer(late[0]))
+        given_up = cluster.now + 1.1 * cluster.scenario.config.election_timeout_seconds_min
+        at = given_up + self._rng.uniform(0.1, 0.3)
+        self.strike(DiskSpeed(victim.node_id, 0.9))
+        for _ in range(4):
+            cluster.at(self._rng.uniform(given_up, given_up + 0.05), cluster.ask_newest)
+        cluster.at(at, self._unless_healed, lambda: self._go_on_with(late, victim.node_id))
+
+    def _go_on_with(self, late: list[NodeId], victim: NodeId) -> None:
+        """The power of ``victim`` goes, and it is alone with those who came late."""
+        cluster = self._cluster
+        rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
+        self.strike(PowerCut(victim))
+        self.strike(Partition(((victim, *late), rest)))
+        for node in (victim, late[0]):
+            self.strike(DiskSpeed(node, 0.005))
+        cluster.restart(cluster.nodes[victim])
+        cluster.at(cluster.now + 0.005, self.strike, Resume(late[0]))
+
     def _depose(self) -> bool:
         cluster = self._cluster
-        leaders = [node for node in cluster.nodes.values() if node.process and node.process.core.role is Role.LEADER]
-        if not leaders:
+        old = self._newest_leader()
+        if old is None:
             return False
-        old = max(leaders, key=lambda node: node.process.core.term if node.process else 0).node_id
         # Whoever else was away comes back, or nobody could be elected.
         self._carry_out(Heal())
         self.strike(Deaf(old))
@@ -282,10 +341,42 @@ class Nemesis:
             at = cluster.now + self._rng.uniform(0.0, 1.2 * patience)
             cluster.at(at, self._read, cluster.nodes[old])
             cluster.at(at - 0.3 * (at - cluster.now), cluster.ask_newest)
-        for other in cluster.nodes:
-            if other != old:
-                cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, Rumor(other, old))
+        self._spread_that_it_ended(old)
         return True
+
+    def _put_to_sleep(self, tries: int = 100) -> None:
+        cluster = self._cluster
+        old = self._newest_leader()
+        process = None if old is None else cluster.nodes[old].process
+        if old is None or process is None or not process.core.ready or old in cluster.paused:
+            if tries:
+                cluster.at(cluster.now + 0.01, self._unless_healed, lambda: self._put_to_sleep(tries - 1))
+            return
+        self.effective[Nap.__name__] += 1
+        node = process.node
+        self._carry_out(Heal())
+        # Each read asks all others whether it still leads.
+        self._read(node)
+        self.strike(Pause(old))
+        # Whoever is asked after the rumor takes it for false.
+        self._spread_that_it_ended(old, cluster.scenario.weather.latency_seconds_max)
+        patience = cluster.scenario.config.election_timeout_seconds_min
+        for _ in range(4):
+            cluster.at(cluster.now + self._rng.uniform(0.2, 1.0) * patience, cluster.ask_newest)
+
+        def wake() -> None:
+            if node.process is process and old in cluster.paused:
+                cluster.paused[old].insert(0, lambda: self._read(node))
+            self.strike(Resume(old))
+
+        cluster.at(cluster.now + self._rng.uniform(1.0, 1.5) * patience, self._unless_healed, wake)
+
+    def _spread_that_it_ended(self, ended: NodeId, after_seconds: float = 0.0) -> None:
+        cluster = self._cluster
+        for node in cluster.nodes:
+            if node != ended:
+                at = cluster.now + after_seconds + self._rng.uniform(0.0, 0.02)
+                cluster.at(at, self._hear, Rumor(node, ended))
 
     def _read(self, node: Node) -> None:
         if node.process is not None:

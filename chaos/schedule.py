@@ -25,6 +25,8 @@ from chaos.faults import (
     DiskSpeed,
     Fault,
     Heal,
+    LateSuccessor,
+    Nap,
     OneWay,
     Partition,
     Pause,
@@ -79,6 +81,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     kinds = tuple(kind for kind in _KINDS if rng.random() < (0.1 if hunted else 0.3))
     # What was not synced is lost with the power, so only one machine may lose it, and it must stay one of several.
     relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
+    forgetful: list[Timed] = []
     if relaxed:
         kinds = tuple(kind for kind in kinds if kind not in _NOT_RELAXED)
     weather = Weather(
@@ -93,7 +96,8 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     if relaxed:
         config = replace(config, durable_commit=False)
         faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
-        faults += _forgetful_voter(rng, nodes, 2 * config.election_timeout_seconds_max, safety_seconds)
+        forgetful = _forgetful_voter(rng, nodes, 2 * config.election_timeout_seconds_max, safety_seconds)
+        faults += forgetful
         faults.sort(key=lambda timed: timed[0])
         kinds += ("forgetful-voter",)
     if "retention" in kinds:
@@ -105,7 +109,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
     segment_bytes = rng.choice((512, 1024, 4096, 4096, 16 * 1024, 64 * 1024))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         nodes=nodes,
         spares=spares,
@@ -124,6 +128,16 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         kinds=kinds,
         faults=tuple(faults),
     )
+    # Drawn last, so that what was there before stays as it was.
+    more: list[Timed] = []
+    if relaxed and rng.random() < 0.5:
+        faults = [fault for fault in faults if fault not in forgetful]
+        more += _late_successors(rng, nodes[1], 4 * config.election_timeout_seconds_max, safety_seconds)
+    if "membership" in kinds and rng.random() < 0.5:
+        more += _disputed_changes(rng, 2 * config.election_timeout_seconds_max, safety_seconds)
+    if "depose" in kinds and rng.random() < 0.5:
+        more += [(rng.uniform(1.0, safety_seconds), Nap()) for _ in range(rng.randint(2, 5))]
+    return replace(scenario, faults=tuple(sorted((*faults, *more), key=lambda timed: timed[0]))) if more else scenario
 
 
 def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
@@ -179,6 +193,26 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
             (start + 0.3 + patience, Heal()),
         ]
         start += patience + rng.uniform(1.0, 3.0)
+    return faults
+
+
+def _late_successors(rng: random.Random, victim: NodeId, patience: float, seconds: float) -> list[Timed]:
+    """Again and again; while the one who forgets is back, it takes no leader's word to elect another one."""
+    faults: list[Timed] = []
+    at = rng.uniform(1.0, 2.0)
+    while at < seconds - patience:
+        faults += [(at, LateSuccessor(victim)), (at + patience, Heal())]
+        at += patience + rng.uniform(0.5, 2.0)
+    return faults
+
+
+def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> list[Timed]:
+    """A leader that nobody hears any more takes on a change of membership, which the next one cuts off."""
+    faults: list[Timed] = []
+    at = rng.uniform(1.0, 4.0)
+    while at < seconds - patience:
+        faults += [(at, Depose()), (at, ChangeMembers(rng.random())), (at + patience, Heal())]
+        at += patience + rng.uniform(2.0, 6.0)
     return faults
 
 

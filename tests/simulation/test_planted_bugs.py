@@ -10,10 +10,12 @@ from chaos.planted.__main__ import PatchRefused, hunt, main, names, plant, table
 
 SEEDS_MAX = 60
 QUICKLY_FOUND = (
+    "abstainer-votes",
     "ack-before-fsync",
     "commit-of-older-terms",
     "cut-stays-on-disk",
     "double-vote",
+    "forgotten-rollback",
     "learner-counts",
     "vote-not-persisted",
 )
