@@ -225,6 +225,10 @@ class MemoryDisk:
         self._fault("pread")
         return bytes(self._file(fd).current[offset : offset + length])
 
+    def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
+        """Knows of no holes."""
+        return [(offset, end)]
+
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See `Disk.pwritev`; a disk with too little room takes what fits."""
         file = self._file(fd)

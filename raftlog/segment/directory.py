@@ -239,6 +239,7 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[E
         files.sync(tail_start)
     for start, sidecar in unsaved:
         files.write_sidecar(start, sidecar)
+    files.reopen()
     return last, found
 
 

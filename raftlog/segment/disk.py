@@ -29,6 +29,13 @@ class Disk(Protocol):
     def pread(self, fd: int, length: int, offset: int) -> bytes:
         """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
 
+    def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
+        """Where bytes other than zero may be in ``offset..end``: half-open ranges in order.
+
+        May be too much; all of it is always right. Through this descriptor nothing is read ahead any more, since what
+        is in the cache does not count as a hole.
+        """
+
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write up to 1024 buffers one behind the other; returns how many bytes were taken, which may be fewer."""
 
@@ -86,6 +93,18 @@ class RealDisk:
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
         return os.pread(fd, length, offset)
+
+    def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        ranges: list[tuple[int, int]] = []
+        try:
+            while (begin := os.lseek(fd, offset, os.SEEK_DATA)) < end:
+                offset = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+                ranges.append((begin, offset))
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # which says that there is no more data
+                raise
+        return ranges
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         return os.pwritev(fd, buffers, offset)

@@ -24,6 +24,7 @@ _FILL_BYTES_PER_SECOND: Final = 128 * 1024 * 1024
 _NAME = re.compile(r"\d{20}")
 _SIDECAR_NAME = re.compile(r"(\d{20})\.index")
 _ZEROS: Final = bytes(SYNC_BYTES_MAX)
+_HOLE_BYTES_MIN: Final = 64 * 1024
 
 
 class Preallocation(enum.Enum):
@@ -122,15 +123,20 @@ class SegmentFiles:
         start = pos - pos % self.segment_bytes
         assert pos + length <= start + self.segment_bytes, f"{length} bytes at {pos} cross the end of a segment"
         parts: list[bytes] = []
+        at, end = pos - start, pos - start + length
         try:
             with self._open.use(start, self.path) as fd:
-                while length and (data := self._disk.pread(fd, length, pos - start)):
-                    parts.append(data)
-                    pos += len(data)
-                    length -= len(data)
+                # What is reserved and was never written needs no reading, least of all a gigabyte of it.
+                ranges = self._disk.data_ranges(fd, at, end) if length >= _HOLE_BYTES_MIN else [(at, end)]
+                for data_at, data_end in ranges:
+                    parts.append(bytes(data_at - at))
+                    at = data_at
+                    while at < data_end and (data := self._disk.pread(fd, data_end - at, at)):
+                        parts.append(data)
+                        at += len(data)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "read") from error
-        parts.append(bytes(length))
+        parts.append(bytes(end - at))
         return b"".join(parts)
 
     def size(self, start: int) -> int:
@@ -259,6 +265,10 @@ class SegmentFiles:
         self._hurry.clear()
         self._preparation = threading.Thread(target=self._prepare, args=(start,), name=f"segment-{start}", daemon=True)
         self._preparation.start()
+
+    def reopen(self) -> None:
+        """Go on with new descriptors, of which the system knows nothing yet; it reads ahead in their files again."""
+        self._open.close()
 
     def close(self) -> None:
         """Close all descriptors; a preparation that is under way is given up."""

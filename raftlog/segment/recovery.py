@@ -46,6 +46,7 @@ Read = Callable[[int, int], bytes]
 WINDOW_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 64 * 1024
 _ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
+_ZERO_WINDOW: Final = bytes(WINDOW_BYTES)
 _TYPE = re.compile(rb"\x00\x00\x00[\x01-\x03]")
 
 
@@ -409,8 +410,9 @@ def _blocks(read: Read, pos: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The blocks that are not all zero."""
     while pos < end:
         window = read(pos, min(WINDOW_BYTES, end - pos))
-        for at in range(0, len(window), _BLOCK_BYTES):
-            block = window[at : at + _BLOCK_BYTES]
-            if block != _ZERO_BLOCK[: len(block)]:
-                yield pos + at, block
+        if window != _ZERO_WINDOW[: len(window)]:
+            for at in range(0, len(window), _BLOCK_BYTES):
+                block = window[at : at + _BLOCK_BYTES]
+                if block != _ZERO_BLOCK[: len(block)]:
+                    yield pos + at, block
         pos += len(window)

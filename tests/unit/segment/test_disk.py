@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos.disk import SECTOR_BYTES, MemoryDisk, PowerCut
+from raftlog.segment import NORMAL, Preallocation, SegmentLog
 from raftlog.segment.disk import Disk, RealDisk, write_fully
 
 
@@ -239,3 +241,44 @@ def test_usage_follows_what_the_files_take() -> None:
     fd = disk.open("/file", create=True)
     disk.pwritev(fd, [bytes(300)], 0)
     assert disk.usage("/") == (700, 1000)
+
+
+def test_ranges_of_data_leave_out_nothing_that_was_written(place: tuple[Disk, str]) -> None:
+    disk, root = place
+    fd = disk.open(f"{root}/file", create=True)
+    disk.allocate(fd, 1024 * 1024)
+    written = (10, 300_000, 700_000, 1024 * 1024 - 1)
+    for offset in written:
+        write_fully(disk.pwritev, fd, [b"x"], offset)
+    for begin, end in ((0, 1024 * 1024), (11, 700_000), (300_000, 300_001), (900_000, 2**21)):
+        ranges = disk.data_ranges(fd, begin, end)
+        assert all(begin <= low < high <= end for low, high in ranges)
+        assert ranges == sorted(ranges)
+        for offset in written:
+            assert any(low <= offset < high for low, high in ranges) == (begin <= offset < end), (begin, end, offset)
+    disk.close(fd)
+
+
+class CountingDisk(RealDisk):
+    """Counts the bytes that are read."""
+
+    nbytes = 0
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        data = super().pread(fd, length, offset)
+        self.nbytes += len(data)
+        return data
+
+
+def test_the_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    given: dict[str, Any] = {"cluster_id": "c", "node_id": "n1", "segment_bytes": 64 * 1024 * 1024, "disk": disk}
+    log = SegmentLog.open(str(tmp_path), preallocation=Preallocation.RESERVE, **given)
+    log.append(NORMAL, 1, 1, b"body" * 1000)
+    log.submit(1)
+    log.close(clean=False)
+    disk.nbytes = 0
+    log = SegmentLog.open(str(tmp_path), preallocation=Preallocation.RESERVE, **given)
+    assert log.last_index == 1
+    log.close(clean=False)
+    assert 4000 < disk.nbytes < 8 * 1024 * 1024
