@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from mq.cli import demo, dev, group, log_files, messages, servers, status, topics
+from mq.cli import demo, dev, group, log_files, lookups, messages, servers, status, topics
 from mq.cli.errors import EXIT_REFUSED, CommandFailed
 from mq.cli.logs import configure_logging
 
@@ -26,6 +26,7 @@ app.command("produce")(messages.produce)
 app.command("consume")(messages.consume)
 app.command("status")(status.status)
 app.add_typer(topics.app, name="topic")
+app.add_typer(lookups.app, name="message")
 app.add_typer(group.app, name="group")
 app.add_typer(log_files.app, name="log")
 

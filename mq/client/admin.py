@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
@@ -10,7 +11,8 @@ import anyio
 
 from mq.client.answers import int_field, read_body
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
-from mq.client.message import MessageQueue
+from mq.client.lookups import message_by_id, messages_by_key
+from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, leader_of, queue_offset
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import LEADER_ID, TopicRoute
@@ -152,6 +154,40 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def route(self, topic: str) -> TopicRoute:
         """Where the queues of `topic` are now. Raises TopicNotFound."""
         return await self._opened().route(topic, refresh=True)
+
+    # Messages.
+
+    async def message_by_id(self, offset_message_id: str) -> ReceivedMessage | None:
+        """The stored record with this id (`SendResult.offset_message_id`), or None if there is none any more.
+
+        Raises ValueError for what is no such id, NoRoute if no broker group has the broker that it names.
+        """
+        return await message_by_id(self._opened(), offset_message_id, await self.cluster_info())
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 32,
+        begin: dt.datetime | None = None,
+        end: dt.datetime | None = None,
+        unique: bool = False,
+    ) -> list[ReceivedMessage]:
+        """Messages of `topic` with this key, stored between two times, both included, the oldest first.
+
+        Each broker group answers with its newest `count_max`, 64 at most. With `unique` the key is a message id
+        (`SendResult.message_id`). Raises TopicNotFound.
+        """
+        return await messages_by_key(
+            self._opened(),
+            topic,
+            key,
+            count_max=count_max,
+            begin_ms=0 if begin is None else int(begin.timestamp() * 1000),
+            end_ms=2**63 - 1 if end is None else int(end.timestamp() * 1000),
+            unique=unique,
+        )
 
     # Queues and groups.
 

@@ -1,0 +1,97 @@
+"""Looking up single messages: by the id of the stored record, and by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mq.client.answers import read_body
+from mq.client.errors import BrokerError, ClientError, NoRoute
+from mq.client.logs import log
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.remoting import Remoting
+from mq.protocol.bodies import ClusterInfo
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.records import decode_records
+
+__all__ = ["message_by_id", "messages_by_key"]
+
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+
+
+async def message_by_id(remoting: Remoting, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
+    """The record of this id; None if there is none. Any replica of its broker group may have it.
+
+    Raises ValueError for what is no such id, NoRoute if no broker group has the replica that it
+    names, and what requests raise if no replica answers.
+    """
+    try:
+        ip, port, physical_offset = parse_offset_message_id(offset_message_id)
+    except MessageIdRefused as error:
+        raise ValueError(str(error)) from error
+    stored_at = f"{ip}:{port}"
+    for name, group in cluster.brokers.items():
+        if stored_at in group.broker_addrs.values():
+            # The one that took the message first: it has applied it for sure.
+            others = [address for _, address in sorted(group.broker_addrs.items()) if address != stored_at]
+            return await _view(remoting, name, [stored_at, *others], physical_offset)
+    raise NoRoute("", f"no broker group has a replica at {stored_at}")
+
+
+async def _view(
+    remoting: Remoting, broker_name: str, addresses: Iterable[str], physical_offset: int
+) -> ReceivedMessage | None:
+    failure: ClientError | None = None
+    for address in addresses:
+        try:
+            _, body = await remoting.call(address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical_offset)})
+        except BrokerError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that no message begins there
+                return None
+            failure = error
+        except ClientError as error:
+            failure = error
+        else:
+            return next(iter(_received(broker_name, body)), None)
+    assert failure is not None, "a broker group without addresses"
+    raise failure
+
+
+async def messages_by_key(
+    remoting: Remoting, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
+) -> list[ReceivedMessage]:
+    """Messages with a key, of every broker group of the topic, the newest ``count_max`` of each; the oldest come first.
+
+    Raises TopicNotFound, NoRoute, BrokerError and what requests raise.
+    """
+    route = await remoting.route(topic, refresh=True)
+    ext = {"topic": topic, "key": key, "maxNum": str(count_max)}
+    ext |= {"beginTimestamp": str(begin_ms), "endTimestamp": str(end_ms)}
+    if unique:
+        ext["_UNIQUE_KEY_QUERY"] = "true"
+    found: list[ReceivedMessage] = []
+    for name in sorted(route.brokers):
+        address = route.read_address(name)
+        if address is None:
+            raise NoRoute(topic, f"broker group {name} has no replica")
+        try:
+            _, body = await remoting.call(address, RequestCode.QUERY_MESSAGE, ext)
+        except BrokerError as error:
+            if error.code != ResponseCode.QUERY_NOT_FOUND:
+                raise
+        else:
+            found += _received(name, body)
+    return sorted(found, key=lambda message: message.record.store_timestamp_ms)
+
+
+def _received(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
+    messages = []
+    for record in read_body(decode_records, body):
+        try:
+            content = inflate(record.sys_flag, record.body, INFLATED_BYTES_MAX)
+        except DecompressionError as error:
+            log.error("body_not_inflated", offset=record.physical_offset, reason=str(error))
+            content = record.body
+        messages.append(ReceivedMessage(record, MessageQueue(record.topic, broker_name, record.queue_id), content))
+    return messages

@@ -1,0 +1,93 @@
+"""Looking messages up with the SDK and the command line: a name server and a broker, real sockets."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from mq.cli.app import app
+from mq.cli.errors import CommandFailed
+from mq.client import Admin, ClientError, Message, MessageQueue, NoRoute, Producer, TopicNotFound
+from mq.namesrv.server import serve
+from mq.namesrv.settings import NamesrvSettings
+from tests.unit.broker.running import running
+
+pytestmark = pytest.mark.trio
+
+
+@asynccontextmanager
+async def cluster(directory: Path) -> AsyncIterator[str]:
+    """The address of a name server that knows a broker."""
+    settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, settings)
+        namesrv = f"{host}:{port}"
+        async with running(directory, namesrv=namesrv), Admin(namesrv) as admin:
+            await admin.create_topic("T", 1)
+            yield namesrv
+        nursery.cancel_scope.cancel()
+
+
+async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+        before = dt.datetime.now(dt.UTC)
+        sent = [await producer.send(Message("T", b"%d" % n, keys=[f"k{n}", "all"])) for n in range(5)]
+        after = dt.datetime.now(dt.UTC)
+        for number, result in enumerate(sent):
+            found = await admin.message_by_id(result.offset_message_id)
+            assert found is not None
+            assert (found.body, found.message_id, found.queue_offset) == (b"%d" % number, result.message_id, number)
+            assert found.queue == MessageQueue("T", "broker-a", 0)
+            (again,) = await admin.messages_by_key("T", result.message_id, unique=True)
+            assert again.body == found.body
+        assert [each.body for each in await admin.messages_by_key("T", "all", count_max=3)] == [b"2", b"3", b"4"]
+        assert len(await admin.messages_by_key("T", "all", begin=before - dt.timedelta(seconds=1), end=after)) == 5
+        assert await admin.messages_by_key("T", "all", end=before - dt.timedelta(seconds=1)) == []
+        assert await admin.messages_by_key("T", "nothing") == []
+        none = sent[0].offset_message_id[:-1] + "1"
+        assert await admin.message_by_id(none) is None
+        with pytest.raises(NoRoute, match="no broker group has a replica"):
+            await admin.message_by_id("7F000001" + "00000001" + "0" * 16)
+        with pytest.raises(ValueError, match="hexa"):
+            await admin.message_by_id("X" * 32)
+        with pytest.raises(TopicNotFound):
+            await admin.messages_by_key("Nowhere", "all")
+        assert issubclass(NoRoute, ClientError)
+
+
+async def test_the_command_line_shows_them(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        sent = [await producer.send(Message("T", b"body %d" % n, keys=["all"])) for n in range(3)]
+
+        async def lines(*arguments: str) -> list[str]:
+            result = await trio.to_thread.run_sync(
+                partial(CliRunner().invoke, app, ["message", *arguments, "--namesrv", namesrv])
+            )
+            if result.exception is not None:
+                raise result.exception
+            return [line.strip() for line in result.stdout.splitlines() if line.strip()]
+
+        shown = await lines("by-id", sent[1].offset_message_id)
+        assert "body  'body 1'" in shown
+        assert f"messageId  {sent[1].message_id}" in shown
+        found = [json.loads(line) for line in await lines("by-key", "T", "all", "--count", "2", "--json")]
+        assert [(each["offset"], each["body"]) for each in found] == [(1, "body 1"), (2, "body 2")]
+        assert await lines("by-time", "T", "2020-01-01T00:00:00") == ["broker-a/0: 0"]
+        assert await lines("by-time", "T", "2120-01-01T00:00:00", "--json") == [
+            '{"broker": "broker-a", "queueId": 0, "offset": 3}'
+        ]
+        for wrong in (
+            ["by-key", "T", "nothing"],
+            ["by-id", "nonsense"],
+            ["by-key", "T", "all", "--until", "2020-01-01"],
+        ):
+            with pytest.raises(CommandFailed):
+                await lines(*wrong)
