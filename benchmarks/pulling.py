@@ -1,0 +1,181 @@
+"""What it costs a broker to hand out messages: pipelined pulls of one consumer, from the page cache.
+
+    python -m benchmarks.pulling [--seconds 3] [--messages 100000]
+
+starts a group of one replica, fills a topic, and prints for each case how many messages leave the broker in a second,
+and the broker's CPU time for each answer. `pull` is for other measurements: it asks one address and counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import re
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.frames import QUEUES, TOPIC, complete_bytes, send_frame
+from benchmarks.procfs import cpu_seconds
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin
+
+PULL_MESSAGE = 11
+_CODES = re.compile(rb'"code":(-?\d+),"extFields":\{"maxOffset"')
+_RECEIVE_BYTES = 4 * 1024 * 1024
+_SENDS_IN_FLIGHT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came in ``seconds``; the CPU seconds are those of the process that was asked."""
+
+    answers: int
+    messages: int
+    nbytes: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds of CPU for one answer."""
+        return self.cpu_seconds / max(self.answers, 1) * 1e6
+
+
+def pull_frame(opaque: int, queue_id: int, offset: int, count: int, expression: str = "*", kind: str = "TAG") -> bytes:
+    """A pull that brings its subscription along, as a whole frame."""
+    ext = {
+        "consumerGroup": "bench_consumers",
+        "topic": TOPIC,
+        "queueId": str(queue_id),
+        "queueOffset": str(offset),
+        "maxMsgNums": str(count),
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "15000",
+        "subscription": expression,
+        "subVersion": "0",
+        "expressionType": kind,
+    }
+    header = {"code": PULL_MESSAGE, "extFields": ext, "flag": 0, "language": "JAVA", "opaque": opaque, "version": 409}
+    encoded = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}, separators=(",", ":")).encode()
+    return struct.pack(">II", 4 + len(encoded), len(encoded)) + encoded
+
+
+def pull(
+    address: tuple[str, int], frames: Sequence[bytes], *, count: int, in_flight: int, seconds: float, pid: int
+) -> Pulled:
+    """Send ``frames`` again and again on one connection, ``in_flight`` of them at a time, for some seconds.
+
+    Each is taken to bring ``count`` messages; an answer with another code than 0 is an error. Blocks.
+    """
+    with socket.create_connection(address) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        following = itertools.cycle(frames)
+        sock.sendall(b"".join(itertools.islice(following, in_flight)))
+        buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        filled = answers = nbytes = 0
+        cpu, begin = cpu_seconds(pid), time.monotonic()
+        while (now := time.monotonic()) < begin + seconds:
+            received = sock.recv_into(buffer[filled:])
+            if not received:
+                raise ConnectionError(f"{address} closed the connection")
+            filled += received
+            nbytes += received
+            complete, consumed = complete_bytes(buffer[:filled])
+            if complete:
+                if answers == 0:
+                    _check(bytes(buffer[:512]))
+                sock.sendall(b"".join(itertools.islice(following, complete)))
+                answers += complete
+                buffer[: filled - consumed] = bytes(buffer[consumed:filled])
+                filled -= consumed
+        return Pulled(answers, answers * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
+
+
+def _check(answer: bytes) -> None:
+    found = _CODES.search(answer)
+    if found is None or found[1] != b"0":
+        raise ConnectionError(f"the broker answers {answer[8:400]!r}")
+
+
+def fill(address: tuple[str, int], messages: int, body_bytes: int, queues: int = QUEUES) -> None:
+    """Send so many messages to the benchmark's topic, round robin over the queues. Blocks."""
+    frames = [send_frame(number + 1, body_bytes, number % queues) for number in range(queues)]
+    with socket.create_connection(address) as sock:
+        buffer, sent, acknowledged = b"", 0, 0
+        while acknowledged < messages:
+            more = min(_SENDS_IN_FLIGHT - (sent - acknowledged), messages - sent)
+            if more:
+                sock.sendall(b"".join(frames[(sent + number) % queues] for number in range(more)))
+                sent += more
+            buffer += sock.recv(256 * 1024)
+            complete, consumed = complete_bytes(buffer)
+            buffer = buffer[consumed:]
+            acknowledged += complete
+
+
+def sequential(messages: int, count: int, expression: str = "*", kind: str = "TAG") -> list[bytes]:
+    """Pulls over the first queue from its beginning to its end."""
+    offsets = range(0, messages - count + 1, count)
+    return [pull_frame(opaque, 0, offset, count, expression, kind) for opaque, offset in enumerate(offsets, 1)]
+
+
+def scattered(messages: int, pulls: int = 5000) -> list[bytes]:
+    """Pulls of single messages anywhere in the queues."""
+    rng = random.Random(1)
+    return [
+        pull_frame(opaque, rng.randrange(QUEUES), rng.randrange(messages // QUEUES), 1) for opaque in range(1, pulls)
+    ]
+
+
+def cases(messages: int) -> Iterator[tuple[str, int, int, list[bytes], int]]:
+    """Name, body size, queues, pulls, messages that each brings."""
+    yield "32 x 1 KiB, one queue", 1024, 1, sequential(messages, 32), 32
+    yield "32 x 1 KiB, one of 8 queues", 1024, QUEUES, sequential(messages // QUEUES, 32), 32
+    yield "the same by a tag", 1024, QUEUES, sequential(messages // QUEUES, 32, "TagA || TagB"), 32
+    expression = "TAGS = 'TagA' AND n IS NULL"
+    yield "the same by SQL92", 1024, QUEUES, sequential(messages // QUEUES, 32, expression, "SQL92"), 32
+    yield "4 KiB anywhere", 4096, QUEUES, scattered(messages), 1
+
+
+async def run(messages: int, seconds: float) -> None:
+    """Measure all cases and print them."""
+    for name, body_bytes, queues, frames, count in cases(messages):
+        with tempfile.TemporaryDirectory() as directory:
+            ports = Ports.free(1)
+            async with DevCluster.open(Path(directory), nodes=1, ports=ports) as cluster:
+                host, _, port = cluster.address("n0").rpartition(":")
+                address, pid = (host, int(port)), cluster.pid("n0")
+                async with Admin(cluster.namesrv) as admin:
+                    await admin.create_topic(TOPIC, queues=QUEUES)
+                await trio.to_thread.run_sync(fill, address, messages, body_bytes, queues)
+                for in_flight in (1, 16):
+                    asked = partial(pull, address, frames, count=count, in_flight=in_flight, seconds=seconds, pid=pid)
+                    done = await trio.to_thread.run_sync(asked)
+                    print(
+                        f"{name:28} {in_flight:2} in flight: {done.messages / done.seconds:9,.0f} msgs/s, "
+                        f"{done.nbytes / done.seconds / 2**20:7,.0f} MiB/s, {done.cpu_us:6.1f} us CPU an answer"
+                    )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--messages", type=int, default=100_000, help="in the topic")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    plan = parser.parse_args()
+    trio.run(run, plan.messages, plan.seconds)
+
+
+if __name__ == "__main__":
+    main()
