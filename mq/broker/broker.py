@@ -216,6 +216,7 @@ class Broker:
             slow_consumers=SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=self._clock),
             polling=self._polling,
             read=replica.log.pread,
+            read_each=replica.log.pread_each,
             log_end=lambda: replica.log.end_pos,
             store_offset=self._offsets.commit,
             reset_to=self._offsets.reset_to,

@@ -57,7 +57,7 @@ class Pulls:
     """The pull handler of a broker.
 
     Args:
-        read: ``read(physical_offset, nbytes)`` of the log.
+        read, read_each: of the log, as `RecordReader` needs them.
         log_end: the physical offset at which the log ends.
         store_offset: takes the consumer offset that a pull carries.
         reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
@@ -76,6 +76,7 @@ class Pulls:
         slow_consumers: SlowConsumers,
         polling: LongPolling[HeldPull],
         read: Callable[[int, int], bytes],
+        read_each: Callable[[list[Place]], list[bytes]],
         log_end: Callable[[], int],
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],
@@ -89,7 +90,7 @@ class Pulls:
         self._subscriptions = subscriptions
         self._slow_consumers = slow_consumers
         self._polling = polling
-        self._records = RecordReader(read, settings.segment_bytes)
+        self._records = RecordReader(read, read_each, settings.segment_bytes)
         self._log_end = log_end
         self._store_offset = store_offset
         self._reset_to = reset_to
@@ -224,7 +225,7 @@ class Pulls:
             if subscription.sql is None:
                 picked = self._pick(entries, subscription, wanted, budget)
             else:
-                places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
+                places = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
                 picked = self._records.select(places, subscription.sql, wanted, budget)
         except EntryGone as gone:
             # The log was shortened, and this queue is not told yet.
@@ -256,18 +257,26 @@ class Pulls:
 
     def _pick(self, entries: bytes, subscription: Subscription, wanted: int, budget: int) -> Selection:
         """Messages by their tag codes; their records are read in one piece."""
-        matches = None if subscription.all_tags else subscription.matches_code
-        places: list[Place] = []
+        if subscription.all_tags:
+            places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
+            nbytes = sum([size for _, size in places])
+            if len(places) <= wanted and nbytes <= budget:
+                position, size = places[-1]
+                return Selection(
+                    [self._records.read(places, nbytes)], nbytes, len(places), position + size, len(places)
+                )
+        codes = subscription.codes
+        places = []
         nbytes = scanned = end = 0
         for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
-            if matches is None or matches(code):
+            if not codes or code in codes:
                 if len(places) == wanted or (places and nbytes + size > budget):
                     break
                 nbytes += size
                 places.append((position, size))
             scanned += 1
             end = position + size
-        return Selection([self._records.read(places)] if places else [], nbytes, scanned, end, len(places))
+        return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scanned, end, len(places))
 
     def _empty(self, pull: HeldPull, code: ResponseCode, offset: int, low: int, high: int, remark: str) -> bytes:
         self._missed.nums += 1

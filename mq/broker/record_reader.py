@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from mq.filter.sql import SqlFilter
@@ -11,9 +12,8 @@ from mq.protocol.records import RecordError, properties_text
 Place = tuple[int, int]
 """Physical offset and size of a record."""
 
-_GAP_BYTES_MAX = 4096
-"""Bytes of other queues that are read along rather than begin another read."""
 _CHUNK_BYTES = 128 * 1024
+_CHUNK_COUNT = 64
 _SCAN_BYTES_MAX = 1024 * 1024
 
 
@@ -34,75 +34,63 @@ class RecordReader:
 
     Args:
         read: ``read(physical_offset, nbytes)`` of the log.
+        read_each: the same for ascending places, in as few reads as they lie in.
         segment_bytes: no read crosses a multiple of this.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes], segment_bytes: int) -> None:
+    def __init__(
+        self,
+        read: Callable[[int, int], bytes],
+        read_each: Callable[[list[Place]], list[bytes]],
+        segment_bytes: int,
+    ) -> None:
         self._read = read
+        self._read_each = read_each
         self._segment_bytes = segment_bytes
 
-    def read(self, places: list[Place]) -> bytes:
-        """The records at these places, in order, back to back. Raises SegmentError."""
-        start, size = places[0]
-        end, _ = last = places[-1]
-        end += last[1]
-        segment_bytes = self._segment_bytes
-        nbytes = sum([size for _, size in places])
-        if end - start == nbytes and start // segment_bytes == (end - 1) // segment_bytes:
+    def read(self, places: list[Place], nbytes: int) -> bytes:
+        """The records at these places, ``nbytes`` in sum, back to back. Raises SegmentError."""
+        start = places[0][0]
+        last, size = places[-1]
+        if last + size - start == nbytes and start // self._segment_bytes == last // self._segment_bytes:
             return self._read(start, nbytes)
-        parts: list[bytes] = []
-        first = 0
-        while first < len(places):
-            start, size = places[first]
-            end = start + size
-            in_segment = start - start % segment_bytes + segment_bytes
-            following = first + 1
-            while following < len(places):
-                position, size = places[following]
-                if not 0 <= position - end <= _GAP_BYTES_MAX or position >= in_segment:
-                    break
-                end = position + size
-                following += 1
-            data = self._read(start, end - start)
-            parts += [data[at - start : at - start + size] for at, size in places[first:following]]
-            first = following
-        return b"".join(parts)
+        return b"".join(self._read_each(places))
 
-    def select(self, places: list[Place], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
+    def select(self, places: Iterator[Place], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
         """The first of these records whose properties satisfy ``sql``; the first wanted one however large it is.
 
         Stops after a megabyte. Raises SegmentError.
         """
         chosen: list[bytes] = []
         nbytes = scanned = scanned_bytes = end = 0
-        while scanned < len(places) and scanned_bytes < _SCAN_BYTES_MAX:
-            chunk = self._chunk(places, scanned)
-            data = self.read(chunk)
-            at = 0
-            for position, size in chunk:
-                if _is_wanted(data, at, sql):
+        while scanned_bytes < _SCAN_BYTES_MAX and (chunk := _chunk(places)):
+            for (position, size), record in zip(chunk, self._read_each(chunk), strict=True):
+                if _is_wanted(record, sql):
                     if len(chosen) == count_max or (chosen and nbytes + size > bytes_max):
                         return Selection(chosen, nbytes, scanned, end, len(chosen))
-                    chosen.append(data[at : at + size])
+                    chosen.append(record)
                     nbytes += size
-                at += size
                 scanned += 1
+                scanned_bytes += size
                 end = position + size
-            scanned_bytes += len(data)
         return Selection(chosen, nbytes, scanned, end, len(chosen))
 
-    @staticmethod
-    def _chunk(places: list[Place], first: int) -> list[Place]:
-        last, nbytes = first, 0
-        while last < len(places) and (last == first or nbytes + places[last][1] <= _CHUNK_BYTES):
-            nbytes += places[last][1]
-            last += 1
-        return places[first:last]
+
+def _chunk(places: Iterator[Place]) -> list[Place]:
+    """The next places: so many that they are worth a read, and not more than may be needed."""
+    chunk: list[Place] = []
+    left = _CHUNK_BYTES
+    for place in islice(places, _CHUNK_COUNT):
+        chunk.append(place)
+        left -= place[1]
+        if left <= 0:
+            break
+    return chunk
 
 
-def _is_wanted(data: bytes, at: int, sql: SqlFilter) -> bool:
+def _is_wanted(record: bytes, sql: SqlFilter) -> bool:
     try:
-        text = properties_text(data, at)
+        text = properties_text(record)
     except RecordError:
         return True  # damaged on this disk: the consumer finds out, and asks another replica
     return sql.matches_text(text)

@@ -36,10 +36,11 @@ from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.notes import CONF
+from raftlog.segment.pieces import Piece, read_across, read_pieces
 from raftlog.segment.reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
-from raftlog.segment.tail import Tail, blank_bytes
+from raftlog.segment.tail import Tail
 from raftlog.segment.writer import InlineWriter, LogWriter
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -289,7 +290,7 @@ class SegmentLog:
         """
         limit = min(committed, self.durable_index)
         closed = [segment for segment in self.segments() if segment.closed and segment.last_index < limit]
-        last = self.locate(closed[-1].last_index) if closed else self._base_ref()
+        last = self.locate(closed[-1].last_index) if closed else self._base.ref
         return Manifest(self._base, last, conf, self._segment_bytes)
 
     def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
@@ -467,7 +468,7 @@ class SegmentLog:
         if self.entry(first_index) is not None:
             return None
         before = first_index - 1
-        base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base_ref(), (0, 0))
+        base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base.ref, (0, 0))
         return partial(read_behind, self._files, base, anchor, before, self._tail.first, bytes_max)
 
     def pread(self, pos: int, length: int) -> bytes:
@@ -481,17 +482,18 @@ class SegmentLog:
             raise EntryGone(self._files.directory, "position", pos, self._base.pos)
         end = pos + length
         assert pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
-        entries = self._tail.entries
-        tail_pos = entries[0].pos if entries else end
-        if end <= tail_pos:
+        tail_pos = self._tail.pos
+        if tail_pos is None or end <= tail_pos:
             return self._files.pread(pos, length)
         if pos >= tail_pos:
             return self._tail.read(pos, end)
-        # What lies between the last entry on disk and the first in memory is a blank, maybe one not written yet.
-        disk_end = self._end_before_tail()
-        head = self._files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
-        gap = blank_bytes(disk_end, tail_pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
-        return head + gap + self._tail.read(tail_pos, end)
+        return read_across(self._files, self._tail, self._end_before_tail(), pos, end)
+
+    def pread_each(self, pieces: Sequence[Piece]) -> list[bytes]:
+        """Read ascending pieces, each (position, length) within one entry. Raises as `pread` does."""
+        if pieces[0][0] < self._base.pos:
+            raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)
+        return read_pieces(self._files, self._tail, pieces)
 
     def read_range(self, pos: int, length: int) -> bytes:
         """Read bytes below `durable_pos` from the files, blanks included. For any thread, unlike the rest.
@@ -552,7 +554,7 @@ class SegmentLog:
         return self._files.start_of(pos) + self._segment_bytes
 
     def _last_before(self, index: int) -> EntryRef:
-        return self.locate(index) if index > self.base[0] else self._base_ref()
+        return self.locate(index) if index > self.base[0] else self._base.ref
 
     def _set_base(self, base: Base) -> None:
         self._base = base
@@ -579,9 +581,6 @@ class SegmentLog:
         submitted = self._submitted
         while submitted and submitted[0][0] <= done:
             _, self._durable_pos, self._durable_index = submitted.popleft()
-
-    def _base_ref(self) -> EntryRef:
-        return self._base.ref
 
     def _range(self) -> str:
         return f"{self.first_index}..{self.last_index}"

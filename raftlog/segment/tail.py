@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from raftlog.segment.codec import HEADER_BYTES, TailEntry, blank
 
@@ -16,22 +17,29 @@ class Tail:
         nbytes: sum of their sizes.
     """
 
-    __slots__ = ("_nbytes_max", "entries", "first", "nbytes")
+    __slots__ = ("_nbytes_max", "_positions", "entries", "first", "nbytes")
 
     def __init__(self, first: int, nbytes_max: int) -> None:
         self.entries: list[TailEntry] = []
         self.first = first
         self.nbytes = 0
         self._nbytes_max = nbytes_max
+        self._positions: list[int] = []
 
     @property
     def is_full(self) -> bool:
         """Whether it is time to `evict`."""
         return self.nbytes > self._nbytes_max
 
+    @property
+    def pos(self) -> int | None:
+        """Where the first of them lies in the log."""
+        return self._positions[0] if self._positions else None
+
     def push(self, entry: TailEntry) -> None:
         """Take the entry that follows."""
         self.entries.append(entry)
+        self._positions.append(entry.pos)
         self.nbytes += entry.size
 
     def entry(self, index: int) -> TailEntry | None:
@@ -41,13 +49,14 @@ class Tail:
 
     def entry_at(self, pos: int) -> TailEntry | None:
         """The entry in memory that begins at or before ``pos``, if there is one: ``pos`` may lie behind it."""
-        at = bisect_right(self.entries, pos, key=_position) - 1
+        at = bisect_right(self._positions, pos) - 1
         return self.entries[at] if at >= 0 else None
 
     def truncate(self, from_index: int) -> None:
         """Drop the entries from ``from_index`` on, which the log has, too."""
         while self.entries and self.entries[-1].index >= from_index:
             self.nbytes -= self.entries.pop().size
+        del self._positions[len(self.entries) :]
         if not self.entries:
             self.first = from_index
 
@@ -61,12 +70,13 @@ class Tail:
             self.nbytes -= entry.size
             count += 1
         del self.entries[:count]
+        del self._positions[:count]
         self.first += count
 
     def read(self, pos: int, end: int) -> bytes:
         """The bytes ``pos..end`` of the log, which lie within these entries, blanks between them included."""
         entries = self.entries
-        at = bisect_right(entries, pos, key=_position) - 1
+        at = bisect_right(self._positions, pos) - 1
         entry = entries[at]
         if entry.pos + HEADER_BYTES <= pos and end <= entry.pos + entry.size:
             begin = pos - entry.pos - HEADER_BYTES
@@ -80,16 +90,26 @@ class Tail:
             at += 1
         return b"".join(parts)[pos - first_pos : end - first_pos]
 
+    def read_pieces(self, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes at these offsets, so many of each, which lie within the bodies of these entries and ascend."""
+        read: list[bytes] = []
+        low = high = 0
+        body = b""
+        for pos, length in pieces:
+            if pos >= high:
+                entry = self.entries[bisect_right(self._positions, pos) - 1]
+                low, high, body = entry.pos + HEADER_BYTES, entry.pos + entry.size, entry.body
+            assert low <= pos <= high - length, f"{length} bytes at {pos} are not within the entry {low}..{high}"
+            read.append(body[pos - low : pos - low + length])
+        return read
+
     def check(self) -> None:
         """Assert that the sum is one; slow, for tests."""
         nbytes = sum(entry.size for entry in self.entries)
         assert self.nbytes == nbytes, f"{nbytes} bytes of entries in memory count as {self.nbytes}"
+        assert self._positions == [entry.pos for entry in self.entries], f"{len(self._positions)} positions are wrong"
 
 
 def blank_bytes(pos: int, end: int) -> bytes:
     """The blank from ``pos`` to the end of the file at ``end``, as it lies there; nothing if there is no room."""
     return blank(end - pos).ljust(end - pos, b"\0") if pos < end else b""
-
-
-def _position(entry: TailEntry) -> int:
-    return entry.pos

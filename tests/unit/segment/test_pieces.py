@@ -1,0 +1,58 @@
+"""Many pieces of a log at once: what a read of each alone gives, wherever their entries are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from raftlog.segment import EntryGone, SegmentLog, pieces
+from raftlog.segment.codec import HEADER_BYTES
+from tests.unit.segment.log_home import LogHome
+
+
+def some_pieces(log: SegmentLog, rng: random.Random) -> list[tuple[int, int]]:
+    """Ascending pieces of bodies, some next to each other, some whole entries apart."""
+    chosen: list[tuple[int, int]] = []
+    for index in range(log.first_index, log.last_index + 1):
+        ref = log.locate(index)
+        at, end = ref.pos + HEADER_BYTES, ref.pos + ref.size
+        while at < end and rng.random() < 0.7:
+            length = rng.randint(1, end - at)
+            chosen.append((at, length))
+            at += length + rng.choice([0, 0, 5])
+    return chosen
+
+
+@pytest.mark.parametrize("tail_bytes_max", [0, 1500, 1_000_000])
+@pytest.mark.parametrize("gap_bytes_max", [0, 10, 1_000_000])
+def test_pieces_are_what_single_reads_give(
+    monkeypatch: pytest.MonkeyPatch, tail_bytes_max: int, gap_bytes_max: int
+) -> None:
+    monkeypatch.setattr(pieces, "GAP_BYTES_MAX", gap_bytes_max)
+    monkeypatch.setattr(pieces, "RUN_BYTES_MAX", 700)
+    rng = random.Random(tail_bytes_max + gap_bytes_max)
+    home = LogHome(segment_bytes=1024)
+    log = home.open(tail_bytes_max=tail_bytes_max)
+    for number in range(40):
+        home.put(log, rng.randbytes(37 * number % 500 + 1))
+    log.truncate(38)
+    home.put(log, b"in place of what was cut")
+    log.check_invariants()
+    for _ in range(30):
+        wanted = some_pieces(log, rng)
+        assert log.pread_each(wanted) == [log.pread(pos, length) for pos, length in wanted]
+    home.close_all()
+
+
+def test_what_lies_below_the_base_is_gone() -> None:
+    home = LogHome(segment_bytes=1024)
+    log = home.open(tail_bytes_max=0)
+    for number in range(30):
+        home.put(log, bytes(37 * number % 500))
+    log.drop_prefix(2048, b"", log.last_index)
+    home.submit(log)
+    kept = log.locate(log.last_index)
+    with pytest.raises(EntryGone):
+        log.pread_each([(HEADER_BYTES, 10), (kept.pos + HEADER_BYTES, 1)])
+    home.close_all()
