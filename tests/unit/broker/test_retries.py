@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.names import METADATA_TOPIC, SCHEDULE_TOPIC
 from mq.protocol.records import HEAD, MAGIC_V1, StoredMessage
+from raftlog import Refusal
+from raftlog.consensus.raft import RaftCore
 from tests.unit.broker.running import Answer, Client, properties, running
 from tests.unit.broker.test_delays import WallClock, beats, clock, stored, wait_stored
 
@@ -192,3 +195,42 @@ async def test_a_client_may_send_to_the_retry_topic_itself(tmp_path: Path, clock
         assert all("DELAY" not in message.properties for message in dead)
         assert (await client.send(RETRY, m=True)).code == ResponseCode.MESSAGE_ILLEGAL
         assert (await client.send(RETRY, bytes(4 * 1024 * 1024 + 1), j=16)).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+async def test_a_full_disk_is_an_answer(tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        message = await one_message(client)
+        with monkeypatch.context() as patched:
+            patched.setattr(RaftCore, "propose", lambda *_: Refusal.DISK_FULL)
+            answer = await give_back(client, message, group="New")
+            assert (answer.code, "DISK_FULL" in (answer.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
+        assert (await give_back(client, message, group="New")).code == 0
+        assert len(await stored(client, SCHEDULE_TOPIC, 2)) == 1
+
+
+async def test_a_message_whose_topic_was_deleted_cannot_be_given_back(tmp_path: Path, clock: WallClock) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        message = await one_message(client)
+        assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+        assert (await give_back(client, message)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_properties_that_become_too_long_are_refused(tmp_path: Path, clock: WallClock) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        message = await one_message(client, i=properties(UNIQ_KEY="k", long="x" * 32_700))
+        assert (await give_back(client, message)).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+async def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path, clock: WallClock) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        message = await one_message(client)
+        config = {"groupName": "G", "retryQueueNums": 0}
+        body = json.dumps(config).encode()
+        assert (await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+        assert (await give_back(client, message)).code == 0
+        for level in range(18):
+            assert await stored(client, SCHEDULE_TOPIC, level) == []
