@@ -10,10 +10,14 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
+import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.records import decode_records
 from tests.process.test_sdk import Cluster
+from tests.unit.broker.running import Client, properties
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 
@@ -45,10 +49,19 @@ async def delivered(cluster: Cluster, topic: str, group: str, seen: list[Receive
             seen.append(message)
 
 
+async def delivered_by_leader(cluster: Cluster, topic: str) -> int:
+    """How many delayed messages the leader of this moment has delivered since it started."""
+    async with Admin(cluster.namesrv) as admin:
+        address = (await admin.route(topic)).leader_address("broker-a")
+        assert address is not None
+        return int((await admin.broker_runtime(address))["raftmq.delayedDelivered"])
+
+
 @pytest.mark.parametrize("kill_after", [50, 500, 950])
 async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster, kill_after: int) -> None:
     topic = f"Delayed{kill_after}"
     seen: list[ReceivedMessage] = []
+    counted = 0
     with anyio.fail_after(90):
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(topic, 4)
@@ -65,13 +78,38 @@ async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster
             async with cluster.dead(await cluster.leader()):
                 while len({message.body for message in seen}) < MESSAGES:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
+                counted += await delivered_by_leader(cluster, topic)
             await anyio.sleep(1)
             tasks.cancel_scope.cancel()
+    assert counted, "the second leader had nothing to deliver"
     # The consumer may get a message twice, when it lost its leader; the topic has each once.
     places = {(message.queue, message.queue_offset): message.body for message in seen}
     assert Counter(places.values()) == Counter(b"%d" % number for number in range(MESSAGES))
     ends = Counter(queue for queue, _ in places)
     assert all({offset for q, offset in places if q == queue} == set(range(count)) for queue, count in ends.items())
+
+
+async def test_followers_hand_on_what_is_delayed_and_given_back(cluster: Cluster) -> None:
+    topic, delayed = "Handed", properties(DELAY="1")
+    with anyio.fail_after(60):
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(topic, 1)
+            replicas = (await admin.route(topic)).brokers["broker-a"]
+        host, port = next(address for number, address in replicas.items() if number != 0).split(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        async with stream:
+            client = Client(stream)
+            assert (await client.send(topic, b"later", i=delayed)).code == ResponseCode.SUCCESS
+            while not (found := (await client.pull(topic)).body):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            [message] = decode_records(found)
+            assert message.body == b"later"
+            ext = {"offset": message.physical_offset, "group": "handed", "delayLevel": 1, "unitMode": False}
+            assert (await client.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == ResponseCode.SUCCESS
+            while not (found := (await client.pull("%RETRY%handed")).body):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            [again] = decode_records(found)
+            assert (again.body, again.reconsume_times, again.properties["RETRY_TOPIC"]) == (b"later", 1, topic)
 
 
 async def test_a_message_that_is_not_handled_comes_again(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mq.broker.appender import Appender
 from mq.broker.broker import Broker
 from mq.broker.commands import DeleteTopic, encode_command
 from mq.protocol import properties as props
@@ -302,6 +303,38 @@ async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
         assert bodies == [b"%d" % number for number in range(100)]
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 100
         assert (await client.info())["raftmq.pendingBytes"] == "0"
+
+
+async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
+    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers: list[Broker] = []
+    attach, propose, refuse = Broker.attach, RaftCore.propose, Appender._refuse
+    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    rooms = 0
+
+    def fills_up(core: RaftCore, *given: Any) -> Any:
+        nonlocal rooms
+        rooms += 1
+        return propose(core, *given) if rooms % 2 else Refusal.DISK_FULL
+
+    def refuse_and_run(appender: Appender, *given: Any) -> None:
+        refuse(appender, *given)
+        brokers[0].deliver_delayed()  # as its timer may at this moment
+
+    async with running(tmp_path, entry_bytes_max=4096) as broker:
+        client = await broker.connect()
+        for number in range(200):
+            await client.send(body=b"%d" % number, i=properties(DELAY="1"))
+        with monkeypatch.context() as patched:
+            patched.setattr(RaftCore, "propose", fills_up)
+            patched.setattr(Appender, "_refuse", refuse_and_run)
+            clock.now_ms += 1000
+            bodies = [message.body for message in await wait_stored(client, 200)]
+        await beats(client)
+        assert rooms > 4
+        assert bodies == [b"%d" % number for number in range(200)]
+        assert await client.offset(RequestCode.GET_MAX_OFFSET) == 200
 
 
 async def test_a_message_that_the_disk_does_not_give_holds_up_its_level_only(

@@ -25,6 +25,8 @@ from mq.protocol.records import (
     iter_sizes,
     record_size,
     scan_fixed,
+    split_record,
+    tag_code_of,
 )
 
 steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -115,6 +117,26 @@ def test_round_trip_and_scan(rows: list[dict[str, Any]]) -> None:
         )
         for offset, record, row in zip(offsets, records, rows, strict=True)
     ]
+
+
+@steady
+@given(RECORDS)
+def test_the_parts_of_a_record_are_its_own_bytes(fields: dict[str, Any]) -> None:
+    record = encoded(fields)
+    raw, decoded = split_record(record), decode_record(memoryview(record))
+    assert (raw.flag, raw.sys_flag, raw.reconsume_times) == (decoded.flag, decoded.sys_flag, decoded.reconsume_times)
+    assert (raw.born_timestamp_ms, raw.prepared_offset) == (decoded.born_timestamp_ms, decoded.prepared_offset)
+    assert (raw.born_host, raw.body) == (encode_host(*decoded.born_host), decoded.body)
+    assert raw.properties.decode() == fields["properties"]
+    [(*_, scanned)] = scan_fixed(record)
+    assert tag_code_of(raw.properties) == scanned
+
+
+def test_a_damaged_record_has_no_parts() -> None:
+    record = simple_record(b"body")
+    for damaged in (record.replace(b"body", b"bodx"), record[:-1], b""):
+        with pytest.raises(RecordError):
+            split_record(damaged)
 
 
 def test_head_joined_with_its_parts_is_the_record() -> None:
