@@ -1,0 +1,97 @@
+"""A consumer that lags reads from a follower, and comes back: three real replicas."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin, Message, Producer, PushConsumer
+from mq.protocol.codes import ResponseCode
+from tests.unit.broker.running import Client
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+MIB = 1024 * 1024
+BODY_BYTES = 8000
+MESSAGES = 600
+SETTINGS = {"slow_consumer_bytes": str(MIB)}
+
+
+async def connect(cluster: DevCluster, node_id: str) -> Client:
+    host, _, port = cluster.address(node_id).rpartition(":")
+    return Client(await trio.open_tcp_stream(host, int(port)))
+
+
+async def fill(cluster: DevCluster) -> None:
+    rng = random.Random(1)
+    async with Admin(cluster.namesrv) as admin:
+        await admin.create_topic("T", queues=1)
+    async with Producer(cluster.namesrv) as producer:
+        for first in range(0, MESSAGES, 100):
+            batch = [
+                Message("T", rng.randbytes(BODY_BYTES), properties={"n": str(number)})  # nothing to compress
+                for number in range(first, first + 100)
+            ]
+            async with trio.open_nursery() as nursery:
+                for message in batch:
+                    nursery.start_soon(producer.send, message)
+
+
+async def test_a_backlog_is_read_from_a_follower_and_the_rest_from_the_leader(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        await fill(cluster)
+        leader = await cluster.leader()
+        clients = {int(node_id[1:]) + 1: await connect(cluster, node_id) for node_id in cluster.node_ids}
+        clients[0] = clients.pop(int(leader[1:]) + 1)
+        offset, broker_id = 0, 0
+        seen: set[str] = set()
+        asked: list[int] = []
+        left: dict[int, int] = {}
+        while offset < MESSAGES:
+            asked.append(broker_id)
+            answer = await clients[broker_id].pull(offset=offset, maxMsgNums=32)
+            assert answer.code == ResponseCode.SUCCESS, answer
+            assert [record.queue_offset for record in answer.records] == list(
+                range(offset, int(answer.ext["nextBeginOffset"]))
+            )
+            seen.update(record.properties["n"] for record in answer.records)
+            offset = int(answer.ext["nextBeginOffset"])
+            broker_id = int(answer.ext["suggestWhichBrokerId"])
+            left[broker_id] = MESSAGES - offset
+        assert len(seen) == MESSAGES
+        # First the leader says who, then that one serves, and at last the leader again.
+        followers = [broker_id for broker_id in asked if broker_id]
+        assert len(set(followers)) == 1
+        assert asked == [0, *followers, *[0] * (len(asked) - 1 - len(followers))]
+        assert len(followers) > MESSAGES // 32 / 2
+        assert left[followers[0]] * BODY_BYTES < 0.7 * MIB  # half of the limit, and one answer
+        for client in clients.values():
+            await trio.aclose_forcefully(client.stream)
+
+
+async def test_a_follower_that_dies_while_it_serves_costs_nothing(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        await fill(cluster)
+        leader = await cluster.leader()
+        client = await connect(cluster, leader)
+        serving = int((await client.pull(maxMsgNums=1)).ext["suggestWhichBrokerId"])
+        assert serving
+        received: set[str] = set()
+        with trio.fail_after(60):
+            async with PushConsumer(cluster.namesrv, group="G", consume_from="first") as consumer:
+                consumer.subscribe("T")
+                async for message in consumer:
+                    received.add(message.properties["n"])
+                    if len(received) == 50:
+                        cluster.kill(f"n{serving - 1}")
+                    if len(received) == MESSAGES:
+                        break
+        # Nobody is sent to the dead one any more.
+        with trio.fail_after(10):
+            while int((await client.pull(maxMsgNums=1)).ext["suggestWhichBrokerId"]) == serving:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        await trio.aclose_forcefully(client.stream)
