@@ -54,7 +54,7 @@ from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, enc
 from mq.store.dispatch import decode_runs, scan_runs
 from mq.store.key_index import KeyIndex
 from mq.store.log_records import LogRecords
-from mq.store.opening import Filling, ends_of
+from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
 from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf, parse_address
 
@@ -548,7 +548,7 @@ class Broker:
             return None
         index = self._applied_index
         ref = self._replica.log.locate(index)
-        state, queues = self._metadata.capture(), ends_of(self._store.table())
+        state, queues = self._metadata.capture(), self._store.ends()
 
         def encode() -> bytes:
             end = ref.pos + ref.size

@@ -47,7 +47,8 @@ _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _DELIVER_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
-_FLUSH_QUEUES_SECONDS = 1.0
+_FLUSH_QUEUES_SECONDS = 0.2
+"""So often, since a slice of queues is written each time, and the event loop waits for it: about 5 ms."""
 _DRAIN_SECONDS_MAX = 1.0
 _DRAIN_POLL_SECONDS = 0.005
 

@@ -85,6 +85,10 @@ class ConsumeQueue:
         """The entries that are in memory only, up to max_offset."""
         return bytes(self._tail)
 
+    def capture(self) -> tuple[int, int, int, bytearray, int]:
+        """Queue id, offsets, and the tail as a buffer that only ever grows, with how much of it there is now."""
+        return self.queue_id, self.min_offset, self.max_offset, self._tail, len(self._tail)
+
     @property
     def pending_bytes(self) -> int:
         """Bytes of entries that are in memory only."""
@@ -139,16 +143,16 @@ class ConsumeQueue:
             count = min(self.max_offset, self._file_end(offset)) - offset
             size = count * QUEUE_ENTRY_BYTES
             self._files.write(self._path(offset), self._position(offset), self._tail[:size])
-            del self._tail[:size]
+            self._tail = self._tail[size:]  # whoever captured the old one goes on reading it
             self._flushed_offset += count
 
     def truncate_to(self, max_offset: int) -> None:
         """Forget entries from ``max_offset`` on, in memory and in files. Raises OSError."""
         assert self.min_offset <= max_offset <= self.max_offset, f"{self}: truncate to {max_offset}"
         if max_offset >= self._flushed_offset:
-            del self._tail[(max_offset - self._flushed_offset) * QUEUE_ENTRY_BYTES :]
+            self._tail = self._tail[: (max_offset - self._flushed_offset) * QUEUE_ENTRY_BYTES]
         else:
-            self._tail.clear()
+            self._tail = bytearray()
             self._flushed_offset = max_offset
             self._cut_files()
         self.max_offset = max_offset
@@ -170,7 +174,7 @@ class ConsumeQueue:
             for start in range(self._file_start(self.min_offset), self._file_start(low), self._entries_per_file):
                 self._files.retire(self._path(start))
             if low > self._flushed_offset:
-                del self._tail[: (low - self._flushed_offset) * QUEUE_ENTRY_BYTES]
+                self._tail = self._tail[(low - self._flushed_offset) * QUEUE_ENTRY_BYTES :]
                 self._flushed_offset = low
             self.min_offset = low
         return low

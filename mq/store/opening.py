@@ -24,11 +24,10 @@ from mq.store.checkpoint import (
     PREVIOUS_NAME,
     SNAPSHOT_NAME,
     Checkpoint,
-    encode_checkpoint,
     load_checkpoint,
     open_queues,
     reset_store,
-    write_durably,
+    write_checkpoint,
 )
 from mq.store.errors import CheckpointDamaged, QueueFileDamaged, StoreLost
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -131,7 +130,7 @@ def open_store(
         raise StoreLost(directory, log.base_index, "; ".join(faults) or "there is no checkpoint")
     snapshot = msgspec.structs.replace(newest, queues=ends_of(newest.queues))
     # Durable before the checkpoint goes: a crash in between finds one of the two.
-    write_durably(directory, SNAPSHOT_NAME, encode_checkpoint(snapshot))
+    write_checkpoint(directory, SNAPSHOT_NAME, snapshot)
     queues = reset_store(directory, settings)
     _remove(incoming)
     begin = Checkpoint(applied_index=log.base_index, applied_pos=log.base_pos, state=snapshot.state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
@@ -39,7 +39,7 @@ class QueueStoreSettings:
     """Descriptors kept open over all queues."""
     flush_bytes: int = 4096
     """A queue with so many bytes in memory is written at the next flush: one page, a full disk block."""
-    flush_age_calls: int = 30
+    flush_age_calls: int = 150
     """A queue with fewer is written after so many flushes, for what is in memory makes each checkpoint larger."""
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class QueueStore:
         """Queues with entries in memory only."""
         return len(self._dirty)
 
-    def flush_some(self, limit: int = 500) -> bool:
+    def flush_some(self, limit: int = 200) -> bool:
         """Write to the page cache: queues with a page or more in memory, then those whose entries are old.
 
         Called by a timer; its period is the unit of `QueueStoreSettings.flush_age_calls`. Writes ``limit`` queues at
@@ -201,7 +201,7 @@ class QueueStore:
             os.rename(source, os.path.join(aside, directory))
         self.dropped_count += 1
 
-    def expire_some(self, log_start: int, limit: int = 100) -> int:
+    def expire_some(self, log_start: int, limit: int = 40) -> int:
         """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
 
         Begins a new round when ``log_start`` has grown. Returns how many queues are left in this round; call again
@@ -216,15 +216,34 @@ class QueueStore:
                 queue.expire(self._expire_before)
         return len(self._to_expire)
 
-    def table(self) -> dict[str, list[QueueRow]]:
-        """All queues by topic, for a checkpoint."""
-        table: dict[str, list[QueueRow]] = {}
-        for (topic, queue_id), queue in self._queues.items():
-            rows = table.get(topic)
+    def capture(self) -> tuple[int, Callable[[], Iterator[tuple[str, list[QueueRow]]]]]:
+        """All queues by topic as they are now, to be gone through later and in another thread; capturing is fast.
+
+        Returns how many topics they have, and what goes through them.
+        """
+        captured: dict[str, list[tuple[int, int, int, bytearray, int]]] = {}
+        for (topic, _), queue in self._queues.items():
+            rows = captured.get(topic)
             if rows is None:
-                rows = table[topic] = []
-            rows.append((queue_id, queue.min_offset, queue.max_offset, queue.tail))
-        return table
+                rows = captured[topic] = []
+            rows.append(queue.capture())
+
+        def rows_by_topic() -> Iterator[tuple[str, list[QueueRow]]]:
+            for topic, rows in captured.items():
+                yield topic, [(queue_id, low, high, bytes(tail[:nbytes])) for queue_id, low, high, tail, nbytes in rows]
+
+        return len(captured), rows_by_topic
+
+    def table(self) -> dict[str, list[QueueRow]]:
+        """All queues by topic."""
+        return dict(self.capture()[1]())
+
+    def ends(self) -> dict[str, list[QueueRow]]:
+        """All queues by topic: where each ends, and nothing of what it holds."""
+        ends: dict[str, list[QueueRow]] = {}
+        for (topic, queue_id), queue in self._queues.items():
+            ends.setdefault(topic, []).append((queue_id, queue.max_offset, queue.max_offset, b""))
+        return ends
 
     def take_changes(self) -> Changes:
         """Files changed since the last call, for a checkpoint."""

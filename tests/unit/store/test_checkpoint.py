@@ -28,7 +28,9 @@ def take(directory: Path, store: QueueStore, log: Log, *, checkpointer: Checkpoi
         applied_index=len(log.events), applied_term=3, applied_pos=log.end, state=lambda: b"state"
     )
     assert pending.commit()
-    return pending.checkpoint
+    written = load_checkpoint(str(directory))
+    assert written is not None
+    return written
 
 
 def fill(directory: Path) -> tuple[QueueStore, Log]:
@@ -229,11 +231,11 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
     checkpointer = Checkpointer(str(tmp_path), store)
     first = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
 
-    def fail(directory: str, name: str, data: bytes) -> None:
+    def fail(directory: str, name: str, payload: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_module, "write_durably", fail)
+        patched.setattr(checkpoint_module, "_write_durably", fail)
         with pytest.raises(OSError, match="no space"):
             first.commit()
     apply(store, log.send("D", 0, 5))

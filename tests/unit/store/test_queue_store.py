@@ -179,3 +179,21 @@ def test_opening_removes_what_the_checkpoint_does_not_know(tmp_path: Path) -> No
     reopened = QueueStore.open(str(tmp_path), TINY, queues={"A": [(0, 0, 4, b"")]}, dropped_count=0, log_end=1000)
     assert files_of(tmp_path) == {"A/0/00000000000000000000": 80}
     assert reopened.table() == {"A": [(0, 0, 4, b"")]}
+
+
+def test_what_was_captured_stays_as_it_was(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 5))
+    store.append_run(run_of("B", 0, 0, 3))
+    before = store.table()
+    topics, rows = store.capture()
+    assert topics == 2
+    store.append_run(run_of("A", 0, 5, 6))
+    store.flush_all()
+    store.append_run(run_of("A", 0, 6, 8))
+    store.append_run(run_of("C", 0, 0, 1))
+    queue = store.get("B", 0)
+    assert queue is not None
+    queue.truncate_to(1)
+    assert dict(rows()) == before
+    assert store.ends() == {"A": [(0, 8, 8, b"")], "B": [(0, 1, 1, b"")], "C": [(0, 1, 1, b"")]}
