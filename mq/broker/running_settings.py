@@ -15,8 +15,10 @@ from mq.broker.connection import ClientConnection, Handler
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
+from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.encoding import encode_response
 from mq.protocol.errors import ProtocolError
+from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
 from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
 from mq.protocol.registration import DataVersion
@@ -126,6 +128,13 @@ class RunningSettings:
             "defaultTopicQueueNums": str(settings.default_topic_queues),
             "autoCreateSubscriptionGroup": "true",
             "brokerPermission": "6",
+            "slaveReadEnable": "true",
+            "filterServerNums": "0",
+            "messageDelayLevel": " ".join(_span(each) for each in DELAY_LEVELS_MS),
+            "msgTraceTopicName": TRACE_TOPIC,
+            "traceOn": "true",
+            "traceTopicEnable": "false",
+            "useTLS": "false",
             "maxTransferCountOnMessageInMemory": str(settings.pull_messages_max),
             "maxTransferBytesOnMessageInMemory": str(settings.pull_bytes_max),
             "longPollingEnable": "true",
@@ -154,6 +163,14 @@ class RunningSettings:
                     ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker is started anew"
                 )
         return changes
+
+
+def _span(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
 
 
 def _text(value: object) -> str:

@@ -24,6 +24,7 @@ from mq.protocol.operator_requests import (
     GetTopicConfig,
     GetTopicStatsInfo,
 )
+from mq.protocol.queue_tables import QueueRef
 from mq.store.queue_store import QueueStore
 
 OFFSET_TABLES_SHOWN_MAX = 50_000
@@ -95,8 +96,8 @@ class TopicQueries:
         config = self._metadata.topics.get(topic)
         if config is None:
             raise _no_topic(topic)
-        ends = {queue_id: self._ends(topic, queue_id) for queue_id in range(config.write_queues)}
-        return topic_stats(self._broker_name, topic, ends), None
+        queues = range(config.write_queues)
+        return topic_stats({QueueRef(topic, self._broker_name, each): self._ends(topic, each) for each in queues}), None
 
     def _ends(self, topic: str, queue_id: int) -> QueueEnds:
         queue = self._store.get(topic, queue_id)

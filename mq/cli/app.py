@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from mq.cli import demo, dev, group, log_files, lookups, messages, servers, status, topics
+from mq.cli import consumer_groups, demo, dev, group, log_files, lookups, messages, servers, status, topics
 from mq.cli.errors import EXIT_REFUSED, CommandFailed
 from mq.cli.logs import configure_logging
 
@@ -27,6 +27,7 @@ app.command("consume")(messages.consume)
 app.command("status")(status.status)
 app.add_typer(topics.app, name="topic")
 app.add_typer(lookups.app, name="message")
+app.add_typer(consumer_groups.app, name="consumer-group")
 app.add_typer(group.app, name="group")
 app.add_typer(log_files.app, name="log")
 

@@ -12,6 +12,7 @@ import trio
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.protocol.names import NameRefused
 
 UNREACHABLE = "unreachable"
 ANSWER_SECONDS = 3.0
@@ -19,12 +20,12 @@ ANSWER_SECONDS = 3.0
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turn what the client raises, and addresses it cannot read, into a message and an exit code."""
+    """Turn what the client raises, and addresses and names it does not take, into a message and an exit code."""
     try:
         yield
     except ClientError as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
-    except ValueError as error:
+    except (ValueError, NameRefused) as error:
         raise CommandFailed(str(error)) from error
 
 

@@ -1,7 +1,8 @@
-"""`raftmq topic`: create, list, and show where a topic lives."""
+"""`raftmq topic`: create, list and delete topics, and show where they live and what they hold."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Annotated
 
@@ -10,28 +11,36 @@ from rich.console import Console
 from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
-from mq.cli.errors import run_trio
+from mq.cli.errors import CommandFailed, run_trio
 from mq.client.admin import Admin
+from mq.protocol.operator_bodies import BrokerStatsData
 
-app = typer.Typer(help="Create, list and look up topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, look up and delete topics.", no_args_is_help=True)
 
 Namesrv = Annotated[
     str, typer.Option(envvar="RAFTMQ_NAMESRV", help="Name servers, separated by semicolons.", metavar="HOST:PORT;...")
 ]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 NAMESRV = "127.0.0.1:9876"
+
+_PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
 @app.command("create")
 def create(
     topic: str,
     queues: Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = 8,
+    perm: Annotated[str, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = "rw",
+    order: Annotated[bool, typer.Option("--order", help="Its queues are to be consumed in order.")] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create a topic in every broker group, or change its number of queues."""
+    """Create a topic in every broker group, or change it."""
+    if perm not in _PERMS:
+        raise CommandFailed(f"--perm {perm!r} is none of {', '.join(_PERMS)}")
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
-            await admin.create_topic(topic, read_queues=queues, write_queues=queues)
+            await admin.create_topic(topic, queues, perm=_PERMS[perm], order=order)
 
     with client_errors():
         run_trio(main)
@@ -54,7 +63,7 @@ def list_topics(namesrv: Namesrv = NAMESRV) -> None:
 @app.command("route")
 def route(
     topic: str,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Show which broker groups hold a topic, with how many queues, and who leads them."""
@@ -90,3 +99,116 @@ def route(
             " ".join(followers),
         )
     Console().print(table)
+
+
+@app.command("delete")
+def delete(topic: str, namesrv: Namesrv = NAMESRV) -> None:
+    """Delete a topic with its messages, and how far groups are in it, in every broker group."""
+
+    async def main() -> None:
+        async with Admin(namesrv) as admin:
+            await admin.delete_topic(topic)
+
+    with client_errors():
+        run_trio(main)
+
+
+@app.command("describe")
+def describe(topic: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Show a topic's settings, and which messages its queues hold."""
+
+    async def main() -> list[dict[str, object]]:
+        async with Admin(namesrv) as admin:
+            configs = await admin.topic_config(topic)
+            ends = await admin.topic_stats(topic)
+        return [
+            {
+                "broker": broker,
+                "readQueues": config.read_queue_nums,
+                "writeQueues": config.write_queue_nums,
+                "perm": config.perm,
+                "order": config.order,
+                "attributes": config.attributes,
+                "queues": [
+                    {
+                        "queue": queue.queue_id,
+                        "firstOffset": each.min_offset,
+                        "nextOffset": each.max_offset,
+                        "lastStoredMs": each.last_update_ms or None,
+                    }
+                    for queue, each in ends.items()
+                    if queue.broker_name == broker
+                ],
+            }
+            for broker, config in sorted(configs.items())
+        ]
+
+    with client_errors():
+        rows = run_trio(main)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        words = next((name for name, perm in _PERMS.items() if perm == row["perm"]), str(row["perm"]))
+        title = (
+            f"{topic} in {row['broker']}: perm {words}, {row['readQueues']} queues read, {row['writeQueues']} written"
+        )
+        table = Table("queue", "first offset", "next offset", "last stored", title=title, title_justify="left")
+        queues = row["queues"]
+        assert isinstance(queues, list)
+        for queue in queues:
+            table.add_row(
+                str(queue["queue"]),
+                f"{queue['firstOffset']:,}",
+                f"{queue['nextOffset']:,}",
+                time_of(queue["lastStoredMs"]),
+            )
+        Console().print(table)
+
+
+@app.command("stats")
+def stats(
+    topic: str,
+    group: Annotated[str | None, typer.Option(help="What this group got of it, not what was put.")] = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show how many messages were put into a topic, or got by a group, over the last minute, hour and day."""
+    kind, key = ("TOPIC_PUT", topic) if group is None else ("GROUP_GET", f"{topic}@{group}")
+
+    async def main() -> tuple[dict[str, BrokerStatsData], dict[str, BrokerStatsData]]:
+        async with Admin(namesrv) as admin:
+            await admin.route(topic)
+            return await admin.figure(f"{kind}_NUMS", key), await admin.figure(f"{kind}_SIZE", key)
+
+    with client_errors():
+        nums, sizes = run_trio(main)
+    spans = ("minute", "hour", "day")
+    rows: list[dict[str, object]] = []
+    for broker in sorted(nums.keys() & sizes.keys()):
+        for span in spans:
+            count, size = (getattr(each[broker], f"stats_{span}") for each in (nums, sizes))
+            rows.append(
+                {
+                    "broker": broker,
+                    "span": span,
+                    "messages": count.sum,
+                    "messagesPerSecond": count.tps,
+                    "bytes": size.sum,
+                    "bytesPerSecond": size.tps,
+                }
+            )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("broker group", "last", "messages", "a second", "bytes", "a second")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
+    Console().print(table if rows else f"nothing was counted for {key}")
+
+
+def time_of(milliseconds: int | None) -> str:
+    """A time of the log for people, in UTC."""
+    if not milliseconds:
+        return "-"
+    return dt.datetime.fromtimestamp(milliseconds / 1000, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 
@@ -20,12 +20,25 @@ from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.headers import Response
-from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_topic
+from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
+from mq.protocol.operator_bodies import (
+    BrokerStatsData,
+    GroupProgress,
+    QueueEnds,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    read_progress,
+    read_topic_stats,
+)
+from mq.protocol.queue_tables import QueueRef
+from mq.protocol.registration import TopicConfig
 
 __all__ = ["Admin"]
 
 TOPIC_VISIBLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
+
+T = TypeVar("T")
 
 
 class Admin(anyio.AsyncContextManagerMixin):
@@ -103,12 +116,14 @@ class Admin(anyio.AsyncContextManagerMixin):
         read_queues: int | None = None,
         write_queues: int | None = None,
         perm: int = 6,
+        order: bool = False,
         cluster: str | None = None,
         broker: str | None = None,
     ) -> TopicRoute:
         """Create `topic`, or change it, with `queues` queues on every broker group of the cluster (or on one group).
 
-        `perm` is 4 for readable plus 2 for writable. Returns the route once the name servers know all the groups.
+        `perm` is 4 for readable plus 2 for writable; `order` marks a topic whose queues are to be consumed in order.
+        Returns the route once the name servers know all the groups.
         Raises NameRefused, and NoRoute if a group has no leader or the route does not appear within 5 s.
         """
         check_topic(topic)
@@ -121,7 +136,7 @@ class Admin(anyio.AsyncContextManagerMixin):
             "perm": str(perm),
             "topicFilterType": "SINGLE_TAG",
             "topicSysFlag": "0",
-            "order": "false",
+            "order": str(order).lower(),
         }
         for address in leaders.values():
             await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
@@ -189,6 +204,89 @@ class Admin(anyio.AsyncContextManagerMixin):
             unique=unique,
         )
 
+    async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
+        """The configuration of `topic` in each broker group that has it. Raises TopicNotFound, NoRoute."""
+        configs: dict[str, TopicConfig] = {}
+        for name, address in (await self._leaders_of(topic)).items():
+            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
+            configs[name] = read_body(TopicConfig.decode, body)
+        return configs
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
+        """The first and the next offset of each queue of `topic`, and when its last message was stored."""
+        found: dict[QueueRef, QueueEnds] = {}
+        for address in (await self._leaders_of(topic)).values():
+            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+            found |= read_body(read_topic_stats, body)
+        return _by_queue(found)
+
+    async def figure(self, name: str, key: str) -> dict[str, BrokerStatsData]:
+        """One of RocketMQ's statistics in each broker group that has it, as `TOPIC_PUT_NUMS` of a topic.
+
+        `key` is a topic, `topic@group` or a cluster. Raises NoRoute.
+        """
+        figures: dict[str, BrokerStatsData] = {}
+        ext = {"statsName": name, "statsKey": key}
+        for broker, address in (await self._leaders(None, None)).items():
+            try:
+                _, body = await self._opened().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
+            except BrokerError as error:
+                if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that nothing was counted
+                    continue
+                raise
+            figures[broker] = read_body(BrokerStatsData.decode, body)
+        return figures
+
+    async def _leaders_of(self, topic: str) -> dict[str, str]:
+        """Leader address by broker name, of the groups that have a topic. Raises TopicNotFound, NoRoute."""
+        route = await self.route(topic)
+        leaders: dict[str, str] = {}
+        for name in sorted(route.brokers):
+            if (address := route.leader_address(name)) is None:
+                raise NoRoute(topic, f"broker group {name} has no leader")
+            leaders[name] = address
+        return leaders
+
+    # Consumer groups.
+
+    async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]:
+        """The configuration of every consumer group, by its name and that of the broker group. Raises NoRoute."""
+        groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
+        for broker, address in (await self._leaders(None, None)).items():
+            _, body = await self._opened().call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            for name, config in read_body(SubscriptionGroupTable.decode, body).groups.items():
+                groups.setdefault(name, {})[broker] = config
+        return groups
+
+    async def put_consumer_group(self, config: SubscriptionGroupConfig, *, cluster: str | None = None) -> None:
+        """Create a consumer group, or change it, in every broker group of the cluster. Raises NameRefused, NoRoute."""
+        check_group(config.group_name)
+        for address in (await self._leaders(cluster, None)).values():
+            await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode())
+
+    async def delete_consumer_group(
+        self, group: str, *, offsets: bool = True, topics: bool = False, cluster: str | None = None
+    ) -> None:
+        """Delete a consumer group, with `offsets` also how far it is, with `topics` its repeated and dead messages.
+
+        One that has members comes back with their next heartbeat. Raises NameRefused, NoRoute.
+        """
+        check_group(group)
+        ext = {"groupName": group, "removeOffset": str(offsets).lower(), "cleanOffset": str(offsets).lower()}
+        for address in (await self._leaders(cluster, None)).values():
+            await self._opened().call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+        if topics:
+            for topic in (retry_topic(group), dead_letter_topic(group)):
+                await self.delete_topic(topic, cluster=cluster)
+
+    async def group_progress(self, group: str) -> dict[MessageQueue, GroupProgress]:
+        """How far a consumer group is in each queue of the topics that it has offsets of. Raises NoRoute."""
+        found: dict[QueueRef, GroupProgress] = {}
+        for address in (await self._leaders(None, None)).values():
+            _, body = await self._opened().call(address, RequestCode.GET_CONSUME_STATS, {"consumerGroup": group})
+            found |= read_body(read_progress, body)
+        return _by_queue(found)
+
     # Queues and groups.
 
     async def min_offset(self, queue: MessageQueue) -> int:
@@ -238,3 +336,7 @@ class Admin(anyio.AsyncContextManagerMixin):
                 return None
             raise
         return int_field(response, "offset")
+
+
+def _by_queue(found: Mapping[QueueRef, T]) -> dict[MessageQueue, T]:
+    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): found[ref] for ref in sorted(found)}

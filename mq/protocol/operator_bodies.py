@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
+from mq.protocol import fastjson
 from mq.protocol.bodies import BrokerData
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body
+from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
 from mq.protocol.registration import DataVersion, TopicConfig
 from mq.protocol.wire_names import wire
 
 PROPERTIES_LINES_MAX: Final = 1000
+
+T = TypeVar("T")
 
 # -- topics ------------------------------------------------------------------------------------------------------------
 
@@ -32,20 +36,14 @@ class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
     last_update_ms: int = 0
 
 
-def topic_stats(broker_name: str, topic: str, queues: Mapping[int, QueueEnds]) -> bytes:
-    """The answer to request code 202, in Java's dialect: objects are keys in it."""
-    rows = ((queue_key(broker_name, topic, number), ends.encode()) for number, ends in queues.items())
-    return b'{"offsetTable":%s,"topicPutTps":0.0}' % keyed_by_objects(rows)
+def topic_stats(queues: Mapping[QueueRef, QueueEnds]) -> bytes:
+    """The answer to request code 202."""
+    return b'{"offsetTable":%s,"topicPutTps":0.0}' % queue_table((ref, ends.encode()) for ref, ends in queues.items())
 
 
-def queue_key(broker_name: str, topic: str, queue_id: int) -> bytes:
-    """A queue as Java writes it where it is a key."""
-    return msgspec.json.encode({"brokerName": broker_name, "queueId": queue_id, "topic": topic})
-
-
-def keyed_by_objects(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A JSON object in Java's dialect; keys and values are JSON texts themselves."""
-    return b"{%s}" % b",".join(b"%s:%s" % row for row in rows)
+def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
+    """Read such an answer. Raises BodyError."""
+    return _read_table(body, QueueEnds)
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -103,6 +101,22 @@ class DelayOffsets(Body, rename=wire()):
     offset_table: dict[int, int] = msgspec.field(default_factory=dict)
 
 
+class GroupProgress(Body, rename=wire(end="brokerOffset", offset="consumerOffset", last_ms="lastTimestamp")):
+    """A queue and a group: the offset of the next message to be stored, and of the next one to be consumed.
+
+    ``last_ms`` is when the last message that was consumed had been stored, 0 if there is none.
+    """
+
+    end: int = 0
+    offset: int = 0
+    last_ms: int = 0
+
+
+def read_progress(body: bytes | memoryview) -> dict[QueueRef, GroupProgress]:
+    """Read the answer to request code 208. Raises BodyError."""
+    return _read_table(body, GroupProgress)
+
+
 class MessageRequestMode(Body, rename=wire()):
     """How a group gets the messages of a topic: PULL or POP (request code 401)."""
 
@@ -147,6 +161,19 @@ class BrokerMemberGroup(Body, rename=wire(group="brokerMemberGroup")):
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def _read_table(body: bytes | memoryview, kind: type[T]) -> dict[QueueRef, T]:
+    found = fastjson.parse(body)
+    if not isinstance(found, dict):
+        raise BodyError(f"body of {len(body)} bytes is no table of queues")
+    try:
+        return {
+            ref: msgspec.convert(value, kind, strict=False)
+            for ref, value in read_queue_table(found.get("offsetTable", {})).items()
+        }
+    except msgspec.ValidationError as error:
+        raise BodyError(f"body of {len(body)} bytes is no table of queues: {error}") from error
 
 
 def encode_properties(values: Mapping[str, str]) -> bytes:

@@ -132,6 +132,7 @@ async def test_settings_are_shown_and_some_changed(tmp_path: Path, serialization
         assert (shown["brokerName"], shown["brokerId"]) == (broker.settings.group, "0")
         assert (shown["autoCreateTopicEnable"], shown["raftmq.auto_create_topics"]) == ("true", "true")
         assert shown["fileReservedTime"] == "72"
+        assert shown["messageDelayLevel"] == "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
         answer = await change(client, "autoCreateTopicEnable=false\nfileReservedTime=48\n", serialization)
         assert (answer.code, answer.ext, answer.remark) == (0, {}, None)

@@ -1,0 +1,137 @@
+"""`raftmq consumer-group`: create, list and delete consumer groups, and show how far they are."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.topics import NAMESRV, Json, Namesrv, time_of
+from mq.client.admin import Admin
+from mq.client.message import MessageQueue
+from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+
+app = typer.Typer(help="Create, list, look at and delete consumer groups.", no_args_is_help=True)
+
+
+@app.command("create")
+def create(
+    group: str,
+    retries: Annotated[int, typer.Option(min=-1, help="How often a message comes again before it is dead.")] = 16,
+    broadcast: Annotated[bool, typer.Option(help="Whether each member may get all messages.")] = True,
+    enabled: Annotated[bool, typer.Option(help="Whether the group gets any messages.")] = True,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Create a consumer group in every broker group, or change it."""
+    config = SubscriptionGroupConfig(
+        group_name=group, retry_max_times=retries, consume_broadcast_enable=broadcast, consume_enable=enabled
+    )
+
+    async def main() -> None:
+        async with Admin(namesrv) as admin:
+            await admin.put_consumer_group(config)
+
+    with client_errors():
+        run_trio(main)
+
+
+@app.command("list")
+def list_groups(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Print the name of every consumer group, one a line."""
+
+    async def main() -> list[str]:
+        async with Admin(namesrv) as admin:
+            return sorted(await admin.consumer_groups())
+
+    with client_errors():
+        names = run_trio(main)
+    if as_json:
+        print(json.dumps(names, indent=2))
+        return
+    for name in names:
+        print(name)
+
+
+@app.command("delete")
+def delete(
+    group: str,
+    keep_offsets: Annotated[bool, typer.Option("--keep-offsets", help="Remember how far it is.")] = False,
+    topics: Annotated[bool, typer.Option("--topics", help="And its repeated and dead messages.")] = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Delete a consumer group in every broker group. One that has members comes back with their next heartbeat."""
+
+    async def main() -> None:
+        async with Admin(namesrv) as admin:
+            await admin.delete_consumer_group(group, offsets=not keep_offsets, topics=topics)
+
+    with client_errors():
+        run_trio(main)
+
+
+@app.command("describe")
+def describe(group: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Show a group's settings, and how far it is in each queue. Exit code 1 if there is no such group."""
+
+    async def main() -> tuple[dict[str, SubscriptionGroupConfig], dict[MessageQueue, GroupProgress]]:
+        async with Admin(namesrv) as admin:
+            return (await admin.consumer_groups()).get(group, {}), await admin.group_progress(group)
+
+    with client_errors():
+        configs, progress = run_trio(main)
+    if not configs and not progress:
+        raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
+    if as_json:
+        print(json.dumps(_as_json(configs, progress), indent=2))
+        return
+    console = Console()
+    for broker, config in sorted(configs.items()):
+        console.print(
+            f"{group} in {broker}: {'enabled' if config.consume_enable else 'DISABLED'}, "
+            f"up to {config.retry_max_times} retries, broadcast {'yes' if config.consume_broadcast_enable else 'no'}",
+            highlight=False,
+        )
+    table = Table("topic", "broker group", "queue", "offset", "next message", "behind", "last consumed was stored")
+    for queue, each in progress.items():
+        table.add_row(
+            queue.topic,
+            queue.broker_name,
+            str(queue.queue_id),
+            f"{each.offset:,}",
+            f"{each.end:,}",
+            f"{max(each.end - each.offset, 0):,}",
+            time_of(each.last_ms),
+        )
+    console.print(table if progress else "it has no offsets")
+
+
+def _as_json(
+    configs: dict[str, SubscriptionGroupConfig], progress: dict[MessageQueue, GroupProgress]
+) -> dict[str, object]:
+    return {
+        "brokers": {
+            broker: {
+                "enabled": config.consume_enable,
+                "broadcast": config.consume_broadcast_enable,
+                "retries": config.retry_max_times,
+            }
+            for broker, config in sorted(configs.items())
+        },
+        "queues": [
+            {
+                "topic": queue.topic,
+                "broker": queue.broker_name,
+                "queue": queue.queue_id,
+                "offset": each.offset,
+                "nextOffset": each.end,
+                "behind": max(each.end - each.offset, 0),
+                "lastConsumedStoredMs": each.last_ms or None,
+            }
+            for queue, each in progress.items()
+        ],
+    }

@@ -1,0 +1,79 @@
+"""`raftmq topic` and `raftmq consumer-group` as processes, against a real cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+SECONDS_MAX = 60.0
+
+
+class Commands:
+    """Runs commands against one cluster."""
+
+    def __init__(self, namesrv: str) -> None:
+        self._namesrv = namesrv
+
+    async def run(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+        command = [sys.executable, "-m", "mq.cli", *arguments, "--namesrv", self._namesrv]
+        with trio.fail_after(SECONDS_MAX):
+            done = await trio.run_process(command, stdin=given, capture_stdout=True, capture_stderr=True, check=False)
+        assert done.returncode == code, (arguments, done.stderr.decode())
+        return (done.stdout if code == 0 else done.stderr).decode()
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self.run(*arguments, "--json"))
+
+
+async def test_topics_and_groups(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
+        commands = Commands(cluster.namesrv)
+        await commands.run("topic", "create", "T", "--queues", "2", "--order")
+        await commands.run("produce", "T", given=b"a\nb\nc\n")
+        [described] = await commands.json("topic", "describe", "T")
+        assert (described["writeQueues"], described["perm"], described["order"]) == (2, 6, True)
+        assert sum(queue["nextOffset"] for queue in described["queues"]) == 3
+        figures = {row["span"]: row["messages"] for row in await commands.json("topic", "stats", "T")}
+        assert figures == {"minute": 3, "hour": 3, "day": 3}
+        await commands.run("topic", "create", "T", "--queues", "2", "--perm", "r")
+        assert (await commands.json("topic", "describe", "T"))[0]["perm"] == 4
+
+        await commands.run("consumer-group", "create", "G", "--retries", "3", "--no-broadcast")
+        assert await commands.json("consumer-group", "list") == ["G"]
+        await commands.run("consume", "T", "--group", "G", "--count", "3")
+        group = await commands.json("consumer-group", "describe", "G")
+        assert group["brokers"] == {"broker-a": {"enabled": True, "broadcast": False, "retries": 3}}
+        assert sum(queue["offset"] for queue in group["queues"]) == 3
+        assert sum(queue["behind"] for queue in group["queues"]) == 0
+
+        await commands.run("consumer-group", "delete", "G", "--topics")
+        assert "no consumer group G" in await commands.run("consumer-group", "describe", "G", code=1)
+        await commands.run("topic", "delete", "T")
+        assert "T does not exist" in await commands.run("topic", "describe", "T", code=1)
+        for refused in (("topic", "create", "../T"), ("topic", "create", "T", "--perm", "x")):
+            assert await commands.run(*refused, code=2)
+
+
+async def test_a_name_server_keeps_its_configuration_where_it_is_told(tmp_path: Path) -> None:
+    ports = Ports.free(1)
+    config = tmp_path / "namesrv.toml"
+    config.write_text("order_topics = true\nno_such = 1\n")
+    command = [sys.executable, "-m", "mq.cli", "namesrv", "--listen", f"127.0.0.1:{ports.namesrv}"]
+    run = partial(trio.run_process, capture_stdout=True, capture_stderr=True, check=False)
+    with trio.fail_after(SECONDS_MAX):
+        done: subprocess.CompletedProcess[bytes] = await run([*command, "--config", str(config)])
+        assert (done.returncode, b"no_such" in done.stderr) == (2, True)
+        (tmp_path / "kvConfig.json").write_text("{")
+        done = await run([*command, "--data-dir", str(tmp_path)])
+        assert (done.returncode, b"kvConfig.json" in done.stderr) == (2, True)
