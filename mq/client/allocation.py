@@ -1,11 +1,33 @@
-"""Which queues of a topic belong to which member of a group: pure, the same on every member."""
+"""Which queues of a topic belong to which member of a group: pure, the same on every member.
+
+All members of a group must use the same strategy, and the same one as members that use other RocketMQ clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
+from mq.client.message import MessageQueue
+
+__all__ = [
+    "Strategy",
+    "allocate_averagely",
+    "allocate_consistently",
+    "allocate_fixed",
+    "allocate_in_circle",
+    "allocate_in_rooms",
+    "allocate_nearby",
+]
+
 Q = TypeVar("Q")
+
+Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], Sequence[MessageQueue]]
+"""Gets the queues, the client ids of all members, both sorted, and one of these ids; returns that member's queues."""
+
+VIRTUAL_NODES = 10
 
 
 def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
@@ -20,3 +42,100 @@ def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id
     share, larger_shares = divmod(len(queues), len(client_ids))
     start = position * share + min(position, larger_shares)
     return list(queues[start : start + share + (position < larger_shares)])
+
+
+def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
+    """Every n-th queue of n members, as cards are dealt."""
+    if client_id not in client_ids:
+        return []
+    return list(queues[client_ids.index(client_id) :: len(client_ids)])
+
+
+def allocate_consistently(
+    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+) -> list[MessageQueue]:
+    """By consistent hashing: when a member comes or goes, hardly any queue moves between the others."""
+    if client_id not in client_ids:
+        return []
+    # Where two nodes fall on the same place, the later one takes it, as a map does.
+    ring = {_ring_hash(f"{each}-{node}"): each for each in client_ids for node in range(VIRTUAL_NODES)}
+    places = sorted(ring)
+
+    def owner(queue: MessageQueue) -> str:
+        at = bisect_left(places, _ring_hash(_java_text(queue)))
+        return ring[places[at % len(places)]]
+
+    return [queue for queue in queues if owner(queue) == client_id]
+
+
+def _ring_hash(text: str) -> int:
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def _java_text(queue: MessageQueue) -> str:
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:
+    """These queues, whatever the other members have."""
+    fixed = list(chosen)
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
+        return list(fixed)
+
+    return allocate
+
+
+def allocate_in_rooms(rooms: Collection[str]) -> Strategy:
+    """Only queues of brokers whose name is ``room@name`` with one of these rooms.
+
+    Each member gets a contiguous share; what is left over goes to the first members, one each.
+    """
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
+        if client_id not in client_ids:
+            return []
+        ours = [queue for queue in queues if queue.broker_name.count("@") == 1 and _room_of(queue) in rooms]
+        position = client_ids.index(client_id)
+        share, left_over = divmod(len(ours), len(client_ids))
+        extra = share * len(client_ids) + position
+        return ours[share * position : share * (position + 1)] + (
+            ours[extra : extra + 1] if position < left_over else []
+        )
+
+    return allocate
+
+
+def _room_of(queue: MessageQueue) -> str:
+    return queue.broker_name.partition("@")[0]
+
+
+def allocate_nearby(
+    inner: Strategy, room_of_queue: Callable[[MessageQueue], str], room_of_client: Callable[[str], str]
+) -> Strategy:
+    """Queues go to members in the same room; those of a room without members are shared by all. `inner` does each.
+
+    The strategy raises ValueError when a queue or a member has no room.
+    """
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
+        if client_id not in client_ids:
+            return []
+        queues_of, members_of = _by_room(queues, room_of_queue), _by_room(client_ids, room_of_client)
+        own = room_of_client(client_id)
+        share = list(inner(queues_of.pop(own, []), members_of[own], client_id))
+        for room in sorted(queues_of.keys() - members_of.keys()):
+            share += inner(queues_of[room], client_ids, client_id)
+        return share
+
+    return allocate
+
+
+def _by_room(members: Iterable[Q], room_of: Callable[[Q], str]) -> dict[str, list[Q]]:
+    rooms: dict[str, list[Q]] = {}
+    for each in members:
+        room = room_of(each)
+        if not room:
+            raise ValueError(f"{each} is in no room")
+        rooms.setdefault(room, []).append(each)
+    return rooms

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 import anyio
 import anyio.abc
 
-from mq.client.allocation import allocate_averagely
+from mq.client.allocation import Strategy
 from mq.client.answers import read_body
 from mq.client.errors import ClientError, NoRoute
+from mq.client.local_offsets import LocalOffsets
+from mq.client.locking import VALID_SECONDS, QueueLocker
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.offsets import GroupOffsets
@@ -23,6 +25,7 @@ from mq.protocol.codes import RequestCode
 __all__ = ["Assignment"]
 
 COMMIT_SECONDS = 1.0
+DRAIN_POLL_SECONDS = 0.02
 
 HANDOVER_SECONDS = 0.1
 """Time for the former owners to store their offsets. Too little repeats messages; nothing is lost either way."""
@@ -31,7 +34,8 @@ HANDOVER_SECONDS = 0.1
 class Assignment:
     """The pullers of the queues that are ours at present.
 
-    `make_puller` builds one for a queue; `tasks` runs it. All changes happen in `rebalance` and `drop`, which the
+    `make_puller` builds one for a queue; `tasks` runs it. Without `allocate` all queues are ours; with `locker` only
+    those that it gets the locks of. All changes happen in `rebalance` and `drop`, which the
     owner calls one at a time.
     """
 
@@ -39,10 +43,12 @@ class Assignment:
         self,
         tasks: anyio.abc.TaskGroup,
         remoting: Remoting,
-        offsets: GroupOffsets,
+        offsets: GroupOffsets | LocalOffsets,
         *,
         group: str,
         client_id: str,
+        allocate: Strategy | None,
+        locker: QueueLocker | None,
         make_puller: Callable[[ProcessQueue], Puller],
     ) -> None:
         self._tasks = tasks
@@ -50,8 +56,12 @@ class Assignment:
         self._offsets = offsets
         self._group = group
         self._client_id = client_id
+        self._allocate = allocate
+        self._locker = locker
         self._make_puller = make_puller
         self._pullers: dict[MessageQueue, Puller] = {}
+        self._lost: set[MessageQueue] = set()
+        self._draining: dict[MessageQueue, ProcessQueue] = {}
         self._doubtful_routes: set[str] = set()
         self.changed = anyio.Event()
 
@@ -59,6 +69,11 @@ class Assignment:
     def queues(self) -> frozenset[MessageQueue]:
         """The queues we consume."""
         return frozenset(self._pullers)
+
+    @property
+    def process_queues(self) -> list[ProcessQueue]:
+        """What we have of the queues that we consume."""
+        return [puller.process_queue for puller in self._pullers.values()]
 
     def puller(self, queue: MessageQueue) -> Puller | None:
         """The puller of one of our queues."""
@@ -83,7 +98,7 @@ class Assignment:
         try:
             route = await self._route(topic)
             await self._remoting.connect_all(route.addresses())
-            members = await self._members(route)
+            members = [self._client_id] if self._allocate is None else await self._members(route)
         except ClientError as error:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
             self._doubtful_routes.add(topic)
@@ -94,17 +109,54 @@ class Assignment:
             self._remoting.heartbeat_soon()
             return False
         ours = {queue for queue in self._pullers if queue.topic == topic}
-        share = set(allocate_averagely(sorted(route.read_queues), sorted(members), self._client_id))
+        share = set(route.read_queues)
+        if self._allocate is not None:
+            share = set(self._allocate(sorted(share), sorted(members), self._client_id))
         await self.drop(ours - share)
         if share - ours and len(members) > 1:
             await anyio.sleep(HANDOVER_SECONDS)
         complete = True
-        for queue in sorted(share - ours):
-            complete = await self._add(queue) and complete
-        if ours != share:
+        for queue, held_until in (await self._lock(share - ours)).items():
+            complete = await self._add(queue, held_until) and complete
+        if self.queues_of(topic) != ours:
             log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
             self.changed.set()
-        return complete
+        return complete and self.queues_of(topic) == share
+
+    def queues_of(self, topic: str) -> frozenset[MessageQueue]:
+        """The queues of one topic that we consume."""
+        return frozenset(queue for queue in self._pullers if queue.topic == topic)
+
+    async def _lock(self, queues: frozenset[MessageQueue] | set[MessageQueue]) -> dict[MessageQueue, float]:
+        """Those of the queues that we may consume, in order, and until when."""
+        if self._locker is None or not queues:
+            return dict.fromkeys(sorted(queues), float("inf"))
+        # What we gave up a moment ago may be in the hands of a handler still.
+        locked, _, held_until = await self._locker.lock({queue for queue in queues if queue not in self._draining})
+        return dict.fromkeys(sorted(locked), held_until)
+
+    async def renew_locks(self) -> tuple[list[ProcessQueue], bool]:
+        """Hold our queues for longer; returns those that go on, and whether another member has got one of them.
+
+        The latter are given up by the next `drop_lost`.
+        """
+        assert self._locker is not None, "nothing to renew without locks"
+        queues = self.queues
+        if not queues:
+            return [], False
+        locked, refused, held_until = await self._locker.lock(queues)
+        renewed: list[ProcessQueue] = []
+        for queue in locked & self.queues:
+            process_queue = self._pullers[queue].process_queue
+            process_queue.held_until = held_until
+            renewed.append(process_queue)
+        self._lost |= refused
+        return renewed, bool(refused)
+
+    async def drop_lost(self) -> None:
+        """Stop consuming what another member has locked."""
+        lost, self._lost = self._lost & self.queues, set()
+        await self.drop(lost)
 
     async def _route(self, topic: str) -> TopicRoute:
         """The known route, or after a failure a new one; the known one still, if nobody can tell."""
@@ -137,14 +189,16 @@ class Assignment:
                 last_error = error
         raise last_error
 
-    async def _add(self, queue: MessageQueue) -> bool:
+    async def _add(self, queue: MessageQueue, held_until: float) -> bool:
         try:
             offset = await self._offsets.begin(queue)
         except ClientError as error:
             log.info("queue_postponed", queue=queue, reason=str(error))
             self._doubtful_routes.add(queue.topic)
             return False
-        self._start(ProcessQueue(queue, offset))
+        process_queue = ProcessQueue(queue, offset)
+        process_queue.held_until = held_until
+        self._start(process_queue)
         return True
 
     def _start(self, process_queue: ProcessQueue) -> None:
@@ -156,16 +210,38 @@ class Assignment:
         puller = self._pullers.get(process_queue.queue)
         if puller is not None and puller.process_queue is process_queue:
             puller.stop()
-            self._start(ProcessQueue(process_queue.queue, offset))
+            anew = ProcessQueue(process_queue.queue, offset)
+            anew.held_until = process_queue.held_until
+            self._start(anew)
 
-    async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue]) -> None:
-        """Stop consuming these queues, then store their offsets and wait until that is done, or for a second."""
+    async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue], *, leaving: bool = False) -> None:
+        """Stop consuming these queues, then store their offsets and wait until that is done, or for a second.
+
+        Their locks are given back when no handler is at work on a message of them, or at once when `leaving`.
+        """
         if not queues:
             return
         offsets = {}
+        idle: set[MessageQueue] = set()
         for queue in queues:
             puller = self._pullers.pop(queue)
             puller.stop()
             offsets[queue] = puller.process_queue.commit_offset
+            if leaving or not puller.process_queue.leased:
+                idle.add(queue)
+            elif self._locker is not None:
+                self._draining[queue] = puller.process_queue
+                self._tasks.start_soon(self._drain, queue, puller.process_queue)
         await self._offsets.commit(offsets, seconds=COMMIT_SECONDS)
+        if self._locker is not None:
+            await self._locker.unlock(idle)
         self.changed.set()
+
+    async def _drain(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """Give the lock back when the last handler is done, or when it is over anyway."""
+        assert self._locker is not None, "nothing to give back without locks"
+        with anyio.move_on_after(VALID_SECONDS):
+            while process_queue.leased:  # noqa: ASYNC110 - rare, and the board tells nobody
+                await anyio.sleep(DRAIN_POLL_SECONDS)
+        del self._draining[queue]
+        await self._locker.unlock([queue])

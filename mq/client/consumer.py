@@ -14,10 +14,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import anyio
 
+from mq.client.allocation import Strategy, allocate_averagely
 from mq.client.assignment import Assignment
 from mq.client.connection import refuse_server_request
 from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
@@ -25,6 +27,8 @@ from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
 from mq.client.giving_back import give_back
 from mq.client.identity import new_client_id
+from mq.client.local_offsets import LocalOffsets
+from mq.client.locking import RENEW_SECONDS, QueueLocker
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, GroupOffsets
@@ -32,10 +36,16 @@ from mq.client.process_queue import ProcessQueue
 from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import TopicRoute
+from mq.client.self_report import read_reset, running_info, status
 from mq.client.task_group import open_task_group
 from mq.filter.subscription import Subscription, parse_sql, parse_tags
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest
+from mq.protocol.group_requests import (
+    GetConsumerRunningInfo,
+    GetConsumerStatusFromClient,
+    ResetConsumerClientOffset,
+)
+from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
 from mq.protocol.names import check_group, check_topic, retry_topic
 
 __all__ = ["BatchHandler", "Handler", "PushConsumer"]
@@ -94,6 +104,14 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     goes to the topic `%DLQ%` and the group's name. If the broker does not take it back it is handled as in `ordered`,
     except that it holds up nothing but the group's offset.
 
+    With `exclusive` a queue is locked at its broker as well, so that no two members handle messages of it at the same
+    time, also when one of them was cut off without noticing; what a member commits that lost its lock does not count.
+    The price: the queues of a member that died without a word rest until their locks are over, up to 60 s.
+
+    With `broadcast` every member gets all messages; offsets are kept in that file, which must be this consumer's own.
+
+    `allocate` shares out the queues, see `mq.client.allocation`; it must be the same on all members.
+
     `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime.
     Messages are pulled ahead of the handlers within `pull.limits`.
     """
@@ -105,6 +123,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         *,
         consume_from: ConsumeFrom = "last",
         ordered: bool = True,
+        exclusive: bool = False,
+        broadcast: Path | None = None,
+        allocate: Strategy = allocate_averagely,
         concurrency: int = 16,
         retry_delay: float = 1.0,
         max_reconsume_times: int | None = None,
@@ -117,12 +138,17 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         check_group(group)
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
+        if exclusive and (broadcast is not None or not ordered):
+            raise ValueError("exclusive goes with ordered and without broadcast")
         if isinstance(consume_from, dt.datetime) and consume_from.tzinfo is None:
             raise ValueError(f"consume_from {consume_from} needs a time zone")
         self.group = group
         self.client_id = new_client_id()
         self._consume_from = consume_from
         self._ordered = ordered
+        self._exclusive = exclusive
+        self._broadcast = broadcast
+        self._allocate = allocate
         self._concurrency = concurrency
         self._max_reconsume_times = max_reconsume_times
         self._pull_settings = pull or PullSettings()
@@ -153,7 +179,11 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             rng=self._rng,
         ) as remoting:
             self._remoting = remoting
-            self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
+            self._offsets: GroupOffsets | LocalOffsets
+            if self._broadcast is None:
+                self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
+            else:
+                self._offsets = LocalOffsets(remoting, self._broadcast, self._consume_from)
             try:
                 async with open_task_group() as tasks:
                     self._assignment = Assignment(
@@ -162,16 +192,20 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                         self._offsets,
                         group=self.group,
                         client_id=self.client_id,
+                        allocate=self._allocate if self._broadcast is None else None,
+                        locker=QueueLocker(remoting, self.group, self.client_id) if self._exclusive else None,
                         make_puller=self._make_puller,
                     )
                     tasks.start_soon(self._rebalance_forever)
                     tasks.start_soon(self._commit_forever)
+                    if self._exclusive:
+                        tasks.start_soon(self._renew_locks_forever)
                     yield self
             finally:
                 # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
                 # soon as it hears that we have left.
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await self._opened().drop(self.assignment)
+                    await self._opened().drop(self.assignment, leaving=True)
                     await remoting.unregister(self.client_id, consumer_group=self.group)
 
     def _heartbeat_body(self) -> bytes:
@@ -180,7 +214,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             self.group,
             subscriptions=[_subscription_data(each) for each in self._subscribed.values()],
             consume_type="CONSUME_PASSIVELY",
-            message_model="CLUSTERING",
+            message_model="CLUSTERING" if self._broadcast is None else "BROADCASTING",
             consume_from_where=f"CONSUME_FROM_{from_where}",
         )
         return HeartbeatData(self.client_id, consumers=[consumer]).encode()
@@ -191,7 +225,25 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             self._offsets.commit_soon(self._opened().commit_offsets())
             self._rebalance_wanted.set()
             return None
+        if isinstance(request, ResetConsumerClientOffset):
+            self._reset(read_reset(body))
+            return None
+        if isinstance(request, GetConsumerStatusFromClient):
+            return encode_response(request.opaque, 0, body=status(self.positions, request.ext.topic))
+        if isinstance(request, GetConsumerRunningInfo):
+            subscriptions = [_subscription_data(each) for each in self._subscribed.values()]
+            text = running_info(self._opened().process_queues, subscriptions, ordered=self._ordered)
+            return encode_response(request.opaque, 0, body=text)
         return refuse_server_request(request, body)
+
+    def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Somebody has set the group's offsets: go on from there."""
+        assignment = self._opened()
+        for queue, offset in offsets.items():
+            puller = assignment.puller(queue)
+            if puller is not None:
+                log.info("offset_reset", queue=queue, offset=offset)
+                assignment.restart_at(puller.process_queue, offset)
 
     # Subscriptions.
 
@@ -261,6 +313,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         retry_seconds = REBALANCE_RETRY_SECONDS_MIN
         while True:
             self._rebalance_wanted = anyio.Event()
+            await assignment.drop_lost()
             await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
             complete = True
             for topic in list(self._subscribed):
@@ -269,6 +322,15 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 await self._rebalance_wanted.wait()
             longer = min(retry_seconds * 2, REBALANCE_RETRY_SECONDS_MAX)
             retry_seconds = REBALANCE_RETRY_SECONDS_MIN if complete else longer
+
+    async def _renew_locks_forever(self) -> None:
+        while True:
+            await anyio.sleep(RENEW_SECONDS)
+            renewed, lost = await self._opened().renew_locks()
+            for process_queue in renewed:
+                self._board.offer(process_queue)
+            if lost:
+                self._rebalance_wanted.set()
 
     async def _commit_forever(self) -> None:
         assignment = self._opened()
@@ -402,7 +464,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         done = 0
         retry_at = 0.0
         try:
-            while done < len(messages) and not process_queue.dropped and handler is not None:
+            while done < len(messages) and handler is not None:
+                if process_queue.dropped or anyio.current_time() >= process_queue.held_until:
+                    break
                 part = messages[done : done + (batch or 1)]
                 try:
                     await (handler(part) if batch else handler(part[0]))

@@ -50,6 +50,9 @@ async def queue_offset(remoting: Remoting, queue: MessageQueue, position: Consum
 class GroupOffsets:
     """The stored offsets of one group. A stored offset is the next one to consume."""
 
+    at_broker = True
+    """Whether offsets go to the broker, with pulls as well."""
+
     def __init__(self, remoting: Remoting, group: str, consume_from: ConsumeFrom) -> None:
         self._remoting = remoting
         self._group = group

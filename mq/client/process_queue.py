@@ -38,7 +38,8 @@ class ProcessQueue:
     """One assigned queue between the pull loop, the handlers and the offset commits.
 
     `next_offset` is where the next pull begins. Once `dropped` is set (another member owns the queue, or the broker
-    moved the offset) nothing is handed out any more and acknowledgements change nothing that will be committed.
+    moved the offset) nothing is handed out any more and acknowledgements change nothing that will be committed. Nothing
+    is handed out from `held_until` on either: our lock on the queue is over then, unless it was renewed.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class ProcessQueue:
         "cached_bytes",
         "cached_count",
         "dropped",
+        "held_until",
         "leased",
         "next_offset",
         "queue",
@@ -61,6 +63,7 @@ class ProcessQueue:
         self.dropped = False
         self.leased = False
         self.blocked_until = float("-inf")
+        self.held_until = float("inf")
         self.cached_count = 0
         self.cached_bytes = 0
         self._ready: deque[ReceivedMessage] = deque()
@@ -80,7 +83,7 @@ class ProcessQueue:
 
     def available_at(self, now: float) -> float | None:
         """When `take` will next have something: `now`, a later time (a retry), or None if nothing is waiting."""
-        if self.dropped or not (self._ready or self._later):
+        if self.dropped or now >= self.held_until or not (self._ready or self._later):
             return None
         at = now if self._ready else self._later[0][0]
         return max(at, self.blocked_until, now)
@@ -108,7 +111,7 @@ class ProcessQueue:
 
     def take(self, count: int, now: float) -> list[ReceivedMessage]:
         """Up to `count` messages, retries that are due first, then in offset order."""
-        if self.dropped or now < self.blocked_until:
+        if self.dropped or now < self.blocked_until or now >= self.held_until:
             return []
         taken: list[ReceivedMessage] = []
         while self._later and self._later[0][0] <= now and len(taken) < count:

@@ -10,6 +10,7 @@ import anyio
 from mq.client.answers import int_field
 from mq.client.connection import Connection
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
+from mq.client.local_offsets import LocalOffsets
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.client.offsets import GroupOffsets
@@ -62,7 +63,7 @@ class Puller:
         group: str,
         subscription: Subscription,
         process_queue: ProcessQueue,
-        offsets: GroupOffsets,
+        offsets: GroupOffsets | LocalOffsets,
         settings: PullSettings,
         *,
         sub_version: int,
@@ -160,7 +161,7 @@ class Puller:
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
         commit_offset = self.process_queue.commit_offset
         # Only leaders store offsets; and zero says nothing that the absence of an offset does not.
-        commits = from_leader and commit_offset > 0
+        commits = from_leader and commit_offset > 0 and self._offsets.at_broker
         settings = self._settings
         answer = await connection.request(
             RequestCode.PULL_MESSAGE,

@@ -1,0 +1,73 @@
+"""What brokers ask a consumer about itself, on behalf of people with tools, and what they tell it to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.client.process_queue import ProcessQueue
+from mq.protocol import fastjson
+from mq.protocol.bodies import SubscriptionData
+from mq.protocol.errors import BodyError
+from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
+
+__all__ = ["read_reset", "running_info", "status"]
+
+
+def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
+    """The offsets to go on from (request code 220); none, and a log line, if they cannot be read."""
+    try:
+        value = fastjson.parse(body)
+        table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
+    except BodyError as error:
+        log.warning("offset_reset_unreadable", reason=str(error))
+        return {}
+    return {
+        MessageQueue(ref.topic, ref.broker_name, ref.queue_id): offset
+        for ref, offset in table.items()
+        if isinstance(offset, int) and offset >= 0
+    }
+
+
+def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:
+    """The offsets in memory (request code 221)."""
+    rows = ((_ref(queue), b"%d" % offset) for queue, offset in sorted(positions.items()) if queue.topic == topic)
+    return b'{"consumerTable":{},"messageQueueTable":%s}' % queue_table(rows)
+
+
+def running_info(queues: Iterable[ProcessQueue], subscriptions: Sequence[SubscriptionData], *, ordered: bool) -> bytes:
+    """How the consumer is (request code 307)."""
+    properties = {"PROP_CLIENT_VERSION": "V4_9_8", "PROP_CONSUME_ORDERLY": str(ordered).lower()}
+    properties["PROP_CONSUME_TYPE"] = "CONSUME_PASSIVELY"
+    table = queue_table((_ref(each.queue), msgspec.json.encode(_queue_info(each))) for each in queues)
+    return b'{"jstack":"","mqTable":%s,"properties":%s,"statusTable":{},"subscriptionSet":[%s]}' % (
+        table,
+        msgspec.json.encode(properties),
+        b",".join(each.encode() for each in subscriptions),
+    )
+
+
+def _queue_info(queue: ProcessQueue) -> dict[str, int | bool]:
+    return {
+        "cachedMsgCount": queue.cached_count,
+        "cachedMsgMaxOffset": queue.next_offset - 1 if queue.cached_count else 0,
+        "cachedMsgMinOffset": queue.commit_offset if queue.cached_count else 0,
+        "cachedMsgSizeInMiB": queue.cached_bytes // (1024 * 1024),
+        "commitOffset": queue.commit_offset,
+        "droped": queue.dropped,
+        "lastConsumeTimestamp": 0,
+        "lastLockTimestamp": 0,
+        "lastPullTimestamp": 0,
+        "locked": queue.held_until != float("inf"),
+        "transactionMsgCount": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgMinOffset": 0,
+        "tryUnlockTimes": 0,
+    }
+
+
+def _ref(queue: MessageQueue) -> QueueRef:
+    return QueueRef(queue.topic, queue.broker_name, queue.queue_id)
