@@ -77,6 +77,7 @@ class Locks:
         self._led_since = 0.0
         self._renewed: dict[_Key, float] = {}
         self._granting: dict[_Key, str] = {}
+        self._releasing: set[_Key] = set()
         self._reported: set[tuple[str, str]] = set()
         self.fenced = 0
 
@@ -87,13 +88,13 @@ class Locks:
     def lead(self) -> None:
         """This replica leads from now on; all locks are as if just renewed."""
         self._led_since = self._clock()
-        self._renewed.clear()
-        self._granting.clear()
+        self.forget()
 
     def forget(self) -> None:
         """This replica does not lead any more."""
         self._renewed.clear()
         self._granting.clear()
+        self._releasing.clear()
 
     def handle_lock(
         self, connection: ClientConnection, request: LockBatchMq, body: bytes, serialization: int
@@ -192,7 +193,7 @@ class Locks:
         for (group, topic), locks in self._metadata.queue_locks.items():
             for queue_id, client_id in locks.items():
                 key = (group, topic, queue_id)
-                if key not in self._granting and self._is_free(key):
+                if key not in self._releasing and self._is_free(key):
                     gone.setdefault((group, client_id), []).append((topic, queue_id))
         for (group, client_id), rows in gone.items():
             self._release(group, client_id, rows)
@@ -222,7 +223,7 @@ class Locks:
         """Whether nobody holds this queue, or its holder was silent for too long; what is on its way counts."""
         if key in self._granting:
             return False
-        if self._metadata.lock_holder(*key) is None:
+        if key in self._releasing or self._metadata.lock_holder(*key) is None:
             return True
         return self._clock() - self._renewed.get(key, self._led_since) >= LOCK_SECONDS
 
@@ -242,9 +243,12 @@ class Locks:
     def _release(
         self, group: str, client_id: str, rows: list[tuple[str, int]], committed: Callable[[bool], None] | None = None
     ) -> None:
+        keys = [(group, topic, queue_id) for topic, queue_id in rows]
+        self._releasing.update(keys)
+
         def forget(known: bool) -> None:
-            for topic, queue_id in rows:
-                key = (group, topic, queue_id)
+            self._releasing.difference_update(keys)
+            for key in keys:
                 if self._metadata.lock_holder(*key) is None:
                     self._renewed.pop(key, None)
             if committed is not None:

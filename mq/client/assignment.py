@@ -26,6 +26,7 @@ __all__ = ["Assignment"]
 
 COMMIT_SECONDS = 1.0
 DRAIN_POLL_SECONDS = 0.02
+UNLOCK_RETRY_SECONDS = 0.1
 
 HANDOVER_SECONDS = 0.1
 """Time for the former owners to store their offsets. Too little repeats messages; nothing is lost either way."""
@@ -62,6 +63,7 @@ class Assignment:
         self._pullers: dict[MessageQueue, Puller] = {}
         self._lost: set[MessageQueue] = set()
         self._draining: dict[MessageQueue, ProcessQueue] = {}
+        self._owed: set[MessageQueue] = set()
         self._doubtful_routes: set[str] = set()
         self.changed = anyio.Event()
 
@@ -132,7 +134,9 @@ class Assignment:
         if self._locker is None or not queues:
             return dict.fromkeys(sorted(queues), float("inf"))
         # What we gave up a moment ago may be in the hands of a handler still.
-        locked, _, held_until = await self._locker.lock({queue for queue in queues if queue not in self._draining})
+        wanted = {queue for queue in queues if queue not in self._draining}
+        self._owed -= wanted
+        locked, _, held_until = await self._locker.lock(wanted)
         return dict.fromkeys(sorted(locked), held_until)
 
     async def renew_locks(self) -> tuple[list[ProcessQueue], bool]:
@@ -227,14 +231,19 @@ class Assignment:
             puller = self._pullers.pop(queue)
             puller.stop()
             offsets[queue] = puller.process_queue.commit_offset
-            if leaving or not puller.process_queue.leased:
-                idle.add(queue)
-            elif self._locker is not None:
+            if not leaving and self._locker is not None and puller.process_queue.leased:
                 self._draining[queue] = puller.process_queue
                 self._tasks.start_soon(self._drain, queue, puller.process_queue)
+            else:
+                idle.add(queue)
         await self._offsets.commit(offsets, seconds=COMMIT_SECONDS)
         if self._locker is not None:
-            await self._locker.unlock(idle)
+            owed = await self._locker.unlock(idle)
+            if owed and leaving:
+                with anyio.move_on_after(COMMIT_SECONDS):
+                    await self._unlock_stubbornly(self._locker, owed)
+            elif owed:
+                self._tasks.start_soon(self._unlock_stubbornly, self._locker, owed)
         self.changed.set()
 
     async def _drain(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
@@ -244,4 +253,12 @@ class Assignment:
             while process_queue.leased:  # noqa: ASYNC110 - rare, and the board tells nobody
                 await anyio.sleep(DRAIN_POLL_SECONDS)
         del self._draining[queue]
-        await self._locker.unlock([queue])
+        await self._unlock_stubbornly(self._locker, {queue})
+
+    async def _unlock_stubbornly(self, locker: QueueLocker, owed: set[MessageQueue]) -> None:
+        """Give locks back, also to a leader that has still to be elected, unless we want the queues again."""
+        self._owed |= owed
+        with anyio.move_on_after(VALID_SECONDS):
+            while owed := await locker.unlock(owed & self._owed):
+                await anyio.sleep(UNLOCK_RETRY_SECONDS)
+                await locker.find_leaders(owed)

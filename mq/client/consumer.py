@@ -108,7 +108,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     time, also when one of them was cut off without noticing; what a member commits that lost its lock does not count.
     The price: the queues of a member that died without a word rest until their locks are over, up to 60 s.
 
-    With `broadcast` every member gets all messages; offsets are kept in that file, which must be this consumer's own.
+    With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own. What a
+    handler fails at it gets again itself.
 
     `allocate` shares out the queues, see `mq.client.allocation`; it must be the same on all members.
 
@@ -285,7 +286,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             handler=handler,
             batch=batch,
         )
-        if not self._ordered and self._retry_topic not in self._subscribed:
+        if not self._ordered and self._broadcast is None and self._retry_topic not in self._subscribed:
             self._subscribe(self._retry_topic, "*", self._handle_again, None)
             return
         self._subscriptions_changed()
@@ -473,11 +474,14 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 except Exception:
                     log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
                     retry_at = self._board.retry_at(part[0])
-                    if self._ordered:
+                    if not self._ordered and self._broadcast is None:
+                        await self._give_back(process_queue, part, retry_at)
+                    else:
                         for message in part:
                             message.attempt += 1
-                        return
-                    await self._give_back(process_queue, part, retry_at)
+                        if self._ordered:
+                            return
+                        process_queue.give_back(part, retry_at)  # what one member failed at is nobody else's
                 else:
                     for message in part:
                         self._board.finish(process_queue, message)

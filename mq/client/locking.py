@@ -60,17 +60,28 @@ class QueueLocker:
             refused |= theirs - granted
         return locked, refused, valid_until
 
-    async def unlock(self, queues: Collection[MessageQueue]) -> None:
+    async def unlock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         """Give locks back, and wait until that is done or for a second, also when cancelled. Raises nothing.
 
-        A failure costs the next owner the rest of the 60 s.
+        Returns the queues whose leader did not confirm it. Left so, they cost the next owner the rest of the 60 s.
         """
+        owed = set(queues)
         with anyio.move_on_after(UNLOCK_SECONDS, shield=True):
             for address, theirs in self._by_leader(queues).items():
                 try:
                     await self._remoting.call(address, RequestCode.UNLOCK_BATCH_MQ, body=self._body(theirs))
+                    owed -= theirs
                 except ClientError as error:
                     log.info("unlock_failed", address=address, queues=len(theirs), reason=str(error))
+        return owed
+
+    async def find_leaders(self, queues: Iterable[MessageQueue]) -> None:
+        """Ask the name servers who leads now. Raises nothing."""
+        for topic in {queue.topic for queue in queues}:
+            try:
+                await self._remoting.route(topic, refresh=True)
+            except ClientError as error:
+                log.info("route_unavailable", topic=topic, reason=str(error))
 
     def _by_leader(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:
         leaders: dict[str, set[MessageQueue]] = {}

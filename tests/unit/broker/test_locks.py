@@ -87,6 +87,20 @@ async def test_two_who_ask_at_the_same_time(tmp_path: Path) -> None:
         assert json.loads((await client.answer(second)).body)["lockOKMQSet"] == []
 
 
+@pytest.mark.parametrize("heir", ["c1", "c2"])
+async def test_a_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> None:
+    """Whoever asks while that is still on its way to the log gets the queue, and keeps it."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        assert await lock(client, "c1", 0) == [0]
+        _, one = client.frame(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c1", 0))
+        opaque, other = client.frame(RequestCode.LOCK_BATCH_MQ, body=lock_body(heir, 0))
+        await client.stream.send_all(one + other)
+        assert json.loads((await client.answer(opaque)).body)["lockOKMQSet"] == [queue()]
+        assert await lock(client, "c3", 0) == []
+
+
 async def test_renewing_a_lock_takes_no_room_in_the_log(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
