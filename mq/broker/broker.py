@@ -356,9 +356,9 @@ class Broker:
         self._connections.add(connection)
 
     def close_idle_connections(self) -> None:
-        """Close connections that were silent since the last call and hold no pull."""
+        """Close connections that were silent since the last call, hold no pull, and are no replica's."""
         for connection in list(self._connections):
-            if not connection.heard and not connection.held_pulls:
+            if not connection.heard and not connection.held_pulls and not connection.trusted:
                 connection.close("idle")
             connection.heard = False
 

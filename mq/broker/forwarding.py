@@ -312,6 +312,8 @@ class Forwarder:
             if body and not forwarded.oneway:
                 forwarded.connection.send(body)
         elif answer.code in _NOT_SERVED:
+            if answer.code == ResponseCode.NO_PERMISSION and answer.remark != self._why:
+                self._log.warning("forwarding_not_allowed", reason=answer.remark)
             self._why = answer.remark or self._why
             self._shut()
             self._not_before = self._clock() + RETRY_SECONDS

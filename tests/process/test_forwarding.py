@@ -328,6 +328,36 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         assert len(set(stored.values())) == len(stored)
 
 
+async def test_of_a_leader_that_is_killed_clients_of_a_follower_see_doubt_and_no_error(tmp_path: Path) -> None:
+    async with three_brokers(tmp_path) as cluster:
+        leader = await cluster.leader()
+        follower = next(node for node in cluster.node_ids if node != leader)
+        clients: list[StockClient] = []
+
+        async def come_again() -> None:
+            """Work, and connect anew whenever the connection is closed."""
+            while True:
+                async with stock_client(cluster, follower) as client:
+                    clients.append(client)
+                    await client.work(f"c{len(clients)}")
+
+        async with trio.open_nursery() as working:
+            working.start_soon(come_again)
+            await trio.sleep(0.5)
+            cluster.kill(leader)
+            await trio.sleep(5.0)
+            working.cancel_scope.cancel()
+        errors = [error for client in clients for error in client.errors]
+        assert set(errors) <= {"the connection was closed"}, errors
+        assert len(clients) <= 2, "what waited for the new leader was served on the same connection"
+        stored = await stored_messages(cluster)
+        acknowledged = [each for client in clients for each in client.stored]
+        for body, queue, offset in acknowledged:
+            assert stored[queue, offset] == body
+        assert len(set(stored.values())) == len(stored)
+        report("over the death of the leader", [second for client in clients for second in client.seconds])
+
+
 async def until_listening(cluster: DevCluster, node_id: str) -> None:
     with trio.fail_after(30):
         while True:

@@ -98,6 +98,10 @@ class FakeLeader:
     async def _serve(self, stream: trio.SocketStream) -> None:
         self.streams.append(stream)
         received = b""
+        async with stream:
+            await self._receive(stream, received)
+
+    async def _receive(self, stream: trio.SocketStream, received: bytes) -> None:
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while chunk := await stream.receive_some():
                 incoming, consumed = decode_chunk(received + chunk)
@@ -179,8 +183,10 @@ async def a_world(directory: Path, **given: Any) -> AsyncIterator[World]:
         world = World(directory, nursery, **given)
         nursery.start_soon(world.reactor.run)
         nursery.start_soon(world.forwarder.run)
-        yield world
-        world.forwarder.close()
+        try:
+            yield world
+        finally:
+            world.forwarder.close()
         nursery.cancel_scope.cancel()
     world.reactor.close()
 
@@ -233,9 +239,9 @@ async def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None
     async with a_world(tmp_path) as world:
         leader, client = await world.leader(), FakeConnection()
         world.ask(client, send(1))
-        await leader.refuse(1)
         world.ask(client, send(2))
-        await leader.refuse(1, ResponseCode.NO_PERMISSION)
+        await leader.refuse(2)
+        await leader.refuse(2, ResponseCode.NO_PERMISSION)
         assert await leader.serve(2) == [1, 2]
         await until(lambda: client.opaques == [1, 2])
 

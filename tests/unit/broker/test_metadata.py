@@ -19,6 +19,7 @@ from mq.broker.commands import (
     GroupConfig,
     LockQueues,
     PutGroup,
+    PutReplica,
     PutTopic,
     ResetOffset,
     TopicConfig,
@@ -50,6 +51,7 @@ EXAMPLES: list[Command] = [
     commit(("g", "T", 0, 7), ("g", "T", 1, 2**40)),
     commit(),
     ResetOffset(group="g", topic="T", queue_id=3, offset=0),
+    PutReplica(node_id="n1", address="127.0.0.1:10911"),
     ResetOffset(group="g", topic="T", queue_id=3, offset=0, restart=True),
     LockQueues(group="g", client_id="10.0.0.1@7#ü", queues=[("T", 0), ("U", 2**31 - 1)]),
     UnlockQueues(group="g", client_id="c", queues=[("T", 0)]),
@@ -417,3 +419,28 @@ def test_a_snapshot_of_another_format_is_refused() -> None:
     content["format"] = 2
     with pytest.raises(SnapshotDamaged, match="format 2"):
         Metadata().restore(cbor2.dumps(content))
+
+
+def test_addresses_of_replicas_are_kept_in_snapshots() -> None:
+    metadata = Metadata()
+    assert metadata.apply(PutReplica(node_id="n1", address="10.0.0.1:1")) == Changes(replicas=("n1",))
+    assert metadata.apply(PutReplica(node_id="n0", address="10.0.0.2:1")) == Changes(replicas=("n0",))
+    assert metadata.apply(PutReplica(node_id="n1", address="10.0.0.1:1")) == Changes()
+    restored = Metadata()
+    restored.restore(metadata.snapshot())
+    assert restored.replicas == {"n0": "10.0.0.2:1", "n1": "10.0.0.1:1"}
+    assert restored.snapshot() == metadata.snapshot()
+
+
+@pytest.mark.parametrize(("node_id", "address"), [("", "a:1"), ("n" * 65, "a:1"), ("n0", ""), ("n0", "a" * 65)])
+def test_addresses_of_replicas_are_bounded(node_id: str, address: str) -> None:
+    with pytest.raises(CommandRefused):
+        encode_command(PutReplica(node_id=node_id, address=address))
+
+
+def test_a_snapshot_without_addresses_is_readable() -> None:
+    older = cbor2.loads(Metadata().snapshot())
+    del older["replicas"]
+    metadata = Metadata()
+    metadata.restore(cbor2.dumps(older))
+    assert metadata.replicas == {}

@@ -1,0 +1,90 @@
+"""Requests are the same when they were handed on, whatever they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.decoding import _CLASSES
+from mq.protocol.forwarding import ForwardEncoder, TooLarge, WrapEncoder
+from mq.protocol.headers import Forward, Response, SendExt, SendMessageV2
+
+HOST = bytes((10, 0, 0, 1, 0, 0, 0x12, 0x34))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = {int: st.integers(-(2**31), 2**31 - 1), str: TEXTS, bool: st.booleans()}
+
+
+def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            return st.one_of(*map(values, types))
+        case msgspec.inspect.NoneType():
+            return st.none()
+        case msgspec.inspect.IntType():
+            return VALUES[int]
+        case msgspec.inspect.BoolType():
+            return VALUES[bool]
+        case _:
+            return VALUES[str]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Any:
+    kind = draw(st.sampled_from(sorted(_CLASSES, key=lambda each: each.__name__)))
+    arguments: dict[str, Any] = {"opaque": draw(VALUES[int]), "flag": draw(st.sampled_from([0, 2])), "language": "GO"}
+    for field in msgspec.structs.fields(kind):
+        if field.name == "ext":
+            described = msgspec.inspect.type_info(field.type)
+            assert isinstance(described, msgspec.inspect.StructType)
+            arguments["ext"] = field.type(**{each.name: draw(values(each.type)) for each in described.fields})
+    return kind(**arguments)
+
+
+@given(
+    request=requests(), body=st.binary(max_size=50), client_id=TEXTS, identity=TEXTS, encoding=st.sampled_from([0, 1])
+)
+def test_every_request_comes_out_as_it_went_in(
+    request: Any, body: bytes, client_id: str, identity: str, encoding: int
+) -> None:
+    frame, at = ForwardEncoder(identity).encode(5, HOST, request, body, encoding, client_id)
+    [(outer, outer_body, _)], consumed = decode_chunk(frame)
+    assert consumed == len(frame)
+    assert isinstance(outer, Forward)
+    ext = outer.ext
+    assert (outer.opaque, ext.born_host, ext.serialization, ext.client_id, ext.identity) == (
+        5,
+        HOST.hex(),
+        encoding,
+        client_id,
+        identity,
+    )
+    assert frame[at:] == outer_body
+    assert decode_chunk(outer_body)[0] == [(request, body, 0)]
+
+
+def test_answers_are_wrapped() -> None:
+    [(answer, body, _)], _ = decode_chunk(WrapEncoder().encode(2**31 - 1, b"inner"))
+    assert isinstance(answer, Response)
+    assert (answer.code, answer.opaque, body) == (0, 2**31 - 1, b"inner")
+
+
+@pytest.mark.parametrize(("properties", "body"), [(300_000, 0), (0, 16 * 1024 * 1024 - 400)])
+def test_what_fits_no_frame_is_refused(properties: int, body: int) -> None:
+    ext = SendExt(
+        producer_group="P",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=1,
+        sys_flag=0,
+        born_timestamp_ms=5,
+        flag=0,
+        properties="p" * properties,
+    )
+    with pytest.raises(TooLarge):
+        ForwardEncoder("log").encode(1, HOST, SendMessageV2(ext=ext), bytes(body), 0)
