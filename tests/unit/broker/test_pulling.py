@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.frames import BINARY
+from mq.protocol.frames import BINARY, JSON
 from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, Client, properties, pull_ext, running
 
 pytestmark = pytest.mark.trio
@@ -48,6 +48,21 @@ async def test_an_answer_has_no_more_bytes_than_allowed_but_always_a_message(tmp
             await client.send(body=bytes(nbytes))
         assert [len(record.body) for record in (await client.pull()).records] == [20_000]
         assert [len(record.body) for record in (await client.pull(offset=1)).records] == [4000, 4000]
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_who_lags_gets_less_at_once(tmp_path: Path, serialization: int) -> None:
+    async with running(tmp_path, slow_consumer_bytes=20_000, slow_pull_bytes_max=10_000) as broker:
+        client = await broker.connect()
+        for nbytes in [100] * 20 + [4000] * 20:
+            await client.send(body=bytes(nbytes))
+        far = await client.request(PULL, pull_ext(), serialization=serialization)
+        assert len(far.records) == 8
+        # There is no follower to go to.
+        assert far.ext == {"nextBeginOffset": "8", "minOffset": "0", "maxOffset": "40", "suggestWhichBrokerId": "0"}
+        assert len((await client.pull(offset=20)).records) == 2
+        near = await client.request(PULL, pull_ext(offset=36), serialization=serialization)
+        assert len(near.records) == 4
 
 
 async def test_records_that_lie_apart_come_together(tmp_path: Path) -> None:

@@ -337,6 +337,10 @@ def test_a_long_alternative_is_not_deep() -> None:
     assert not matches(" AND ".join(["b = 'x'"] * 249 + ["b = 'y'"]))
 
 
+def test_parentheses_side_by_side_are_not_deep() -> None:
+    assert matches(" OR ".join(["(b = 'y')"] * 149 + ["(b = 'x')"]))
+
+
 def test_length_and_size_are_bounded() -> None:
     with pytest.raises(SqlError, match=str(LENGTH_MAX)):
         SqlFilter("a = '" + "x" * LENGTH_MAX + "'")

@@ -45,6 +45,27 @@ def test_pieces_are_what_single_reads_give(
     home.close_all()
 
 
+def test_reads_are_bounded_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "RUN_BYTES_MAX", 700)
+    home = LogHome(segment_bytes=64 * 1024)
+    log = home.open(tail_bytes_max=0)
+    home.put(log, *[bytes(100) for _ in range(50)])
+    reads: list[int] = []
+    pread = log.files.pread
+
+    def counted(pos: int, length: int) -> bytes:
+        reads.append(length)
+        return pread(pos, length)
+
+    monkeypatch.setattr(log.files, "pread", counted)
+    refs = [log.locate(index) for index in range(1, 50)]
+    reads.clear()
+    log.pread_each([(ref.pos + HEADER_BYTES, 100) for ref in refs])
+    assert max(reads) <= 700
+    assert len(reads) <= 50 * (100 + HEADER_BYTES) // 700 * 2
+    home.close_all()
+
+
 def test_what_lies_below_the_base_is_gone() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=0)
