@@ -496,6 +496,10 @@ class Broker:
         """Put into their topics the delayed messages that are due."""
         self._delays.run()
 
+    def look_at_queues(self) -> None:
+        """Count what came into some of the queues."""
+        self._stats.look_on()
+
     def sample_figures(self) -> None:
         """Note how much there is now, to be compared with later."""
         self._stats.sample()

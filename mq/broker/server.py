@@ -47,6 +47,7 @@ _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _DELIVER_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
+_LOOK_AT_QUEUES_SECONDS = 1.0
 _FLUSH_QUEUES_SECONDS = 0.2
 """So often, since a slice of queues is written each time, and the event loop waits for it: about 5 ms."""
 _DRAIN_SECONDS_MAX = 1.0
@@ -178,6 +179,7 @@ class _Host:
                     (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
                     (_DELIVER_SECONDS, broker.deliver_delayed),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+                    (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
                     (SAMPLE_SECONDS, broker.sample_figures),
                     (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
                     (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),

@@ -1,13 +1,14 @@
 """VIEW_BROKER_STATS_DATA (request code 315): how much was put into topics and got by groups.
 
-What was put is not counted when it comes: the ends of the queues say it. They are looked at every ten seconds, and when
-somebody asks.
+What was put is not counted when it comes: the ends of the queues say it. They are looked at once a second, some at a
+time, so that all of them are within a few seconds, and when somebody asks, unless there are many.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -24,7 +25,8 @@ from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
 
 _LOOK_SECONDS_MIN: Final = 1.0
-_SIZES_MAX: Final = 4096
+_QUEUES_AT_ONCE: Final = 1000
+_SIZES_MAX: Final = 64
 """Of more new messages in one queue, only the last so many are asked for their sizes; the others count as these do."""
 
 _ENTRY_FIELDS: Final = QUEUE_ENTRY_BYTES // 4
@@ -48,7 +50,9 @@ class Stats:
         self._clock = clock
         self._day = day
         self.figures = Figures(self.now_ms, day())
-        self._ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in store.queues()}
+        self._round: deque[ConsumeQueue] = deque()
+        self._ends: dict[tuple[str, int], int] = {}
+        self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in store.queues()}
         self._looked_at = clock()
 
     @property
@@ -62,13 +66,22 @@ class Stats:
 
     def sample(self) -> None:
         """Note how much there is now; called by a timer."""
-        self._look()
         self.figures.sample(self.now_ms, self._day())
 
+    def look_on(self) -> None:
+        """Look at the next queues; called by a timer, and from the first one again when all have been seen."""
+        if not self._round:
+            self._round.extend(self._store.queues())
+            self._ends, self._seen = self._seen, {}
+        for _ in range(min(_QUEUES_AT_ONCE, len(self._round))):
+            self._look_at(self._round.popleft())
+
     def look(self) -> None:
-        """Bring the figures up to date, unless they nearly are."""
-        if self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
-            self._look()
+        """Bring the figures up to date, unless they nearly are, or there are too many queues for that."""
+        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
+            self._looked_at = self._clock()
+            self.look_on()
+        self.figures.add_up()
 
     def handle(
         self, connection: ClientConnection, request: ViewBrokerStatsData, body: bytes, serialization: int
@@ -102,21 +115,15 @@ class Stats:
         )
         return encode_response(request.opaque, ResponseCode.SUCCESS, body=data.encode(), serialization=serialization)
 
-    def _look(self) -> None:
-        self._looked_at = self._clock()
-        ends = self._ends
-        found: dict[tuple[str, int], int] = {}
-        for queue in self._store.queues():
-            key = (queue.topic, queue.queue_id)
-            end = found[key] = queue.max_offset
-            # A queue that is new here, or was deleted and is there again, began with the first entry it has.
-            before = ends.get(key, queue.min_offset)
-            if end != before:
-                before = min(max(before, queue.min_offset), end) if end > before else queue.min_offset
-                if end > before:
-                    self.figures.note_put(queue.topic, end - before, _sizes(queue, before, end))
-        self._ends = found
-        self.figures.add_up()
+    def _look_at(self, queue: ConsumeQueue) -> None:
+        key = (queue.topic, queue.queue_id)
+        end = self._seen[key] = queue.max_offset
+        # A queue that is new here, or was deleted and is there again, began with the first entry it has.
+        before = self._ends.get(key, queue.min_offset)
+        if before > end or before < queue.min_offset:
+            before = queue.min_offset
+        if end > before:
+            self.figures.note_put(queue.topic, end - before, _sizes(queue, before, end))
 
 
 def _sizes(queue: ConsumeQueue, start: int, end: int) -> int:
