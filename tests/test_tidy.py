@@ -26,7 +26,12 @@ PURE = (
     "raftlog/starting.py",
     "raftlog/wire.py",
     "mq/filter",
+    "mq/broker/clients.py",
+    "mq/broker/commands.py",
     "mq/broker/figures.py",
+    "mq/broker/metadata.py",
+    "mq/broker/questions.py",
+    "mq/client/allocation.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
 )

@@ -191,12 +191,14 @@ class Broker:
             clock=self._clock,
             log=self._log,
         )
+        slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=self._clock)
         self._offsets = Offsets(
             metadata=metadata,
             store=store,
             appender=self.appender,
             read=reads.read,
             locks=self._locks,
+            in_memory=slow_consumers.in_memory,
         )
         self._groups = Groups(
             clients=self._clients,
@@ -213,7 +215,7 @@ class Broker:
             metadata=metadata,
             store=store,
             subscriptions=subscriptions,
-            slow_consumers=SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=self._clock),
+            slow_consumers=slow_consumers,
             polling=self._polling,
             read=replica.log.pread,
             read_each=replica.log.pread_each,

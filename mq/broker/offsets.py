@@ -28,6 +28,7 @@ from mq.protocol.headers import (
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
 
 PENDING_MAX = 100_000
@@ -46,6 +47,7 @@ class Offsets:
         read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
             can tell.
         locks: whose commits do not count.
+        in_memory: whether the log can be read at a physical offset without waiting for the disk.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Offsets:
         appender: Appender,
         read: Callable[[Callable[[bool], None]], None],
         locks: Locks,
+        in_memory: Callable[[int], bool],
     ) -> None:
         self._metadata = metadata
         self._store = store
         self._appender = appender
         self._read = read
         self._locks = locks
+        self._in_memory = in_memory
         self._resetting: set[Key] = set()
         self._restarted: set[Key] = set()
         self._gathered: dict[Key, int] = {}
@@ -267,13 +271,7 @@ class Offsets:
         if stored >= 0:
             return _offset_reply(request.opaque, stored, serialization)
         queue = self._store.get(key[1], key[2])
-        # A young queue is read from its beginning by a group that has no offset yet, as stock brokers do.
-        if (
-            queue is not None
-            and queue.min_offset == 0
-            and queue.max_offset > 0
-            and request.ext.set_zero_if_not_found is not False
-        ):
+        if queue is not None and request.ext.set_zero_if_not_found is not False and self._is_young(queue):
             return _offset_reply(request.opaque, 0, serialization)
         return encode_response(
             request.opaque,
@@ -281,6 +279,13 @@ class Offsets:
             remark="Not found, maybe this group consumer boot first",
             serialization=serialization,
         )
+
+    def _is_young(self, queue: ConsumeQueue) -> bool:
+        """Whether a group without an offset begins at the first message: it is there, and quickly read."""
+        if queue.min_offset > 0 or queue.max_offset == 0:
+            return False
+        physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(0, 1))
+        return self._in_memory(physical_offset)
 
     def _awaits_restart(self, key: Key) -> bool:
         if key in self._resetting:

@@ -59,6 +59,10 @@ class SlowConsumers:
         self._followers: list[_Follower] = []
         self._refresh_at = 0.0
 
+    def in_memory(self, physical_offset: int) -> bool:
+        """Whether what lies there can be read without waiting for the disk, as far as anybody knows."""
+        return self._replica.log.end_pos - physical_offset <= self.lag_max
+
     def suggest(self, group: str, topic: str, queue_id: int, behind: int, lag: int) -> int:
         """The broker id for the pull that comes next.
 

@@ -58,6 +58,16 @@ async def test_a_group_without_an_offset(tmp_path: Path) -> None:
         assert await client.committed(setZeroIfNotFound=False) is None
 
 
+async def test_a_queue_whose_beginning_is_cold_is_not_read_from_there(tmp_path: Path) -> None:
+    async with running(tmp_path, slow_consumer_bytes=64 * 1024) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        await client.send()
+        assert await client.committed() == 0
+        await client.send(body=bytes(64 * 1024))
+        assert await client.committed() is None
+
+
 async def test_an_offset_that_was_answered_for_is_there(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
@@ -226,6 +236,29 @@ async def test_clients_cannot_make_names_without_end(tmp_path: Path, monkeypatch
             ("G1", ResponseCode.SUCCESS),
         ):
             assert (await update(client, 1, "T", 0, group)).code == code, group
+
+
+async def test_who_is_told_and_who_is_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        one, two = await broker.connect(), await broker.connect()
+        config = {"groupName": "Quiet", "notifyConsumerIdsChangedEnable": False, "retryQueueNums": 3}
+        body = json.dumps(config).encode()
+        answer = await one.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        assert answer.code == ResponseCode.SUCCESS, answer
+        for client, client_id in ((one, "c1"), (two, "c2")):
+            await client.heartbeat(client_id, "Quiet")
+            body = heartbeat_body(group="Wide", message_model="BROADCASTING").replace(
+                b'"c1"', f'"{client_id}"'.encode()
+            )
+            assert (await client.request(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
+        assert await members(one, "Quiet") == await members(one, "Wide") == ["c1", "c2"]
+        assert await one.alive()
+        assert await two.alive()
+        assert one.notices == two.notices == []
+        # Its retry topic is made as the group is configured.
+        await one.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
+        assert (await one.pull("%RETRY%Quiet", queue_id=2)).code == ResponseCode.PULL_NOT_FOUND
+        assert (await one.pull("%RETRY%Quiet", queue_id=3)).code == ResponseCode.INVALID_PARAMETER
 
 
 def heartbeat_body(**given: Any) -> bytes:
