@@ -11,21 +11,29 @@ CODE = re.compile(rb'"code":(-?\d+)')
 REMARK = re.compile(rb'"remark":"([^"]*)"')
 
 SEND_MESSAGE_V2 = 310
+SEND_BATCH_MESSAGE = 320
 TOPIC = "Bench"
 QUEUES = 8
+_BATCH_MESSAGE = struct.Struct(">iiiii")
 
 
-def send_frame(opaque: int, body_bytes: int, queue_id: int) -> bytes:
+def topic_name(number: int) -> str:
+    """The topics of loads that have many: the first one is `TOPIC`."""
+    return f"{TOPIC}{number}" if number else TOPIC
+
+
+def send_frame(opaque: int, body_bytes: int, queue_id: int, *, topic: str = TOPIC, batch: int = 1) -> bytes:
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
-    The same frame may be sent again and again: a broker does not look at the unique key.
+    With ``batch`` the body is so many messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE. The same
+    frame may be sent again and again: a broker does not look at the unique key.
     """
     properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA"
     header = {
-        "code": SEND_MESSAGE_V2,
+        "code": SEND_MESSAGE_V2 if batch == 1 else SEND_BATCH_MESSAGE,
         "extFields": {
             "a": "bench_producers",
-            "b": TOPIC,
+            "b": topic,
             "c": "TBW102",
             "d": "4",
             "e": str(queue_id),
@@ -35,7 +43,7 @@ def send_frame(opaque: int, body_bytes: int, queue_id: int) -> bytes:
             "i": properties,
             "j": "0",
             "k": "false",
-            "m": "false",
+            "m": "false" if batch == 1 else "true",
         },
         "flag": 0,
         "language": "JAVA",
@@ -45,7 +53,12 @@ def send_frame(opaque: int, body_bytes: int, queue_id: int) -> bytes:
     }
     encoded = json.dumps(header, separators=(",", ":")).encode()
     body = bytes((opaque + i) % 251 for i in range(body_bytes))
-    return struct.pack(">II", 4 + len(encoded) + body_bytes, len(encoded)) + encoded + body
+    if batch > 1:
+        text = properties.encode()
+        size = _BATCH_MESSAGE.size + len(body) + 2 + len(text)
+        message = _BATCH_MESSAGE.pack(size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(text)) + text
+        body = message * batch
+    return struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
 
 
 def complete_bytes(buffer: bytes | bytearray | memoryview) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import time
 from array import array
 from dataclasses import asdict, dataclass
 
-from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame
+from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame, topic_name
 
 RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
 """Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one reply."""
@@ -33,7 +33,8 @@ BUCKETS_PER_E = 50
 @dataclass(frozen=True, slots=True)
 class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
-    ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key."""
+    ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
+    take turns in the queues of so many topics. ``batch``: messages in each frame; 1 for frames without batches."""
 
     address: tuple[str, int]
     connections: int
@@ -43,6 +44,8 @@ class Job:
     window_seconds: float
     windows: int
     first_slot: int
+    topics: int = 1
+    batch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,16 @@ class _Connection:
         self.fd = self.sock.fileno()
         first = job.first_slot + number * job.in_flight
         slots = range(first, first + job.in_flight)
-        self.frames = {b"%d" % slot: send_frame(slot, job.body_bytes, slot % QUEUES) for slot in slots}
+        self.frames = {
+            b"%d" % slot: send_frame(
+                slot,
+                job.body_bytes,
+                slot % QUEUES,
+                topic=topic_name(slot // QUEUES % job.topics),
+                batch=job.batch,
+            )
+            for slot in slots
+        }
         self.started: dict[bytes, float] = {}
         self.received = b""
         self.unsent: memoryview | None = None
@@ -111,7 +123,7 @@ def generate(job: Job) -> Report:
             window += 1
             if window == job.windows:
                 return Report(
-                    messages=[len(latencies) for latencies in windows],
+                    messages=[len(latencies) * job.batch for latencies in windows],
                     cpu_seconds=[end - start for start, end in itertools.pairwise(cpu_marks)],
                     latencies=[_buckets(latencies) for latencies in windows],
                 )

@@ -53,13 +53,13 @@ def _row(measurement: Measurement) -> str:
     )
 
 
-def replace_section(text: str, section: str) -> str:
+def replace_section(text: str, section: str, begin: str = BEGIN, end: str = END) -> str:
     """``text`` with what stands between the two marks replaced. Raises ValueError if it has no marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no section between {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{section}\n\n{END}{after}"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"no section between {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{section}\n\n{end}{after}"
 
 
 def write_section(path: Path, section: str) -> None:
