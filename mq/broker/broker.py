@@ -51,7 +51,7 @@ from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
-from mq.store.dispatch import decode_runs, scan_runs
+from mq.store.dispatch import scan_runs
 from mq.store.key_index import KeyIndex
 from mq.store.log_records import LogRecords
 from mq.store.opening import Filling
@@ -113,6 +113,7 @@ class Broker:
         limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
         self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
+        store.watched = self._polling.waiting
         self._questions: Questions[ClientConnection] = Questions(clock)
         self._handlers: dict[type[Any], Handler] = {}
         self._leader_handlers: dict[type[Any], Handler] = {}
@@ -460,11 +461,11 @@ class Broker:
     def _dispatch(self, entry: CommittedEntry) -> None:
         commands: list[bytes] = []
         if entry.annotation:
-            runs = decode_runs(entry.annotation)
+            self._store.append_shipped(entry.annotation)
         else:
             runs, commands = scan_runs(entry.body)
-        for run in runs:
-            self._store.append_run(run)
+            for run in runs:
+                self._store.append_run(run)
         for command in commands:
             decoded = decode_command(command)
             if self._filling is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from typing import Generic, Protocol, TypeVar
 
 from mq.store.dispatch import QUEUE_ENTRY
@@ -70,6 +70,11 @@ class LongPolling(Generic[PullT]):
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def waiting(self) -> Container[QueueKey]:
+        """The queues that pulls wait for; changes with them."""
+        return self._by_queue
 
     def hold(self, key: QueueKey, wanted_offset: int, deadline: float, pull: PullT, connection: Hashable) -> bool:
         """Let ``pull`` wait for a matching message of queue ``key`` at ``wanted_offset`` or later.

@@ -116,6 +116,12 @@ class ConsumeQueue:
         self.max_offset += count
         return count
 
+    def extend(self, entries: bytes, count: int) -> int:
+        """`append` at ``max_offset``, of so many entries, without a check; returns `pending_bytes`."""
+        self._tail += entries
+        self.max_offset += count
+        return len(self._tail)
+
     def read(self, offset: int, count: int) -> bytes:
         """Entries [offset, offset + count), cut to what is between min_offset and max_offset; 20 bytes each.
 

@@ -30,8 +30,8 @@ which the message is due.
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
 
-_ANNOTATION_FORMAT = 1
-_RUN_HEAD = Struct(">BiqI")
+ANNOTATION_FORMAT = 1
+RUN_HEAD = Struct(">BiqI")
 """Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
 
 _META_TOPIC_BYTES = META_TOPIC.encode()
@@ -98,13 +98,13 @@ def encode_runs(runs: Iterable[QueueRun]) -> bytes:
     An annotation speaks of consume queues only. An entry with metadata commands among its records must go without
     one (empty bytes), so that every replica scans it and finds them.
     """
-    parts: list[bytes] = [bytes((_ANNOTATION_FORMAT,))]
+    parts: list[bytes] = [bytes((ANNOTATION_FORMAT,))]
     for run in runs:
         topic = run.topic.encode()
         count = len(run.entries) // QUEUE_ENTRY_BYTES
         assert count > 0, f"{run.topic}/{run.queue_id}: a run without entries"
         assert len(run.entries) == count * QUEUE_ENTRY_BYTES, f"run of {len(run.entries)} bytes"
-        parts += (_RUN_HEAD.pack(len(topic), run.queue_id, run.first_offset, count), topic, run.entries)
+        parts += (RUN_HEAD.pack(len(topic), run.queue_id, run.first_offset, count), topic, run.entries)
     return b"".join(parts)
 
 
@@ -114,15 +114,15 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
     Raises AnnotationDamaged for anything else, the empty annotation included: that one means "scan the records".
     """
     size = len(annotation)
-    if not size or annotation[0] != _ANNOTATION_FORMAT:
-        raise AnnotationDamaged(f"format is not {_ANNOTATION_FORMAT}", 0, size)
+    if not size or annotation[0] != ANNOTATION_FORMAT:
+        raise AnnotationDamaged(f"format is not {ANNOTATION_FORMAT}", 0, size)
     runs: list[QueueRun] = []
     position = 1
     while position < size:
-        topic_start = position + _RUN_HEAD.size
+        topic_start = position + RUN_HEAD.size
         if topic_start > size:
             raise AnnotationDamaged("cut in a run's head", position, size)
-        topic_bytes, queue_id, first_offset, count = _RUN_HEAD.unpack_from(annotation, position)
+        topic_bytes, queue_id, first_offset, count = RUN_HEAD.unpack_from(annotation, position)
         entries_start = topic_start + topic_bytes
         end = entries_start + count * QUEUE_ENTRY_BYTES
         if end > size or count == 0 or queue_id < 0 or first_offset < 0:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
-from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
+from mq.store.dispatch import ANNOTATION_FORMAT, QUEUE_ENTRY_BYTES, RUN_HEAD, QueueRun, decode_runs
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles, outside
 
@@ -47,6 +47,13 @@ class QueueStoreSettings:
             assert getattr(self, name) >= 1, f"{name} is {getattr(self, name)}"
 
 
+class _All:
+    """Contains everything."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
 class QueueStore:
     """The consume queues by topic and queue id, on one thread.
 
@@ -61,7 +68,10 @@ class QueueStore:
         """How many topics with queues were dropped in the life of this data directory."""
         self._settings = settings
         self._files = QueueFiles(root, settings.open_files_max)
+        self.watched: Container[QueueKey] = _All()
+        """The queues that `take_grown` is to tell about: all, unless somebody says otherwise."""
         self._queues: dict[QueueKey, ConsumeQueue] = {}
+        self._by_name: dict[tuple[bytes, int], tuple[QueueKey, ConsumeQueue]] = {}
         # Queues with entries in memory, with the flush call before which the first of them came: the oldest is first.
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
@@ -129,14 +139,40 @@ class QueueStore:
             queue = self._add(run.topic, run.queue_id, 0, 0, b"")
         count = queue.append(run.first_offset, run.entries)
         if count:
-            new = run.entries[-count * QUEUE_ENTRY_BYTES :]
-            grown = self._grown.get(key)
-            if grown is None:
-                self._grown[key] = bytearray(new)
-            else:
-                grown += new
+            if key in self.watched:
+                self._grown.setdefault(key, bytearray()).extend(run.entries[-count * QUEUE_ENTRY_BYTES :])
             self._note_tail(key, queue)
         return count
+
+    def append_shipped(self, annotation: bytes) -> None:
+        """`append_run` for each run of an annotation.
+
+        With thousands of queues there is a run for nearly every message: so those that go on where a known queue ends,
+        as nearly all do, are taken straight from the bytes. Raises AnnotationDamaged, names.NameRefused.
+        """
+        size, head_bytes, unpack = len(annotation), RUN_HEAD.size, RUN_HEAD.unpack_from
+        watched, dirty, flush_bytes = self.watched, self._dirty, self._settings.flush_bytes
+        position = 1
+        while position + head_bytes < size and annotation[0] == ANNOTATION_FORMAT:
+            topic_bytes, queue_id, first_offset, count = unpack(annotation, position)
+            start = position + head_bytes + topic_bytes
+            end = start + count * QUEUE_ENTRY_BYTES
+            found = self._by_name.get((annotation[position + head_bytes : start], queue_id))
+            if found is None or found[1].max_offset != first_offset or end > size or not count:
+                break
+            key, queue = found
+            entries = annotation[start:end]
+            pending_bytes = queue.extend(entries, count)
+            if key in watched:
+                self._grown.setdefault(key, bytearray()).extend(entries)
+            if key not in dirty:
+                dirty[key] = self._flush_call
+            if pending_bytes >= flush_bytes:
+                self._full[key] = None
+            position = end
+        if position != size:
+            for run in decode_runs(annotation[:1] + annotation[position:]):
+                self.append_run(run)
 
     def add_empty(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue:
         """A queue whose entries have all expired; its next one gets ``offset``. There must be no such queue yet."""
@@ -144,7 +180,7 @@ class QueueStore:
         return self._add(topic, queue_id, offset, offset, b"")
 
     def take_grown(self) -> list[tuple[str, int, bytearray]]:
-        """Queues that got entries since the last call, as (topic, queue id, the new entries).
+        """Watched queues that got entries since the last call, as (topic, queue id, the new entries).
 
         Who waits for messages needs to look only at these. Call it after each batch of runs; it holds 20 bytes for
         every entry since the last call.
@@ -189,7 +225,7 @@ class QueueStore:
         if not doomed:
             return
         for key in doomed:
-            del self._queues[key]
+            del self._queues[key], self._by_name[key[0].encode(), key[1]]
             for table in (self._dirty, self._full, self._grown):
                 table.pop(key, None)
         directory = topic_directory(topic)
@@ -277,6 +313,7 @@ class QueueStore:
             tail=tail,
         )
         self._queues[topic, queue_id] = queue
+        self._by_name[topic.encode(), queue_id] = (topic, queue_id), queue
         if tail:
             self._note_tail((topic, queue_id), queue)
         return queue

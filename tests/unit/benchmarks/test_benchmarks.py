@@ -9,10 +9,12 @@ import struct
 import pytest
 
 from benchmarks.cases import Case, Measurement, Window
+from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.load import BUCKETS_PER_E, Report, quantile
 from benchmarks.produce import windows_of
 from benchmarks.report import BEGIN, END, markdown, replace_section
+from mq.protocol.batch import decode_batch
 
 
 def test_frame_has_its_lengths_and_a_json_header() -> None:
@@ -84,3 +86,22 @@ def test_section_is_replaced_and_the_rest_is_kept() -> None:
 def test_text_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no section"):
         replace_section("nothing", "new")
+
+
+def test_a_batch_frame_holds_messages_that_a_broker_can_split() -> None:
+    frame = send_frame(7, 20, 3, topic="Other", batch=3)
+    header_length = struct.unpack_from(">I", frame, 4)[0]
+    header = json.loads(frame[8 : 8 + header_length])
+    assert (header["code"], header["extFields"]["b"], header["extFields"]["m"]) == (320, "Other", "true")
+    assert [len(each.body) for each in decode_batch(frame[8 + header_length :])] == [20, 20, 20]
+    assert complete_bytes(frame) == (1, len(frame))
+
+
+def test_figures_are_held_against_their_goals() -> None:
+    assert Figure("a", "time", 3.0, "s", 3).is_met
+    assert not Figure("a", "time", 3.1, "s", 3).is_met
+    assert not Figure("a", "share", 79.9, "%", 80, is_limit=False).is_met
+    assert Figure("a", "rate", 1.0, "/s").is_met
+    assert "MISSED" in str(Figure("a", "time", 3.1, "s", 3))
+    text = table([Figure("a", "rate", 12345, "/s")], command="c", machine="m", date="d", load_average=1)
+    assert "| a | rate | 12,345 /s | - |" in text

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mq.protocol.names import NameRefused
-from mq.store.dispatch import QUEUE_ENTRY, QueueRun
+from mq.store.dispatch import QUEUE_ENTRY, QueueRun, encode_runs
+from mq.store.errors import AnnotationDamaged
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
 TINY = QueueStoreSettings(entries_per_file=8, open_files_max=3, flush_bytes=100, flush_age_calls=2)
@@ -197,3 +201,56 @@ def test_what_was_captured_stays_as_it_was(tmp_path: Path) -> None:
     queue.truncate_to(1)
     assert dict(rows()) == before
     assert store.ends() == {"A": [(0, 8, 8, b"")], "B": [(0, 1, 1, b"")], "C": [(0, 1, 1, b"")]}
+
+
+RUNS = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 2), st.integers(1, 4)), max_size=12)
+
+
+@given(st.lists(RUNS, max_size=5), st.integers(0, 3))
+def test_shipped_runs_arrive_as_the_runs_themselves(entries: list[list[tuple[str, int, int]]], replayed: int) -> None:
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        plain, shipped = new_store(Path(one)), new_store(Path(other))
+        ends: dict[tuple[str, int], int] = {}
+        batches: list[list[QueueRun]] = []
+        for entry in entries:
+            batches.append([])
+            for topic, queue_id, count in entry:
+                first = ends.get((topic, queue_id), 0)
+                ends[topic, queue_id] = first + count
+                batches[-1].append(run_of(topic, queue_id, first, first + count))
+        for batch in [*batches, *batches[len(batches) - replayed :]]:
+            for run in batch:
+                plain.append_run(run)
+            shipped.append_shipped(encode_runs(batch))
+            assert shipped.table() == plain.table()
+            assert shipped.take_grown() == plain.take_grown()
+            assert shipped.dirty_count == plain.dirty_count
+            assert shipped.flush_some(2) == plain.flush_some(2)
+        assert files_of(Path(one)) == files_of(Path(other))
+        plain.close()
+        shipped.close()
+
+
+def test_damaged_shipped_runs_are_refused(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    runs = [run_of("A", 0, 0, 2), run_of("B", 0, 0, 2)]
+    annotation = encode_runs(runs)
+    store.append_shipped(annotation)
+    more = encode_runs([run_of("A", 0, 2, 4), run_of("B", 0, 2, 4)])
+    for size in (0, 5, 20, len(more) - 1):
+        with pytest.raises(AnnotationDamaged):
+            store.append_shipped(more[:size])
+    with pytest.raises(AnnotationDamaged):
+        store.append_shipped(b"\x07" + more[1:])
+    store.append_shipped(encode_runs([]))
+    store.drop_topic("A")
+    store.append_shipped(encode_runs([run_of("A", 0, 0, 1)]))
+    assert store.max_offset("A", 0) == 1
+
+
+def test_only_watched_queues_are_told_of(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.watched = {("B", 0)}
+    for first in (0, 2):
+        store.append_shipped(encode_runs([run_of("A", 0, first, first + 2), run_of("B", 0, first, first + 2)]))
+        assert store.take_grown() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
