@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
+from mq.broker.refusal import RequestRefused
+from mq.broker.running_settings import RunningSettings
+from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.operator_bodies import decode_properties
-from tests.unit.broker.running import Answer, Client, running
+from mq.protocol.operator_requests import UpdateBrokerConfig
+from mq.protocol.registration import DataVersion
+from tests.unit.broker.running import Answer, Client, broker_settings, running
 
 pytestmark = pytest.mark.trio
 
@@ -196,3 +204,30 @@ async def test_how_far_delayed_messages_are_delivered(tmp_path: Path, serializat
 
         while not await delivered():
             await client.info()
+
+
+@pytest.mark.parametrize(("allowed", "changes"), [(True, 1), (False, 0)])
+async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, changes: int, tmp_path: Path) -> None:
+    changed: list[BrokerSettings] = []
+    asked: list[str] = []
+
+    def is_allowed(peer: str) -> bool:
+        asked.append(peer)
+        return allowed
+
+    running_settings = RunningSettings(
+        broker_settings(tmp_path),
+        leads=lambda: True,
+        version=DataVersion,
+        is_allowed=is_allowed,
+        on_changed=changed.append,
+        log=structlog.get_logger(),
+    )
+    peer: Any = SimpleNamespace(peer="10.0.0.9:5")
+    request = UpdateBrokerConfig(opaque=1)
+    with (
+        nullcontext() if allowed else pytest.raises(RequestRefused, match=r"10\.0\.0\.9:5, see the setting admin_from")
+    ):
+        running_settings.handle_update(peer, request, b"deleteWhen=5", JSON)
+    assert [settings.delete_when for settings in changed] == [5] * changes
+    assert asked == ["10.0.0.9:5"]
