@@ -13,7 +13,7 @@ ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC128,ASYNC910,ASYNC911,ASYNC91
 STARTABLE := run,serve,serve_node,cancel_on_signal,_serve,_read_consumer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check interop bench bench-failover fmt sim lock clean
+.PHONY: help demo test check interop bench bench-store bench-failover fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make interop   clients that others wrote (needs java and mvn); writes docs/reports/interop.md'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
+	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one'
@@ -52,6 +53,9 @@ interop: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.produce $(ARGS)
+
+bench-store: $(INSTALLED)
+	@$(PY) -m benchmarks.store $(ARGS)
 
 bench-failover: $(INSTALLED)
 	@$(PY) -m benchmarks.failover $(ARGS)
