@@ -35,7 +35,7 @@ from mq.protocol.records import (
     TRANSACTION_MASK,
     encode_record,
 )
-from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, encode_runs
+from mq.store.dispatch import ANNOTATION_START, META_TOPIC, QUEUE_ENTRY, RUN_HEAD
 from raftlog import Refusal
 
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -405,12 +405,14 @@ class Appender:
                 replies.append(render(request.opaque, tail.queue_id, offset, pos, unique_key, serialization))
             pos += size
         self.messages += len(batch)
-        runs: list[QueueRun] = []
+        # As `encode_runs`, without a run in between: with thousands of queues there is one for nearly every message.
+        shipped, pack_run = [ANNOTATION_START], RUN_HEAD.pack
         for tail in touched:
-            runs.append(QueueRun(tail.topic, tail.queue_id, tail.first_offset, b"".join(tail.entries)))
+            entries, name = tail.entries, tail.topic_bytes
+            shipped += (pack_run(len(name), tail.queue_id, tail.first_offset, len(entries)), name, *entries)
             tail.entries = []
         # Without an annotation every replica reads the records themselves, and finds the commands there.
-        return b"".join(parts), b"" if commands else encode_runs(runs)
+        return b"".join(parts), b"" if commands else b"".join(shipped)
 
     def _build_batch(
         self,

@@ -20,12 +20,14 @@ class QueueTail:
         "next_offset",
         "queue_id",
         "topic",
+        "topic_bytes",
         "topic_field",
     )
 
     def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
         name = topic.encode()
         self.topic = topic
+        self.topic_bytes = name
         self.topic_field = bytes([len(name)]) + name
         self.fixed_bytes = FIXED + len(name)
         self.queue_id = queue_id

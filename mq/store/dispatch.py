@@ -31,6 +31,7 @@ which the message is due.
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
 
 ANNOTATION_FORMAT = 1
+ANNOTATION_START = bytes((ANNOTATION_FORMAT,))
 RUN_HEAD = Struct(">BiqI")
 """Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
 
@@ -98,7 +99,7 @@ def encode_runs(runs: Iterable[QueueRun]) -> bytes:
     An annotation speaks of consume queues only. An entry with metadata commands among its records must go without
     one (empty bytes), so that every replica scans it and finds them.
     """
-    parts: list[bytes] = [bytes((ANNOTATION_FORMAT,))]
+    parts: list[bytes] = [ANNOTATION_START]
     for run in runs:
         topic = run.topic.encode()
         count = len(run.entries) // QUEUE_ENTRY_BYTES
