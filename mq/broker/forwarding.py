@@ -26,7 +26,7 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.upstream import Upstream
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
-from mq.protocol.forwarding import ForwardEncoder, TooLarge
+from mq.protocol.forwarding import ForwardEncoder, TooLarge, mark_forwarded
 from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
 from mq.protocol.headers import (
     ConsumerSendMsgBack,
@@ -310,7 +310,8 @@ class Forwarder:
         if answer.code == ResponseCode.SUCCESS:
             self._bytes -= len(forwarded.frame)
             if body and not forwarded.oneway:
-                forwarded.connection.send(body)
+                assert self._upstream is not None, "an answer without a connection"
+                forwarded.connection.send(mark_forwarded(body, self._upstream.address))
         elif answer.code in _NOT_SERVED:
             if answer.code == ResponseCode.NO_PERMISSION and answer.remark != self._why:
                 self._log.warning("forwarding_not_allowed", reason=answer.remark)

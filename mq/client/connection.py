@@ -20,6 +20,7 @@ from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, Request
 from mq.client.logs import log
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.forwarding import FORWARDED_TO
 from mq.protocol.frames import FRAME_BYTES_MAX, split_frames
 from mq.protocol.headers import (
     ONEWAY_FLAG,
@@ -35,6 +36,7 @@ __all__ = [
     "Answer",
     "Connection",
     "OnAnswer",
+    "OnForwarded",
     "OnServerRequest",
     "open_connection",
     "refuse_server_request",
@@ -49,6 +51,9 @@ OnAnswer = Callable[[Answer, memoryview], None]
 
 OnServerRequest = Callable[[Request | UnknownRequest, memoryview], bytes | None]
 """Called for each request the server sends us; a frame it returns is sent as the answer."""
+
+OnForwarded = Callable[[str], None]
+"""Called with the address of the connection when a broker had to ask its leader for the answer."""
 
 _RECEIVE_BYTES = 65536
 _OPAQUE_MAX = 2**31 - 1
@@ -77,6 +82,7 @@ async def open_connection(
     connect_seconds: float = 3.0,
     silence_seconds: float = 1.0,
     on_server_request: OnServerRequest = refuse_server_request,
+    on_forwarded: OnForwarded | None = None,
 ) -> Connection:
     """Connect to `host:port`. The caller must then run `Connection.run` in a task. Raises ConnectFailed."""
     try:
@@ -87,7 +93,13 @@ async def open_connection(
         raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
     except (OSError, ValueError) as error:
         raise ConnectFailed(address, str(error) or type(error).__name__) from error
-    return Connection(address, stream, silence_seconds=silence_seconds, on_server_request=on_server_request)
+    return Connection(
+        address,
+        stream,
+        silence_seconds=silence_seconds,
+        on_server_request=on_server_request,
+        on_forwarded=on_forwarded,
+    )
 
 
 class _FrameBuffer:
@@ -128,6 +140,7 @@ class Connection:
         *,
         silence_seconds: float = 1.0,
         on_server_request: OnServerRequest = refuse_server_request,
+        on_forwarded: OnForwarded | None = None,
     ) -> None:
         self.address = address
         self.lost: ConnectionLost | None = None
@@ -138,6 +151,7 @@ class Connection:
         self._stream = stream
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
+        self._on_forwarded = on_forwarded
         self._waiting: dict[int, OnAnswer] = {}
         self._outgoing: list[bytes] = []
         self._outgoing_opaques: list[int] = []
@@ -308,6 +322,8 @@ class Connection:
             log.warning("frame_ignored", address=self.address, reason=str(error))
             return
         if isinstance(decoded, Response):
+            if FORWARDED_TO in decoded.ext and self._on_forwarded is not None:
+                self._on_forwarded(self.address)
             on_answer = self._waiting.pop(decoded.opaque, None)
             if on_answer is not None:
                 on_answer(decoded, body)

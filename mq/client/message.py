@@ -11,7 +11,7 @@ import msgspec
 
 from mq.protocol import properties as props
 from mq.protocol.names import RETRY_PREFIX
-from mq.protocol.records import StoredMessage
+from mq.protocol.records import Host, StoredMessage
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
 
@@ -138,6 +138,37 @@ class ReceivedMessage:
         return dt.datetime.fromtimestamp(self.record.store_timestamp_ms / 1000, tz=dt.UTC)
 
     @property
+    def born_host(self) -> Host:
+        """The address of the sender, as the broker saw it."""
+        return self.record.born_host
+
+    @property
+    def store_host(self) -> Host:
+        """The address of the broker that took the message."""
+        return self.record.store_host
+
+    @property
+    def user_properties(self) -> Mapping[str, str]:
+        """The application's properties: those that `Message.properties` had."""
+        return {name: value for name, value in self.record.properties.items() if not props.is_reserved(name)}
+
+    @property
+    def flag(self) -> int:
+        """The number that the sender gave the message; brokers do not read it."""
+        return self.record.flag
+
+    @property
+    def delay_level(self) -> int | None:
+        """The delay level that the message was sent with, or that it came again after; None if it did not wait."""
+        text = self.record.properties.get(props.DELAY)
+        return int(text) if text is not None and text.isdecimal() else None
+
+    @property
     def reconsume_times(self) -> int:
         """How often the broker has already redelivered this message to the group."""
         return self.record.reconsume_times
+
+    @property
+    def origin_message_id(self) -> str | None:
+        """Of a message that comes again, or is dead: the id of the record that was handed out first."""
+        return self.record.properties.get(props.ORIGIN_MESSAGE_ID)

@@ -21,6 +21,7 @@ from mq.client.sending import OnDone, OutgoingMessage, Pending, make_batch_ready
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
+from mq.protocol.compression import CODECS, Codec
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.names import check_group
 
@@ -52,7 +53,8 @@ class Producer(anyio.AsyncContextManagerMixin):
     send outlives a change of leaders, even when the old one vanished without a word: the new one is noticed as soon
     as the name servers know it, 2 to 5 s later. With a shorter timeout, sends report such a change as an error.
     `retry_unknown=False` never repeats a message that may be stored already. `in_flight_max` bounds the messages on
-    their way. Bodies of `compress_bytes_min` bytes or more are compressed (None: never).
+    their way. Bodies of `compress_bytes_min` bytes or more are compressed with "zlib", which all consumers read, with
+    "lz4" or "zstd", which are quicker and which Go clients do not read, or not at all (None).
 
     Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
     are in flight, one that is retried may end up behind later ones.
@@ -68,7 +70,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         retries: int = 2,
         retry_unknown: bool = True,
         in_flight_max: int = 1024,
-        compress_bytes_min: int | None = 4096,
+        compress: Codec | None = "zlib",
+        compress_bytes_min: int = 4096,
         auto_create_topics: bool = True,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
@@ -76,11 +79,14 @@ class Producer(anyio.AsyncContextManagerMixin):
         check_group(group)
         if timeout <= 0 or in_flight_max < 1:
             raise ValueError(f"timeout {timeout} must be positive and in_flight_max {in_flight_max} at least 1")
+        if compress is not None and compress not in CODECS:
+            raise ValueError(f"compress {compress!r} is none of {', '.join(CODECS)}, nor None")
         self.group = group
         self.client_id = new_client_id()
         self.timeout = timeout
         self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
         self._in_flight_max = in_flight_max
+        self._compress = compress
         self._compress_bytes_min = compress_bytes_min
         self._auto_create_topics = auto_create_topics
         self._name_servers = parse_addresses(namesrv)
@@ -279,6 +285,7 @@ class Producer(anyio.AsyncContextManagerMixin):
             message,
             unique_key=self._unique_keys.next(),
             born_timestamp_ms=_wall_clock_ms(),
+            compress=self._compress,
             compress_bytes_min=self._compress_bytes_min,
         )
 

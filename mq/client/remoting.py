@@ -1,7 +1,9 @@
 """What producers, consumers and admins share: name servers, the route cache, connections by address, heartbeats.
 
-Routes are read from one name server, chosen at random, until it fails; then the next one is asked. A broker learns
-who we are by the first frame on each new connection and again every 30 s, because brokers forget silent clients.
+Routes are read from one name server, chosen at random, until it fails; then the next one is asked. They are read again
+every 30 s, when something fails, and when a broker that we took for the leader says that it had to ask the leader. A
+broker learns who we are by the first frame on each new connection and again every 30 s, because brokers forget silent
+clients.
 
 Each client opens one `Remoting` around all it does, so that it can still talk to the brokers when everything else has
 ended. That holds for a client that is cancelled as well: its connections end when they are closed, not before.
@@ -50,6 +52,9 @@ __all__ = ["Remoting", "RemotingSettings", "parse_addresses"]
 
 AUTO_CREATE_QUEUES_MAX = 4
 """A topic that does not exist takes its shape from the template when its first message arrives, up to this."""
+
+FORWARDED_PAUSE_SECONDS = 0.25
+"""How soon the name servers are asked again who leads, when a broker still has to ask its leader."""
 
 GOODBYE_SECONDS = 1.0
 """How long a client that leaves waits for a broker to take note of it."""
@@ -124,6 +129,7 @@ class Remoting:
         self._group_at: dict[str, str] = {}
         self._looking_up: dict[str, _Slot] = {}
         self._heartbeat_wanted = anyio.Event()
+        self._ask_again_at = float("-inf")
         self._closed = False
         tasks.start_soon(self._refresh_routes_forever)
         watch = SilenceWatch(
@@ -222,6 +228,7 @@ class Remoting:
                     connect_seconds=self.settings.connect_seconds,
                     silence_seconds=self.settings.silence_seconds,
                     on_server_request=self._on_server_request,
+                    on_forwarded=self._note_forwarded,
                 )
                 slot.failure = None
             except ConnectFailed as error:
@@ -344,14 +351,28 @@ class Remoting:
                 pass  # deleted meanwhile; another topic of the group will do
         return None
 
+    def _note_forwarded(self, address: str) -> None:
+        """The broker at `address` serves us and does not lead any more: one hop too many, until we know who does."""
+        now = anyio.current_time()
+        if now < self._ask_again_at or self._closed:
+            return
+        name = self._group_at.get(address, "")
+        topics = [topic for topic, route in self._routes.items() if route.leader_address(name) == address]
+        if topics:
+            self._ask_again_at = now + FORWARDED_PAUSE_SECONDS
+            self._tasks.start_soon(self._refresh_routes, topics)
+
+    async def _refresh_routes(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            try:
+                await self.route(topic, refresh=True)
+            except ClientError as error:
+                log.warning("route_refresh_failed", topic=topic, reason=str(error))
+
     async def _refresh_routes_forever(self) -> None:
         while True:
             await anyio.sleep(self.settings.route_refresh_seconds)
-            for topic in list(self._routes):
-                try:
-                    await self.route(topic, refresh=True)
-                except ClientError as error:
-                    log.warning("route_refresh_failed", topic=topic, reason=str(error))
+            await self._refresh_routes(list(self._routes))
 
     # Heartbeats.
 

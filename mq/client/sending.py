@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from mq.client.errors import ClientError, MessageRefused, UnreadableAnswer
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
-from mq.protocol.compression import COMPRESSED, ZLIB
+from mq.protocol.compression import Codec, deflate
 from mq.protocol.names import NameRefused, check_topic
 from mq.protocol.records import BODY_BYTES_MAX
 
@@ -53,7 +52,7 @@ _checked_topics: set[str] = set()
 
 
 def make_ready(
-    message: Message, *, unique_key: str, born_timestamp_ms: int, compress_bytes_min: int | None
+    message: Message, *, unique_key: str, born_timestamp_ms: int, compress: Codec | None, compress_bytes_min: int
 ) -> OutgoingMessage:
     """Check `message` against the limits of the protocol and encode what does not change between attempts.
 
@@ -71,10 +70,8 @@ def make_ready(
         raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
     if not 1 <= len(body) <= BODY_BYTES_MAX:
         raise MessageRefused(f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed")
-    if compress_bytes_min is not None and len(body) >= compress_bytes_min:
-        compressed = zlib.compress(body, level=5)
-        if len(compressed) < len(body):
-            body, sys_flag = compressed, COMPRESSED | ZLIB
+    if compress is not None and len(body) >= compress_bytes_min:
+        sys_flag, body = deflate(compress, body)
     properties = _encode_properties(message, unique_key)
     try:
         properties_bytes = len(properties.encode())
@@ -112,7 +109,11 @@ def make_batch_ready(
         if message.delay_level is not None:
             raise MessageRefused("a message of a batch cannot be delayed; send it by itself")
         ready = make_ready(
-            message, unique_key=new_unique_key(), born_timestamp_ms=born_timestamp_ms, compress_bytes_min=None
+            message,
+            unique_key=new_unique_key(),
+            born_timestamp_ms=born_timestamp_ms,
+            compress=None,
+            compress_bytes_min=0,
         )
         elements.append(BatchedMessage(ready.body, ready.properties, ready.flag))
         unique_keys.append(ready.unique_key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Final
+from typing import Final, Literal, assert_never, get_args
 
 import lz4.frame
 import zstandard
@@ -19,8 +19,27 @@ ZLIB: Final = 0x300
 _ZSTD_WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
+Codec = Literal["zlib", "lz4", "zstd"]
+"""How a body is compressed. All clients read zlib; Java reads the others since 4.9.4, Go does not."""
+CODECS: Final = get_args(Codec)
+
+
 class DecompressionError(ProtocolError):
     """A body cannot be inflated, or becomes larger than allowed."""
+
+
+def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
+    """The bits of the system flag and the compressed body; 0 and ``body`` itself where that would not be smaller."""
+    match codec:
+        case "zlib":
+            flag, compressed = ZLIB, zlib.compress(body, level=5)
+        case "lz4":
+            flag, compressed = LZ4, lz4.frame.compress(body)
+        case "zstd":
+            flag, compressed = ZSTD, zstandard.ZstdCompressor().compress(body)
+        case _:
+            assert_never(codec)
+    return (COMPRESSED | flag, compressed) if len(compressed) < len(body) else (0, body)
 
 
 def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:

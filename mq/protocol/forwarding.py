@@ -16,9 +16,15 @@ import msgspec
 
 from mq.protocol.codes import RequestCode
 from mq.protocol.encoding import encode_header
-from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, encode_prefix
+from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, PREFIX_BYTES, encode_prefix
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+FORWARDED_TO: Final = "forwardedTo"
+"""The header field of an answer that came through a replica which does not lead: where the leader is. Our own."""
+
+_EXT: Final = b'"extFields":'
 
 
 class TooLarge(ValueError):
@@ -79,3 +85,24 @@ class WrapEncoder:
         """The whole frame; ``inner`` is a whole frame, too, or empty."""
         header = self._header % opaque
         return b"".join((encode_prefix(JSON, len(header), len(inner)), header, inner))
+
+
+def mark_forwarded(frame: bytes, leader: str) -> bytes:
+    """The answer for a client, with the field that says who gave it: our own SDK then asks for the route at once.
+
+    Only JSON headers are marked. Other clients know no such field and leave it alone.
+    """
+    header_end = PREFIX_BYTES + int.from_bytes(frame[5:PREFIX_BYTES], "big")
+    header = frame[PREFIX_BYTES:header_end]
+    if frame[4] != JSON or not header.startswith(b"{"):
+        return frame
+    field = b'"%s":%s' % (FORWARDED_TO.encode(), _encode(leader))
+    # Quotes within strings are escaped, so this is no part of one.
+    before, found, behind = header.partition(_EXT + b"{")
+    if found:
+        header = before + found + field + (behind if behind.startswith(b"}") else b"," + behind)
+    elif _EXT not in header:
+        header = b"{" + _EXT + b"{" + field + b"}," + header[1:]
+    else:
+        return frame
+    return b"".join((encode_prefix(JSON, len(header), len(frame) - header_end), header, frame[header_end:]))

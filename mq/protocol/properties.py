@@ -142,10 +142,15 @@ def find(text: str, name: str) -> str | None:
     return (text[start:] if end < 0 else text[start:end]) or None
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a property has a meaning in the system."""
+    return name in RESERVED or name.startswith("__RMQ.TRANSIENT.")
+
+
 def check_user_properties(properties: Mapping[str, str]) -> None:
     """Raises PropertyRefused for a name of the system, an empty name or value, or a separator in either."""
     for name, value in properties.items():
-        if name in RESERVED or name.startswith("__RMQ.TRANSIENT."):
+        if is_reserved(name):
             raise PropertyRefused(name, "is one of the system's own")
         if not name or not value:
             raise PropertyRefused(name, "has no name" if not name else "has no value")

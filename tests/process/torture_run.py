@@ -70,9 +70,7 @@ class Torture:
 
         writers = f"writers_{name}"
         async with (
-            Producer(
-                self.group.cluster.namesrv, writers, retry_unknown=retry_unknown, compress_bytes_min=None
-            ) as producer,
+            Producer(self.group.cluster.namesrv, writers, retry_unknown=retry_unknown, compress=None) as producer,
             trio.open_nursery() as nursery,
         ):
             for task in range(in_flight):

@@ -211,7 +211,7 @@ async def test_a_request_reaches_the_leader_whole_and_its_answer_the_client_as_i
         assert (client.answers[0].code, client.answers[0].remark, client.answers[0].ext) == (
             13,
             "too \u20ac",
-            {"x": "1"},
+            {"x": "1"} | ({"forwardedTo": leader.address} if serialization == JSON else {}),
         )
         assert world.figures["forwardedSends"] == world.figures["forwardedOffsets"] == 1
         assert world.figures["forwardedWaiting"] == 1

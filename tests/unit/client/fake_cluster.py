@@ -10,7 +10,6 @@ A broker group's store is shared by its replicas, as if replication took no time
 from __future__ import annotations
 
 import json
-import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ import anyio
 import anyio.abc
 
 from mq.filter.sql import SqlFilter
+from mq.protocol.compression import inflate
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import encode_request, encode_response
 from tests.unit.client.fake_messages import StoredMessage
@@ -219,7 +219,7 @@ class FakeGroup:
     def bodies(self, topic: str) -> list[bytes]:
         """All bodies stored in the topic, inflated, queue by queue."""
         return [
-            zlib.decompress(message.body) if message.sys_flag & 1 else message.body
+            inflate(message.sys_flag, message.body, 2**20)
             for (name, _), queue in sorted(self.queues.items())
             if name == topic
             for message in queue
@@ -244,6 +244,8 @@ class FakeBroker(FakeServer):
         """Whether the disk gives out wrong bytes: every message in an answer has another body than its checksum."""
         self.suggests = "0"
         """The broker id to which consumers are sent with their next pull."""
+        self.forwards = False
+        """Whether it lets the leader serve sends when it does not lead, and says so."""
 
     @property
     def leads(self) -> bool:
@@ -298,7 +300,8 @@ class FakeBroker(FakeServer):
         ext = request.ext
         topic, queue_id = ext["b"], int(ext["e"])
         misdeed = self.misdeeds.pop(0) if self.misdeeds else None
-        if misdeed is None and not self.leads:
+        forwarded = self.forwards and not self.leads and self.group.leader is not None
+        if misdeed is None and not self.leads and not forwarded:
             misdeed = Misdeed("refuse")
         if misdeed is None and topic not in self.group.topics:
             if ext["c"] != TBW102 or TBW102 not in self.group.topics:
@@ -313,6 +316,8 @@ class FakeBroker(FakeServer):
         if misdeed is None:
             message_id = f"{self.group.replicas.index(self):016X}{offset:016X}"
             result = {"msgId": message_id, "queueId": str(queue_id), "queueOffset": str(offset)}
+            if forwarded and self.group.leader is not None:
+                result["forwardedTo"] = self.group.leader.address
             await self._answer(connection, request, ext=result)
         elif misdeed.kind == "refuse":
             await self._answer(connection, request, misdeed.code, remark=misdeed.remark)

@@ -27,11 +27,13 @@ from mq.client import (
     SendStatus,
     TopicNotFound,
 )
+from mq.protocol.compression import Codec
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, until
 
 pytestmark = pytest.mark.anyio
 
 SEND = 310
+ROUTE = 105
 
 
 def producer_of(cluster: FakeCluster, **options: Any) -> Producer:
@@ -82,10 +84,27 @@ async def test_large_bodies_travel_compressed_and_only_if_that_helps() -> None:
         assert third.sys_flag == 0
 
 
+@pytest.mark.parametrize(("codec", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
+async def test_bodies_are_compressed_as_chosen(codec: Codec, flag: int) -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        producer_of(cluster, compress=codec, compress_bytes_min=100) as producer,
+    ):
+        await producer.send(Message("T", b"a" * 100))
+        [stored] = cluster.group.queues["T", 0]
+        assert (stored.sys_flag, len(stored.body) < 100) == (flag, True)
+        assert cluster.group.bodies("T") == [b"a" * 100]
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(ValueError, match="gzip"):
+        Producer("127.0.0.1:9876", compress=cast("Codec", "gzip"))
+
+
 async def test_compression_can_be_off() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, compress_bytes_min=None) as producer,
+        producer_of(cluster, compress=None) as producer,
     ):
         await producer.send(Message("T", b"a" * 5000))
         assert cluster.group.queues["T", 0][0].sys_flag == 0
@@ -202,6 +221,7 @@ async def test_a_killed_leader_is_bridged_by_a_long_timeout() -> None:
 async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=0.3) as producer:
         cluster.group.leader = None
+        await producer.queues("T")  # so that the error cannot be that there was no time to ask for the route
         with pytest.raises(NoRoute, match="no leader") as failed:
             await producer.send(Message("T", b"x"))
         assert failed.value.stored == "no"
@@ -214,6 +234,20 @@ async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> N
             await producer.send(Message("T", b"x"), timeout=0.4)
         assert rejected.value.code == 14
         assert rejected.value.attempts >= 2
+
+
+async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
+    async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster, producer_of(cluster) as producer:
+        old, new = cluster.group.replicas
+        await producer.send(Message("T", b"0"))
+        old.forwards = True
+        cluster.group.leader = new
+        assert (await producer.send(Message("T", b"1"))).attempts == 1
+        assert old.count(SEND) == 2
+        with anyio.fail_after(10):  # long before the 30 s after which routes are asked for anyway
+            while not new.count(SEND):
+                await producer.send(Message("T", b"more"))
+        assert cluster.name_servers[0].count(ROUTE) <= 4
 
 
 # Unknown outcomes.

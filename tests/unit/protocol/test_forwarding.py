@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.decoding import _CLASSES
-from mq.protocol.forwarding import ForwardEncoder, TooLarge, WrapEncoder
-from mq.protocol.headers import Forward, Response, SendExt, SendMessageV2
+from mq.protocol.forwarding import FORWARDED_TO, ForwardEncoder, TooLarge, WrapEncoder, mark_forwarded
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.headers import Forward, Response, SendExt, SendMessageV2, encode_response
 
 HOST = bytes((10, 0, 0, 1, 0, 0, 0x12, 0x34))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -88,3 +89,25 @@ def test_what_fits_no_frame_is_refused(properties: int, body: int) -> None:
     )
     with pytest.raises(TooLarge):
         ForwardEncoder("log").encode(1, HOST, SendMessageV2(ext=ext), bytes(body), 0)
+
+
+@given(
+    remark=st.one_of(st.none(), TEXTS, st.just('"extFields":{"a"')),
+    ext=st.one_of(st.none(), st.dictionaries(TEXTS, TEXTS, max_size=3)),
+    body=st.binary(max_size=50),
+)
+def test_a_marked_answer_says_who_gave_it_and_nothing_else_changes(
+    remark: str | None, ext: dict[str, str] | None, body: bytes
+) -> None:
+    frame = encode_response(7, 13, remark=remark, ext=ext, body=body)
+    [(answer, answer_body, _)], consumed = decode_chunk(marked := mark_forwarded(frame, "10.0.0.1:10911"))
+    assert consumed == len(marked)
+    assert isinstance(answer, Response)
+    assert (answer.opaque, answer.code, answer.remark, answer_body) == (7, 13, remark, body)
+    assert answer.ext == (ext or {}) | {FORWARDED_TO: "10.0.0.1:10911"}
+
+
+def test_a_binary_header_is_not_marked() -> None:
+    frame = encode_response(7, 0, ext={"a": "b"}, body=b"x", serialization=BINARY)
+    assert mark_forwarded(frame, "10.0.0.1:10911") == frame
+    assert mark_forwarded(encode_response(7, 0), "h:1")[4] == JSON
