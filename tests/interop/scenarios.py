@@ -312,6 +312,7 @@ RECOVERY_SECONDS_MAX = 2.0
 def _load_note(program: Program) -> str:
     load = program.one("load")
     require(not load["missing"], f"acknowledged and never received: {load['missing']}")
+    require(not load.get("disorder"), f"{load.get('disorder')} messages came before their turn")
     errors = ", ".join(f"{count} {name}" for name, count in load["errors"].items()) or "none"
     return (
         f"{load['acknowledged']} acknowledged, errors: {errors}, received twice: {load['twice']}, "
@@ -325,10 +326,9 @@ async def _acknowledged_are_stored(stage: Stage, program: Program) -> None:
     require(stored >= acknowledged, f"{acknowledged} acknowledged, {stored} stored")
 
 
-@scenario("leader-killed", "the leader is killed and comes back", alone=True, seconds_max=180)
-async def _leader_killed(stage: Stage) -> str:
+async def _killed(stage: Stage, program_scenario: str) -> str:
     cluster = stage.cluster
-    async with stage.playing("load") as program:
+    async with stage.playing(program_scenario) as program:
         await program.wait_for("running")
         leader = await cluster.leader()
         began = trio.current_time()
@@ -341,15 +341,14 @@ async def _leader_killed(stage: Stage) -> str:
         await program.say("stop")
         await program.wait_for("done")
     await _acknowledged_are_stored(stage, program)
-    note = _load_note(program)
+    note = f"{_load_note(program)}, down {down:.1f} s"
     # It comes back under the address that the client knows, so nobody has to wait for the next look at the route.
-    require(program.one("load")["longest_gap_ms"] < (down + RECOVERY_SECONDS_MAX) * 1000, f"{note}, down {down:.1f} s")
-    return f"{note}, down {down:.1f} s"
+    require(program.one("load")["longest_gap_ms"] < (down + RECOVERY_SECONDS_MAX) * 1000, note)
+    return note
 
 
-@scenario("transfer", "leadership is transferred twice", alone=True, seconds_max=180)
-async def _transfer(stage: Stage) -> str:
-    async with stage.playing("load") as program:
+async def _transferred(stage: Stage, program_scenario: str) -> str:
+    async with stage.playing(program_scenario) as program:
         await program.wait_for("running")
         for _ in range(2):
             await stage.transfer()
@@ -360,3 +359,23 @@ async def _transfer(stage: Stage) -> str:
     note = _load_note(program)
     require(not program.one("load")["errors"], note)
     return note
+
+
+@scenario("leader-killed", "the leader is killed and comes back, with retries", alone=True, seconds_max=180)
+async def _leader_killed(stage: Stage) -> str:
+    return await _killed(stage, "load")
+
+
+@scenario("leader-killed-orderly", "... with ordered consumption", alone=True, seconds_max=180)
+async def _leader_killed_orderly(stage: Stage) -> str:
+    return await _killed(stage, "load-orderly")
+
+
+@scenario("transfer", "leadership is transferred twice, with retries", alone=True, seconds_max=180)
+async def _transfer(stage: Stage) -> str:
+    return await _transferred(stage, "load")
+
+
+@scenario("transfer-orderly", "... with ordered consumption", alone=True, seconds_max=180)
+async def _transfer_orderly(stage: Stage) -> str:
+    return await _transferred(stage, "load-orderly")

@@ -14,21 +14,31 @@ import java.util.concurrent.locks.LockSupport;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * A producer and a consumer with default settings at work while the cluster is disturbed. Reports "running" when
- * messages flow; reads "stop" from standard input; then reports what was acknowledged, what failed and what arrived.
+ * Producer and consumers with default settings at work while the cluster is disturbed. Reports "running" when messages
+ * flow; reads "stop" from standard input; then reports what was acknowledged, what failed and what arrived.
+ *
+ * Concurrent: a number is sent once, and one in fifty is given back to the broker when it comes first. Ordered: each
+ * thread sends under a key of its own and sends a number again until it is acknowledged; two consumers.
  */
 final class Loading {
     private static final int THREADS = 4;
+    private static final int GIVEN_BACK_EACH = 50;
     private static final long PACE_MS = 5;
     private static final long FAILURE_MS = 100;
 
     private final Scene scene;
+    private final boolean ordered;
     private final AtomicBoolean stopped = new AtomicBoolean();
     private final AtomicInteger numbers = new AtomicInteger();
     private final Set<String> acknowledged = ConcurrentHashMap.newKeySet();
@@ -37,28 +47,41 @@ final class Loading {
     private final AtomicLong newest = new AtomicLong();
     private final AtomicLong longestGapMs = new AtomicLong();
 
-    private Loading(Scene scene) {
+    private final int[] expected = new int[THREADS];
+    private final AtomicInteger disorder = new AtomicInteger();
+
+    private Loading(Scene scene, boolean ordered) {
         this.scene = scene;
+        this.ordered = ordered;
     }
 
-    static void run(Scene scene) throws Exception {
-        new Loading(scene).run();
+    static void concurrent(Scene scene) throws Exception {
+        new Loading(scene, false).run();
+    }
+
+    static void ordered(Scene scene) throws Exception {
+        new Loading(scene, true).run();
     }
 
     private void run() throws Exception {
-        DefaultMQPushConsumer consumer = scene.consumer("a");
-        consumer.subscribe(scene.topic, "*");
-        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            messages.forEach(message ->
-                received.computeIfAbsent(Scene.text(message), body -> new AtomicInteger()).incrementAndGet());
-            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
-        consumer.start();
+        List<DefaultMQPushConsumer> consumers = new ArrayList<>();
+        for (String instance : ordered ? List.of("a", "b") : List.of("a")) {
+            DefaultMQPushConsumer consumer = scene.consumer(instance);
+            consumer.subscribe(scene.topic, "*");
+            if (ordered) {
+                consumer.registerMessageListener(orderly());
+            } else {
+                consumer.registerMessageListener(concurrently());
+            }
+            consumer.start();
+            consumers.add(consumer);
+        }
         DefaultMQProducer producer = scene.unstartedProducer("producer");
         producer.start();
         List<Thread> threads = new ArrayList<>();
         for (int i = 0; i < THREADS; i++) {
-            Thread thread = new Thread(() -> send(producer), "send-" + i);
+            int key = i;
+            Thread thread = new Thread(() -> send(producer, key), "send-" + i);
             thread.start();
             threads.add(thread);
         }
@@ -83,16 +106,55 @@ final class Loading {
         Out.event("load", "acknowledged", acknowledged.size(), "errors", new TreeMap<>(errors),
             "received", received.size(), "missing", missing,
             "twice", received.values().stream().filter(times -> times.get() > 1).count(),
-            "longest_gap_ms", longestGapMs.get());
-        consumer.shutdown();
+            "longest_gap_ms", longestGapMs.get(), "disorder", disorder.get());
+        consumers.forEach(DefaultMQPushConsumer::shutdown);
         producer.shutdown();
     }
 
-    private void send(DefaultMQProducer producer) {
+    private MessageListenerConcurrently concurrently() {
+        return (messages, context) -> {
+            MessageExt message = messages.get(0); // one at a time by default
+            String body = Scene.text(message);
+            if (message.getReconsumeTimes() == 0 && Integer.parseInt(body) % GIVEN_BACK_EACH == 0) {
+                context.setDelayLevelWhenNextConsume(1);
+                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            }
+            received.computeIfAbsent(body, each -> new AtomicInteger()).incrementAndGet();
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        };
+    }
+
+    private MessageListenerOrderly orderly() {
+        return (messages, context) -> {
+            for (MessageExt message : messages) {
+                String body = Scene.text(message);
+                received.computeIfAbsent(body, each -> new AtomicInteger()).incrementAndGet();
+                int key = Integer.parseInt(body.substring(0, body.indexOf('-')));
+                int number = Integer.parseInt(body.substring(body.indexOf('-') + 1));
+                synchronized (expected) {
+                    // What came before may come again; what has not come yet comes in its turn.
+                    if (number > expected[key]) {
+                        disorder.incrementAndGet();
+                    }
+                    expected[key] = Math.max(expected[key], number + 1);
+                }
+            }
+            return ConsumeOrderlyStatus.SUCCESS;
+        };
+    }
+
+    private SendResult send(DefaultMQProducer producer, int key, String body) throws Exception {
+        return ordered ? producer.send(scene.message(body), new SelectMessageQueueByHash(), key)
+            : producer.send(scene.message(body));
+    }
+
+    private void send(DefaultMQProducer producer, int key) {
+        int number = 0;
         while (!stopped.get()) {
-            String body = "m-" + numbers.incrementAndGet();
+            String body = ordered ? key + "-" + number : String.valueOf(numbers.incrementAndGet());
             try {
-                if (producer.send(scene.message(body)).getSendStatus() == SendStatus.SEND_OK) {
+                if (send(producer, key, body).getSendStatus() == SendStatus.SEND_OK) {
+                    number++;
                     acknowledged.add(body);
                     long now = System.currentTimeMillis();
                     long before = newest.getAndSet(now);

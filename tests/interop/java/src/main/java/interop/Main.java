@@ -28,7 +28,8 @@ public final class Main {
         Map.entry("lookup", Admins::lookup),
         Map.entry("admin", Admins::calls),
         Map.entry("mqadmin", Admins::commands),
-        Map.entry("load", Loading::run)));
+        Map.entry("load", Loading::concurrent),
+        Map.entry("load-orderly", Loading::ordered)));
 
     private Main() {
     }
