@@ -163,6 +163,7 @@ final class Admins {
         call("cloneGroupOffset", () -> {
             // 4.9 finds a group by its retry topic, which its first member brings about.
             DefaultMQPushConsumer first = scene.consumer("first", group);
+            first.subscribe(scene.topic, "*");
             first.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
                 ConsumeConcurrentlyStatus.CONSUME_SUCCESS);
             first.start();
