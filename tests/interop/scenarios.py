@@ -242,7 +242,7 @@ async def _lookup(stage: Stage) -> str:
         program,
         {
             "by key": "[m-7]",
-            "by key, other time": None,
+            "by key, other time": "208",
             "by unique id": "m-7",
             "by unique id, producer": "m-8",
             "by offset id": "m-9 true",

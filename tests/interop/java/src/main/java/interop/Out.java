@@ -1,10 +1,14 @@
 package interop;
 
+import java.io.PrintStream;
 import java.util.Collection;
 import java.util.Map;
 
 /** Reports to whoever started the program: one JSON object per line of standard output. */
 final class Out {
+    /** Whatever others make of System.out meanwhile. */
+    private static final PrintStream LINES = System.out;
+
     private Out() {
     }
 
@@ -18,8 +22,8 @@ final class Out {
             line.append(':');
             append(line, pairs[i + 1]);
         }
-        System.out.println(line.append('}'));
-        System.out.flush();
+        LINES.println(line.append('}'));
+        LINES.flush();
     }
 
     private static void append(StringBuilder line, Object value) {
