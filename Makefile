@@ -76,5 +76,5 @@ lock:
 	    --no-header --output-file requirements.lock pyproject.toml
 
 clean:
-	rm -rf .venv .raftmq build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .raftmq .interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

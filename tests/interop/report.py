@@ -51,11 +51,14 @@ def markdown(outcomes: Sequence[Outcome], titles: Mapping[str, str], *, machine:
         "ours; what a scenario asks for is told in `tests/interop/README.md`.",
         "",
     ]
+    clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
+    order = {name: number for number, name in enumerate(titles)}
     versions = {outcome.client: outcome.version for outcome in outcomes if outcome.version}
     lines += [f"- {client}: {version}" for client, version in versions.items()]
     lines += ["", table(outcomes, titles), ""]
     for heading, passed in (("Failed", False), ("Not played", None), ("Noted", True)):
         notes = [each for each in outcomes if each.passed is passed and each.note]
+        notes.sort(key=lambda each: (clients.index(each.client), order.get(each.scenario, -1)))
         if notes:
             lines += [f"## {heading}", ""]
             lines += [f"- {each.client} {each.scenario}: {_flat(each.note)}" for each in notes]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
+from mq.client import ReceivedMessage
 from tests.interop.stage import QUEUES, Event, Program, Stage, Unmet, require
 
 Play = Callable[[Stage], Awaitable[str]]
@@ -64,6 +65,9 @@ async def _send(stage: Stage) -> str:
     stored = {zlib.crc32(message.body): message for message in await stage.stored()}
     sent = program.of("sent")
     require(sent, "nothing was sent")
+    read = {event["crc"]: event for event in program.of("read")}
+    require(len(program.of("read")) == len(read) == len(stored), f"{len(read)} read by the client itself")
+    codecs = Counter(CODECS[message.record.sys_flag >> 8 & 3] for message in stored.values() if _is_compressed(message))
     for event in sent:
         message = stored.pop(event["crc"], None)
         if message is None:
@@ -87,6 +91,9 @@ async def _send(stage: Stage) -> str:
             if key not in blind.get(event["form"], ()) and event.get(key) != value
         }
         require(not wrong, f"{event['form']}: told and stored differ: {wrong}")
+        seen = read[event["crc"]]
+        wrong = {key: (value, there[key]) for key, value in seen.items() if key in there and value != there[key]}
+        require(not wrong, f"{event['form']}: read and stored differ: {wrong}")
         if event["form"] != "one-way":
             require(event["status"] == "SEND_OK", event)
         if event["form"] == "delayed":
@@ -96,7 +103,14 @@ async def _send(stage: Stage) -> str:
     sharded = {event["queue"] for event in sent if event["form"] == "sharded"}
     require(len(sharded) <= 1, f"one key in queues {sharded}")
     forms = Counter(event["form"] for event in sent)
-    return ", ".join(f"{form} {count}" for form, count in forms.items())
+    return ", ".join(f"{form} {count}" for form, count in (forms + codecs).items())
+
+
+CODECS = ("zlib", "lz4", "zstd", "zlib")
+
+
+def _is_compressed(message: ReceivedMessage) -> bool:
+    return bool(message.record.sys_flag & 1)
 
 
 @scenario("push", "push consumers: two share, one leaves, one goes on")

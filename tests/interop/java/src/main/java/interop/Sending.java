@@ -5,18 +5,25 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.zip.CRC32;
 
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Every way to send a message. */
 final class Sending {
+    private static final AtomicInteger SENT = new AtomicInteger();
+
     private Sending() {
     }
 
@@ -56,7 +63,6 @@ final class Sending {
         report("largest", largest, producer.send(largest, 30_000));
         producer.shutdown();
 
-        // 4.9 knows zlib only and does not look at the property.
         for (String way : List.of("ZLIB", "LZ4", "ZSTD")) {
             System.setProperty("rocketmq.message.compressType", way);
             DefaultMQProducer compressing = scene.producer("compressing-" + way);
@@ -64,6 +70,32 @@ final class Sending {
             report("compressed", message, compressing.send(message));
             compressing.shutdown();
         }
+        readBack(scene);
+    }
+
+    /** What another program of the same library makes of it all. */
+    private static void readBack(Scene scene) throws Exception {
+        AtomicInteger count = new AtomicInteger();
+        DefaultMQPushConsumer consumer = scene.consumer("reader");
+        consumer.subscribe(scene.topic, "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt message : messages) {
+                Out.event("read", "crc", crc(message), "id", message.getMsgId(), "queue", message.getQueueId(),
+                    "offset", message.getQueueOffset(), "tags", message.getTags(), "keys", message.getKeys(),
+                    "colour", message.getProperty("colour"), "face", message.getProperty("face"));
+                count.incrementAndGet();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        Scene.await("all that was sent", () -> count.get() >= SENT.get());
+        consumer.shutdown();
+    }
+
+    private static long crc(Message message) {
+        CRC32 crc = new CRC32();
+        crc.update(message.getBody());
+        return crc.getValue();
     }
 
     private static void async(Scene scene, DefaultMQProducer producer) throws Exception {
@@ -113,9 +145,8 @@ final class Sending {
     }
 
     private static void report(String form, Message message, String id, String offsetId, SendResult result, long offset) {
-        CRC32 crc = new CRC32();
-        crc.update(message.getBody());
-        Out.event("sent", "form", form, "crc", crc.getValue(), "length", message.getBody().length,
+        SENT.incrementAndGet();
+        Out.event("sent", "form", form, "crc", crc(message), "length", message.getBody().length,
             "id", id, "offset_id", offsetId, "status", result == null ? null : result.getSendStatus(),
             "queue", result == null ? null : result.getMessageQueue().getQueueId(), "offset", offset,
             "tags", message.getTags(), "keys", message.getKeys(), "colour", message.getProperty("colour"),
