@@ -13,7 +13,7 @@ from tests.interop.run import main
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("name", "scenario"), [("java4", "push"), ("java5", "orderly")])
+@pytest.mark.parametrize(("name", "scenario"), [("java4", "push"), ("java5", "tags")])
 def test_a_stock_client_sends_and_receives(name: str, scenario: str) -> None:
     client = CLIENTS[name]
     if (why := client.missing()) is not None:
