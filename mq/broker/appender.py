@@ -16,19 +16,29 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
+from mq.broker.pending import (
+    MadeRecord,
+    NotStored,
+    OnCommitted,
+    OnStored,
+    Pending,
+    PendingBatch,
+    PendingCommand,
+    PendingGroup,
+    Sender,
+    SendRequest,
+    StoredAt,
+)
 from mq.broker.tails import QueueTail
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import due_ms
-from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2, SendReplyTemplate, encode_response
+from mq.protocol.headers import SendReplyTemplate, encode_response
 from mq.protocol.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
-    FIXED,
     HEAD,
     MAGIC_V1,
     STORE_HOST_IPV6,
@@ -49,121 +59,6 @@ _DISK_FULL = (
     "[CL: {0:5.2f} CQ: {0:5.2f} INDEX: -1.00], messages are put to the slave, message store has been shut down, etc."
 )
 """Worded as by stock brokers, whose users look for it; the figure is the used part of the disk."""
-
-OnCommitted = Callable[[bool], None]
-SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
-
-
-class Sender(Protocol):
-    """The connection a message came from."""
-
-    host: bytes
-
-    def send(self, data: bytes) -> None: ...
-    def close(self, reason: str) -> None: ...
-    def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
-
-
-PendingMessage = tuple[int, Sender, SendRequest, int, QueueTail, bytes, bytes, int, bytes]
-"""A message that was checked and waits for its round: bytes of its record, sender, request, how the request's header
-was encoded, queue, body, properties, tag code, unique key. A plain tuple: there is one per message."""
-
-
-class StoredAt(NamedTuple):
-    """Where a message is: committed, on a majority of disks."""
-
-    queue_offset: int
-    physical_offset: int
-
-
-class NotStored(Enum):
-    """Why a message is not known to be stored."""
-
-    REFUSED = auto()
-    """It was not stored, and will not be."""
-    UNKNOWN = auto()
-    """Leadership was lost while it was under way."""
-
-
-OnStored = Callable[[StoredAt | NotStored], None]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class MadeRecord:
-    """A message that does not come straight from a plain send: delayed, retried, or made by the broker itself.
-
-    In a queue of the schedule topic ``tag_code`` is of no meaning.
-    """
-
-    tail: QueueTail
-    body: bytes
-    properties: bytes
-    tag_code: int = 0
-    flag: int = 0
-    sys_flag: int = 0
-    born_timestamp_ms: int
-    born_host: bytes
-    """Four bytes of an IPv4 address and four of the port."""
-    reconsume_times: int = 0
-    prepared_offset: int = 0
-    on_stored: OnStored | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the record."""
-        return self.tail.fixed_bytes + len(self.body) + len(self.properties)
-
-
-@dataclass(slots=True, eq=False)
-class PendingCommand:
-    """A change of replicated metadata that waits for its round."""
-
-    body: bytes
-    on_committed: OnCommitted | None = None
-    on_returned: Callable[[], None] | None = None
-    """Called in its place when leadership was lost before the command had begun: certainly nothing happened."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the record."""
-        return FIXED + len(META_TOPIC) + len(self.body)
-
-
-class BatchElement(NamedTuple):
-    """One message of a batch."""
-
-    size: int
-    """Bytes of its record."""
-    flag: int
-    body: bytes
-    properties: bytes
-    tag_code: int
-
-
-@dataclass(slots=True, eq=False)
-class PendingBatch:
-    """Messages to one queue that are stored together and answered with one reply."""
-
-    sender: Sender
-    request: SendRequest
-    serialization: int
-    request_body: bytes
-    tail: QueueTail
-    elements: list[BatchElement]
-    unique_keys: bytes
-    """Joined by commas."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its records."""
-        return sum(element.size for element in self.elements)
-
-
-PendingGroup = list[MadeRecord | PendingCommand]
-"""What enters the log in one entry, or not at all."""
-
-Pending = PendingMessage | tuple[int, PendingBatch] | tuple[int, PendingGroup]
-"""Each begins with its bytes; the lengths of the tuples tell them apart."""
 
 
 class _Committing:

@@ -1,69 +1,37 @@
-"""One broker: the application of its replica, and the handlers of its clients, wired together.
+"""One broker: the application of its replica, and the connections of its clients.
 
-`Broker` is synchronous: it is called by the reactor for input, at the end of each turn, and by timers. What runs it
-is in `mq.broker.server`.
+`Broker` is synchronous: it is called by the reactor for input, at the end of each turn, and by timers. What serves its
+clients' requests is in `mq.broker.areas`, what runs it in `mq.broker.server`.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 import structlog
 
-from mq.broker.administration import Administration
-from mq.broker.appender import Appender
+from mq.broker.areas import Areas, wall_clock_ms
 from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.commands import DeleteTopic, PutReplica, decode_command, encode_command
-from mq.broker.connection import ClientConnection, Handler
-from mq.broker.delays import Delays
-from mq.broker.disk import disk_usage, disk_used
-from mq.broker.forwarded import ForwardedRequests, ForwardedSender
-from mq.broker.forwarding import Forwarder
-from mq.broker.group_admin import GroupAdmin
-from mq.broker.groups import Groups
-from mq.broker.key_queries import KeyQueries
-from mq.broker.locks import Locks
+from mq.broker.connection import ClientConnection
 from mq.broker.long_polling import LongPolling
-from mq.broker.lookup import Lookup
-from mq.broker.made import MadeSends
 from mq.broker.metadata import Changes, Metadata
-from mq.broker.offsets import Offsets
-from mq.broker.pulls import HeldPull, Pulls
+from mq.broker.pulls import HeldPull
 from mq.broker.questions import Questions
 from mq.broker.reads import PatientReads
 from mq.broker.registration import Registration
-from mq.broker.retention import Retention
-from mq.broker.retries import Retries
-from mq.broker.sends import Sends
-from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
-from mq.broker.slow_consumers import LEADER_ID, SlowConsumers, broker_id_of
-from mq.broker.stats import Stats
-from mq.broker.subscriptions import Subscriptions
-from mq.broker.tails import QueueTails
+from mq.broker.settings import BrokerSettings
+from mq.broker.slow_consumers import LEADER_ID, broker_id_of
 from mq.protocol import bodies
-from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.headers import SendReplyTemplate
-from mq.protocol.records import encode_host
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
-from mq.store.key_index import KeyIndex
-from mq.store.log_records import LogRecords
 from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
-from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf, parse_address
+from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf
 
 Log = structlog.stdlib.BoundLogger
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, for stored timestamps only."""
-    return time.time_ns() // 1_000_000
 
 
 class Broker:
@@ -115,224 +83,35 @@ class Broker:
         self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
         store.watched = self._polling.waiting
         self._questions: Questions[ClientConnection] = Questions(clock)
-        self._handlers: dict[type[Any], Handler] = {}
-        self._leader_handlers: dict[type[Any], Handler] = {}
         self._applied_index = 0
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
 
     def attach(self, replica: Replica) -> None:
         """Get the replica that this broker is the application of; comes before everything else."""
-        settings, metadata, store = self._settings, self._metadata, self._store
         self._replica = replica
-        self._reads = reads = PatientReads(replica.read, self._clock)
+        self._reads = PatientReads(replica.read, self._clock)
         self._applied_index = replica.applied_index
-        client_port = parse_address(self._address)[1]
-        self._replica_address = f"{self._store_ip}:{client_port}"
-        store_host = encode_host(self._store_ip, client_port)
-        self.appender = Appender(
-            log=replica,
-            store_host=store_host,
-            reply_template=SendReplyTemplate(store_host),
-            entry_bytes_max=min(settings.entry_bytes_max, settings.segment_bytes - ENTRY_OVERHEAD_BYTES),
-            rounds_in_flight=settings.rounds_in_flight,
-            wall_clock_ms=wall_clock_ms,
-            disk_used=partial(disk_used, settings.data_dir),
-        )
-        self._stats = Stats(cluster=settings.cluster, store=store, clock=self._clock)
-        self._tails = QueueTails(metadata, store.max_offset)
-        unique_keys = UniqKeyGenerator(
-            ip=self._store_ip, pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=wall_clock_ms
-        )
-        made = MadeSends(
-            appender=self.appender,
-            reply_template=SendReplyTemplate(store_host),
-            unique_keys=unique_keys,
-            cluster=settings.cluster,
-            body_bytes_max=settings.message_bytes_max,
-        )
-        retries = Retries(
-            settings=settings,
-            metadata=metadata,
-            store=store,
-            appender=self.appender,
-            tails=self._tails,
-            log=replica.log,
-            made=made,
-            figures=self._stats.figures,
-            rng=self._rng,
-            wall_clock_ms=wall_clock_ms,
-        )
-        self._delays = Delays(
-            metadata=metadata,
-            store=store,
-            appender=self.appender,
-            tails=self._tails,
-            read=replica.log.pread,
-            pending_bytes_max=settings.pending_bytes_max // 2,
-            wall_clock_ms=wall_clock_ms,
-            log=self._log,
-        )
-        self._sends = Sends(
-            settings=settings,
-            metadata=metadata,
-            appender=self.appender,
-            tails=self._tails,
-            unique_keys=unique_keys,
-            made=made,
-            retries=retries,
-            rng=self._rng,
-            wall_clock_ms=wall_clock_ms,
-        )
-        self._locks = Locks(
-            metadata=metadata,
-            appender=self.appender,
-            client_id=self._client_id,
-            read=reads.read_once,
-            clock=self._clock,
-            log=self._log,
-        )
-        slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=self._clock)
-        self._offsets = Offsets(
-            metadata=metadata,
-            store=store,
-            appender=self.appender,
-            read=reads.read,
-            locks=self._locks,
-            in_memory=slow_consumers.in_memory,
-        )
-        self._groups = Groups(
-            clients=self._clients,
-            metadata=metadata,
-            appender=self.appender,
-            clock=self._clock,
-            wall_clock_ms=wall_clock_ms,
-        )
-        subscriptions = Subscriptions(
-            settings=settings, metadata=metadata, clients=self._clients, note_group=self._groups.note_group
-        )
-        self._pulls = Pulls(
-            settings=settings,
-            metadata=metadata,
-            store=store,
-            subscriptions=subscriptions,
-            slow_consumers=slow_consumers,
-            polling=self._polling,
-            read=replica.log.pread,
-            read_each=replica.log.pread_each,
-            log_end=lambda: replica.log.end_pos,
-            store_offset=self._offsets.commit,
-            reset_to=self._offsets.reset_to,
-            confirm=replica.read,
-            figures=self._stats.figures,
-            clock=self._clock,
-        )
-        self.lookup = Lookup(
-            broker_name=settings.group,
-            metadata=metadata,
-            store=store,
-            records=LogRecords(replica.log, lambda: self._applied_index),
-            clients=self._clients,
-            read=reads.read,
-            wall_clock_ms=wall_clock_ms,
-        )
-        self.keys = KeyQueries(
-            index=KeyIndex(str(settings.data_dir / INDEX_DIRECTORY), replica.log, lambda: self._applied_index),
-            metadata=metadata,
-            read=reads.read,
-            wake=self._reactor.wake,
-            index_seconds=settings.index_seconds,
-            clock=time.monotonic,
-            wall_clock_ms=wall_clock_ms,
-            log=self._log,
-        )
-        used = partial(disk_used, settings.data_dir)
-        self._retention = Retention(
-            settings=settings,
-            replica=replica,
-            store=store,
-            floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
-            disk_usage=partial(disk_usage, settings.data_dir),
-            wall_clock_ms=wall_clock_ms,
-            log=self._log,
-        )
-        self._group_admin = GroupAdmin(
-            settings=settings,
-            replica=replica,
-            disk_used=used,
-            clock=self._clock,
-            log=self._log,
-        )
-        self.forwarder = Forwarder(
-            settings=settings,
-            reactor=self._reactor,
-            client_id=self._clients.client_id,
-            leader_address=self._leader_address,
-            serve_locally=self._serve_as_leader,
-            clock=self._clock,
-            log=self._log,
-        )
-        self._forwarded = ForwardedRequests(
-            identity=settings.identity,
-            leader_handlers=self._leader_handlers,
-            leads=lambda: self.appender.is_open,
-            is_elected=lambda: replica.is_leader,
-            held_bytes_max=settings.forward_bytes_max,
-            is_trusted=self._is_trusted,
-            forward=self.forwarder.handle,
-            log=self._log,
-        )
-        administration = Administration(
-            settings=settings,
-            replica=replica,
-            metadata=metadata,
-            store=store,
-            appender=self.appender,
-            stats=self._stats,
-            clients=self._clients,
-            offsets=self._offsets,
-            lookup=self.lookup,
-            read=reads.read,
+        self.areas = Areas(
+            settings=self._settings,
+            store_ip=self._store_ip,
             address=self._address,
-            counters=self._counters,
-            disk_usage=partial(disk_usage, settings.data_dir),
-            delete_expired=self._retention.run,
-            is_allowed=self._group_admin.is_allowed,
-            on_settings_changed=self._settings_changed,
+            replica=replica,
+            reactor=self._reactor,
+            metadata=self._metadata,
+            store=self._store,
+            clients=self._clients,
+            polling=self._polling,
+            reads=self._reads,
+            rng=self._rng,
             clock=self._clock,
-            wall_clock_ms=wall_clock_ms,
+            applied_index=lambda: self._applied_index,
+            floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
+            counters=self._counters,
+            is_peer_host=self._is_peer_host,
             log=self._log,
         )
-        areas = (self._pulls, self._groups, self._offsets, self.lookup, self._group_admin, self._forwarded)
-        for area in (*areas, self.keys, subscriptions, administration):
-            self._handlers.update(area.handlers())
-        for leading_area in (self._sends, self._offsets, self._locks, retries, administration):
-            self._leader_handlers.update(leading_area.leader_handlers())
-        self._serve_as_follower()
-
-    def _settings_changed(self, settings: BrokerSettings) -> None:
-        self._sends.settings_changed(settings)
-        self._retention.settings_changed(settings)
-
-    def _serve_as_leader(self) -> None:
-        self._handlers.update(self._leader_handlers)
-
-    def _serve_as_follower(self) -> None:
-        self._handlers.update(dict.fromkeys(self._leader_handlers, self.forwarder.handle))
-
-    def _leader_address(self) -> str | None:
-        """Where another replica that leads serves clients, if that is known."""
-        core = self._replica.core
-        return None if core.leader_id in (None, core.node_id) else self._metadata.replicas.get(core.leader_id)
-
-    def _client_id(self, connection: ClientConnection | ForwardedSender, group: str) -> str | None:
-        """Who a client is in a consumer group, also if it is connected to another replica."""
-        if isinstance(connection, ForwardedSender):
-            return connection.client_id
-        return self._clients.client_id(connection, group)
-
-    def _is_trusted(self, peer: str) -> bool:
-        return self._is_peer_host(peer.rpartition(":")[0].removeprefix("::ffff:")) or self._group_admin.is_allowed(peer)
+        self.appender = self.areas.appender
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -350,7 +129,7 @@ class Broker:
         connection = ClientConnection(
             reactor=self._reactor,
             sock=sock,
-            handlers=self._handlers,
+            handlers=self.areas.handlers,
             questions=self._questions,
             on_closed=self._connection_closed,
             output_bytes_max=self._settings.output_bytes_max,
@@ -367,7 +146,7 @@ class Broker:
 
     def close_connections(self) -> None:
         """Close every client connection."""
-        self.forwarder.close()
+        self.areas.forwarder.close()
         for connection in list(self._connections):
             connection.close("broker stops")
 
@@ -384,12 +163,12 @@ class Broker:
 
     def owes_answers(self) -> bool:
         """Whether replies wait to be sent, or requests for the replica that leads."""
-        return self.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
+        return self.areas.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         self._polling.drop_connection(connection)
-        self._groups.connection_closed(connection)
+        self.areas.groups.connection_closed(connection)
 
     # -- the replicated log ------------------------------------------------------------------------------------------
 
@@ -401,7 +180,7 @@ class Broker:
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
-                self._group_admin.configured(entry.index, decode_conf(entry.body))
+                self.areas.group_admin.configured(entry.index, decode_conf(entry.body))
                 for connection in self._connections:
                     connection.trusted = False
             self._applied_index = entry.index
@@ -411,23 +190,21 @@ class Broker:
         self.appender.committed(self._applied_index)
         for topic, queue_id, new_entries in self._store.take_grown():
             for pull in self._polling.grown((topic, queue_id), new_entries):
-                self._pulls.resume(pull)
+                self.areas.pulls.resume(pull)
 
     def role_changed(self, change: RoleChange) -> None:
         """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
         self._log.info("role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id)
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
-            self.forwarder.follow()
-            self._serve_as_follower()
-            self._tails.forget()
-            for area in (self._sends, self._offsets, self._locks, self._groups, self._delays):
-                area.forget()
+            self.areas.forwarder.follow()
+            self.areas.serve_as_follower()
+            self.areas.forget()
             self.appender.close()
             self._on_registration_changed()
-        self.forwarder.leader_changed()
-        self._forwarded.role_changed()
+        self.areas.forwarder.leader_changed()
+        self.areas.forwarded.role_changed()
         self._reads.try_again()
-        self._group_admin.role_changed(change)
+        self.areas.group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
         """Leadership was lost with entries under way."""
@@ -443,17 +220,17 @@ class Broker:
         """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
         self._led_term = term
         self.appender.open()
-        self._locks.lead()
-        self._delays.lead()
-        self.forwarder.lead()
-        self._forwarded.role_changed()
+        self.areas.locks.lead()
+        self.areas.delays.lead()
+        self.areas.forwarder.lead()
+        self.areas.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         settings = self._settings
         missing = self._metadata.missing_system_topics(
             settings.cluster, settings.group, wall_clock_ms(), default_topic_queues=settings.default_topic_queues
         )
-        if self._metadata.replicas.get(settings.node_id) != self._replica_address:
-            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self._replica_address)))
+        if self._metadata.replicas.get(settings.node_id) != self.areas.replica_address:
+            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.areas.replica_address)))
         for command in missing:
             self.appender.add_command(command)
         self._on_registration_changed()
@@ -476,11 +253,11 @@ class Broker:
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
             for topic in changed.topics:
-                self._sends.topic_changed(topic)
+                self.areas.sends.topic_changed(topic)
             if changed.topics:
                 self._on_registration_changed()
             if changed.replicas:
-                self.forwarder.leader_changed()
+                self.areas.forwarder.leader_changed()
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
@@ -488,33 +265,33 @@ class Broker:
         """Answer pulls whose time is over, and repeat reads that failed."""
         self._reads.try_again()
         for pull in self._polling.expired(self._clock()):
-            self._pulls.resume(pull)
+            self.areas.pulls.resume(pull)
 
     def expire_group_commands(self) -> None:
         """Answer operators whose change of the group does not come to an end, or who wait for a client."""
-        self._group_admin.expire()
+        self.areas.group_admin.expire()
         self._questions.expire()
 
     def deliver_delayed(self) -> None:
         """Put into their topics the delayed messages that are due."""
-        self._delays.run()
+        self.areas.delays.run()
 
     def look_at_queues(self) -> None:
         """Count what came into some of the queues."""
-        self._stats.look_on()
+        self.areas.stats.look_on()
 
     def sample_figures(self) -> None:
         """Note how much there is now, to be compared with later."""
-        self._stats.sample()
+        self.areas.stats.sample()
 
     def replicate_offsets(self) -> None:
         """Put gathered consumer offsets into the log."""
-        self._offsets.replicate_gathered()
+        self.areas.offsets.replicate_gathered()
 
     def expire_clients(self) -> None:
         """Forget clients without heartbeat, and locks that nobody renewed."""
-        self._groups.expire()
-        self._locks.expire()
+        self.areas.groups.expire()
+        self.areas.locks.expire()
 
     def flush_queues(self) -> None:
         """Let consume queues reach their files, and forget what is gone from the log, a few at a time."""
@@ -523,7 +300,7 @@ class Broker:
 
     def delete_expired(self) -> None:
         """Let the log begin later if its oldest files may go. Raises OSError."""
-        self._retention.run()
+        self.areas.retention.run()
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
         """Capture what was applied so far.
@@ -589,10 +366,10 @@ class Broker:
             "pendingBytes": self.appender.pending_bytes,
             "heldPulls": len(self._polling),
             "lockedQueues": self._metadata.lock_count,
-            "fencedCommits": self._locks.fenced,
-            "delayedDelivered": self._delays.delivered,
-            "delayedDropped": self._delays.dropped,
-            "delayedExpired": self._delays.expired,
-            **self.forwarder.counters(),
-            "forwardedTaken": self._forwarded.taken,
+            "fencedCommits": self.areas.locks.fenced,
+            "delayedDelivered": self.areas.delays.delivered,
+            "delayedDropped": self.areas.delays.dropped,
+            "delayedExpired": self.areas.delays.expired,
+            **self.areas.forwarder.counters(),
+            "forwardedTaken": self.areas.forwarded.taken,
         }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mq.broker.appender import Appender, MadeRecord, NotStored, OnStored, PendingGroup, Sender, SendRequest, StoredAt
+from mq.broker.appender import Appender
+from mq.broker.pending import MadeRecord, NotStored, OnStored, PendingGroup, Sender, SendRequest, StoredAt
 from mq.broker.refusal import RequestRefused
 from mq.broker.tails import QueueTail
 from mq.protocol import properties as props

@@ -10,12 +10,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from mq.broker.appender import Appender, BatchElement, PendingBatch
+from mq.broker.appender import Appender
 from mq.broker.commands import PutTopic, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import put_off
 from mq.broker.made import MadeSends
 from mq.broker.metadata import Metadata, auto_create
+from mq.broker.pending import BatchElement, PendingBatch
 from mq.broker.refusal import RequestRefused
 from mq.broker.retries import Retries
 from mq.broker.settings import BrokerSettings

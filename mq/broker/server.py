@@ -187,8 +187,8 @@ class _Host:
                     (settings.idle_seconds_max, broker.close_idle_connections),
                 ):
                     nursery.start_soon(_every, seconds, action, reactor)
-                nursery.start_soon(broker.keys.serve)
-                nursery.start_soon(broker.keys.keep_index)
+                nursery.start_soon(broker.areas.keys.serve)
+                nursery.start_soon(broker.areas.keys.keep_index)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
 
         return Hosted(
@@ -197,7 +197,7 @@ class _Host:
             attach=attach,
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
-            tasks=(registrar.run, timers, lambda: broker.forwarder.run()),
+            tasks=(registrar.run, timers, lambda: broker.areas.forwarder.run()),
         )
 
     def _closed(self) -> None:

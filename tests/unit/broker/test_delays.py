@@ -41,7 +41,7 @@ class WallClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.broker.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.areas.wall_clock_ms", clock)
     monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
     return clock
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.broker import Broker
+from mq.broker.areas import Areas
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -143,7 +143,7 @@ async def test_the_log_of_another_group_is_refused(tmp_path: Path) -> None:
 
 
 async def test_who_is_no_replica_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broker, "_is_trusted", lambda broker, peer: peer.endswith("."))
+    monkeypatch.setattr(Areas, "_is_trusted", lambda areas, peer: peer.endswith("."))
     async with running(tmp_path) as broker:
         client = await broker.connect()
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")

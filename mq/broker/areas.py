@@ -1,0 +1,317 @@
+"""Everything that serves a broker's clients, built and wired together.
+
+An area is a class of its own module with the handlers of the requests it serves. Some requests only the leader can
+serve; which handlers those are, is said by the areas, and what a replica that does not lead does with them, here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+
+from mq.broker.administration import Administration
+from mq.broker.appender import Appender
+from mq.broker.clients import ClientRegistry
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.delays import Delays
+from mq.broker.disk import disk_usage, disk_used
+from mq.broker.forwarded import ForwardedRequests, ForwardedSender
+from mq.broker.forwarding import Forwarder
+from mq.broker.group_admin import GroupAdmin
+from mq.broker.groups import Groups
+from mq.broker.key_queries import KeyQueries
+from mq.broker.locks import Locks
+from mq.broker.long_polling import LongPolling
+from mq.broker.lookup import Lookup
+from mq.broker.made import MadeSends
+from mq.broker.metadata import Metadata
+from mq.broker.offsets import Offsets
+from mq.broker.pulls import HeldPull, Pulls
+from mq.broker.reads import PatientReads
+from mq.broker.retention import Retention
+from mq.broker.retries import Retries
+from mq.broker.sends import Sends
+from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
+from mq.broker.slow_consumers import SlowConsumers
+from mq.broker.stats import Stats
+from mq.broker.subscriptions import Subscriptions
+from mq.broker.tails import QueueTails
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.records import encode_host
+from mq.store.key_index import KeyIndex
+from mq.store.log_records import LogRecords
+from mq.store.queue_store import QueueStore
+from raftlog import Reactor, Replica, parse_address
+
+Log = structlog.stdlib.BoundLogger
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, for stored timestamps only."""
+    return time.time_ns() // 1_000_000
+
+
+class Areas:
+    """The areas of one broker.
+
+    Args:
+        store_ip: the IPv4 address that message ids carry.
+        address: where clients reach this broker.
+        reads: reads that go on over a change of leader.
+        applied_index: up to which entry the log was applied.
+        floor_pos: physical offset from which on the log is still needed.
+        counters: figures of the broker itself.
+        is_peer_host: whether a replica of this group is connected from an IP address, or to it.
+
+    Attributes:
+        handlers: what serves each type of request at this moment.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        store_ip: str,
+        address: str,
+        replica: Replica,
+        reactor: Reactor,
+        metadata: Metadata,
+        store: QueueStore,
+        clients: ClientRegistry[ClientConnection],
+        polling: LongPolling[HeldPull],
+        reads: PatientReads,
+        rng: random.Random,
+        clock: Callable[[], float],
+        applied_index: Callable[[], int],
+        floor_pos: Callable[[], int],
+        counters: Callable[[], dict[str, int]],
+        is_peer_host: Callable[[str], bool],
+        log: Log,
+    ) -> None:
+        self._replica = replica
+        self._metadata = metadata
+        self._clients = clients
+        self._is_peer_host = is_peer_host
+        self.handlers: dict[type[Any], Handler] = {}
+        self._leader_handlers: dict[type[Any], Handler] = {}
+        client_port = parse_address(address)[1]
+        self.replica_address = f"{store_ip}:{client_port}"
+        store_host = encode_host(store_ip, client_port)
+        self.appender = Appender(
+            log=replica,
+            store_host=store_host,
+            reply_template=SendReplyTemplate(store_host),
+            entry_bytes_max=min(settings.entry_bytes_max, settings.segment_bytes - ENTRY_OVERHEAD_BYTES),
+            rounds_in_flight=settings.rounds_in_flight,
+            wall_clock_ms=wall_clock_ms,
+            disk_used=partial(disk_used, settings.data_dir),
+        )
+        self.stats = Stats(cluster=settings.cluster, store=store, clock=clock)
+        self.tails = QueueTails(metadata, store.max_offset)
+        unique_keys = UniqKeyGenerator(
+            ip=store_ip, pid=os.getpid(), salt=rng.getrandbits(32), wall_clock_ms=wall_clock_ms
+        )
+        made = MadeSends(
+            appender=self.appender,
+            reply_template=SendReplyTemplate(store_host),
+            unique_keys=unique_keys,
+            cluster=settings.cluster,
+            body_bytes_max=settings.message_bytes_max,
+        )
+        retries = Retries(
+            settings=settings,
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            tails=self.tails,
+            log=replica.log,
+            made=made,
+            figures=self.stats.figures,
+            rng=rng,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self.delays = Delays(
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            tails=self.tails,
+            read=replica.log.pread,
+            pending_bytes_max=settings.pending_bytes_max // 2,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
+        self.sends = Sends(
+            settings=settings,
+            metadata=metadata,
+            appender=self.appender,
+            tails=self.tails,
+            unique_keys=unique_keys,
+            made=made,
+            retries=retries,
+            rng=rng,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self.locks = Locks(
+            metadata=metadata,
+            appender=self.appender,
+            client_id=self._client_id,
+            read=reads.read_once,
+            clock=clock,
+            log=log,
+        )
+        slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=clock)
+        self.offsets = Offsets(
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            read=reads.read,
+            locks=self.locks,
+            in_memory=slow_consumers.in_memory,
+        )
+        self.groups = Groups(
+            clients=clients,
+            metadata=metadata,
+            appender=self.appender,
+            clock=clock,
+            wall_clock_ms=wall_clock_ms,
+        )
+        subscriptions = Subscriptions(
+            settings=settings, metadata=metadata, clients=clients, note_group=self.groups.note_group
+        )
+        self.pulls = Pulls(
+            settings=settings,
+            metadata=metadata,
+            store=store,
+            subscriptions=subscriptions,
+            slow_consumers=slow_consumers,
+            polling=polling,
+            read=replica.log.pread,
+            read_each=replica.log.pread_each,
+            log_end=lambda: replica.log.end_pos,
+            store_offset=self.offsets.commit,
+            reset_to=self.offsets.reset_to,
+            confirm=replica.read,
+            figures=self.stats.figures,
+            clock=clock,
+        )
+        self.lookup = Lookup(
+            broker_name=settings.group,
+            metadata=metadata,
+            store=store,
+            records=LogRecords(replica.log, applied_index),
+            clients=clients,
+            read=reads.read,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self.keys = KeyQueries(
+            index=KeyIndex(str(settings.data_dir / INDEX_DIRECTORY), replica.log, applied_index),
+            metadata=metadata,
+            read=reads.read,
+            wake=reactor.wake,
+            index_seconds=settings.index_seconds,
+            clock=time.monotonic,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
+        used = partial(disk_used, settings.data_dir)
+        self.retention = Retention(
+            settings=settings,
+            replica=replica,
+            store=store,
+            floor_pos=floor_pos,
+            disk_usage=partial(disk_usage, settings.data_dir),
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
+        self.group_admin = GroupAdmin(
+            settings=settings,
+            replica=replica,
+            disk_used=used,
+            clock=clock,
+            log=log,
+        )
+        self.forwarder = Forwarder(
+            settings=settings,
+            reactor=reactor,
+            client_id=clients.client_id,
+            leader_address=self._leader_address,
+            serve_locally=self.serve_as_leader,
+            clock=clock,
+            log=log,
+        )
+        self.forwarded = ForwardedRequests(
+            identity=settings.identity,
+            leader_handlers=self._leader_handlers,
+            leads=lambda: self.appender.is_open,
+            is_elected=lambda: replica.is_leader,
+            held_bytes_max=settings.forward_bytes_max,
+            is_trusted=self._is_trusted,
+            forward=self.forwarder.handle,
+            log=log,
+        )
+        administration = Administration(
+            settings=settings,
+            replica=replica,
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            stats=self.stats,
+            clients=clients,
+            offsets=self.offsets,
+            lookup=self.lookup,
+            read=reads.read,
+            address=address,
+            counters=counters,
+            disk_usage=partial(disk_usage, settings.data_dir),
+            delete_expired=self.retention.run,
+            is_allowed=self.group_admin.is_allowed,
+            on_settings_changed=self._settings_changed,
+            clock=clock,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
+        areas = (self.pulls, self.groups, self.offsets, self.lookup, self.group_admin, self.forwarded)
+        for area in (*areas, self.keys, subscriptions, administration):
+            self.handlers.update(area.handlers())
+        for leading_area in (self.sends, self.offsets, self.locks, retries, administration):
+            self._leader_handlers.update(leading_area.leader_handlers())
+        self.serve_as_follower()
+
+    def _settings_changed(self, settings: BrokerSettings) -> None:
+        self.sends.settings_changed(settings)
+        self.retention.settings_changed(settings)
+
+    def forget(self) -> None:
+        """This replica does not lead any more: what areas keep as the leader is void."""
+        self.tails.forget()
+        for area in (self.sends, self.offsets, self.locks, self.groups, self.delays):
+            area.forget()
+
+    def serve_as_leader(self) -> None:
+        """Serve everything here."""
+        self.handlers.update(self._leader_handlers)
+
+    def serve_as_follower(self) -> None:
+        """Hand what needs the leader to it."""
+        self.handlers.update(dict.fromkeys(self._leader_handlers, self.forwarder.handle))
+
+    def _leader_address(self) -> str | None:
+        """Where another replica that leads serves clients, if that is known."""
+        core = self._replica.core
+        return None if core.leader_id in (None, core.node_id) else self._metadata.replicas.get(core.leader_id)
+
+    def _client_id(self, connection: ClientConnection | ForwardedSender, group: str) -> str | None:
+        """Who a client is in a consumer group, also if it is connected to another replica."""
+        if isinstance(connection, ForwardedSender):
+            return connection.client_id
+        return self._clients.client_id(connection, group)
+
+    def _is_trusted(self, peer: str) -> bool:
+        return self._is_peer_host(peer.rpartition(":")[0].removeprefix("::ffff:")) or self.group_admin.is_allowed(peer)
