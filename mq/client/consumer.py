@@ -147,6 +147,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self.client_id = new_client_id()
         self._consume_from = consume_from
         self._ordered = ordered
+        self._started_ms = time.time_ns() // 1_000_000
         self._exclusive = exclusive
         self._broadcast = broadcast
         self._allocate = allocate
@@ -233,7 +234,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             return encode_response(request.opaque, 0, body=status(self.positions, request.ext.topic))
         if isinstance(request, GetConsumerRunningInfo):
             subscriptions = [_subscription_data(each) for each in self._subscribed.values()]
-            text = running_info(self._opened().process_queues, subscriptions, ordered=self._ordered)
+            text = running_info(
+                self._opened().process_queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms
+            )
             return encode_response(request.opaque, 0, body=text)
         return refuse_server_request(request, body)
 

@@ -38,10 +38,16 @@ def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:
     return b'{"consumerTable":{},"messageQueueTable":%s}' % queue_table(rows)
 
 
-def running_info(queues: Iterable[ProcessQueue], subscriptions: Sequence[SubscriptionData], *, ordered: bool) -> bytes:
-    """How the consumer is (request code 307)."""
-    properties = {"PROP_CLIENT_VERSION": "V4_9_8", "PROP_CONSUME_ORDERLY": str(ordered).lower()}
-    properties["PROP_CONSUME_TYPE"] = "CONSUME_PASSIVELY"
+def running_info(
+    queues: Iterable[ProcessQueue], subscriptions: Sequence[SubscriptionData], *, ordered: bool, started_ms: int
+) -> bytes:
+    """How the consumer is (request code 307); tools reckon with the time at which it started."""
+    properties = {
+        "PROP_CLIENT_VERSION": "V4_9_8",
+        "PROP_CONSUME_ORDERLY": str(ordered).lower(),
+        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
+    }
     table = queue_table((_ref(each.queue), msgspec.json.encode(_queue_info(each))) for each in queues)
     return b'{"jstack":"","mqTable":%s,"properties":%s,"statusTable":{},"subscriptionSet":[%s]}' % (
         table,
