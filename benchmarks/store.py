@@ -60,13 +60,18 @@ class Plan(argparse.Namespace):
     no_write: bool
 
 
-Measure = Callable[[Plan, Path], Awaitable[list[Figure]]]
+Note = Callable[[Figure], None]
+Measure = Callable[[Plan, Path, Note], Awaitable[None]]
+"""A case: tells each figure as soon as it has it."""
+
+_DISK = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
+"""What is measured must not depend on how full the machine's disk is."""
 
 
 @asynccontextmanager
 async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
     """A broker and a name server, both as processes."""
-    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1)) as cluster:
+    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=_DISK) as cluster:
         yield cluster
 
 
@@ -119,11 +124,10 @@ def job_for(cluster: DevCluster, plan: Plan, *, in_flight: int, topics: int = 1,
     )
 
 
-async def measure_queues(plan: Plan, directory: Path) -> list[Figure]:
+async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
     """8 queues and 10,000 queues under the same load."""
     topics = 50 if plan.quick else MANY_TOPICS
     rates: dict[int, float] = {}
-    figures: list[Figure] = []
     for count in (1, topics):
         async with one_broker(directory / f"{count}") as cluster:
             await create_topics(cluster, count)
@@ -132,20 +136,17 @@ async def measure_queues(plan: Plan, directory: Path) -> list[Figure]:
             rates[count] = statistics.median(report.messages) / plan.seconds
             pid = cluster.pid("n0")
             descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-            figures += [
-                Figure("queues", f"messages/s, {queues:,} queues", rates[count], "/s"),
-                Figure("queues", f"CPU of the broker, {queues:,} queues", cpu_us, "us/message"),
-                Figure("queues", f"resident memory, {queues:,} queues", rss_bytes(pid) / 1e6, "MB", 600),
-                Figure("queues", f"open descriptors, {queues:,} queues", descriptors, ""),
-            ]
+            note(Figure("queues", f"messages/s, {queues:,} queues", rates[count], "/s"))
+            note(Figure("queues", f"CPU of the broker, {queues:,} queues", cpu_us, "us/message"))
+            note(Figure("queues", f"resident memory, {queues:,} queues", rss_bytes(pid) / 1e6, "MB", 600))
+            note(Figure("queues", f"open descriptors, {queues:,} queues", descriptors, ""))
     share = 100 * rates[topics] / rates[1]
-    return [*figures, Figure("queues", "throughput kept with many queues", share, "%", 80, is_limit=False)]
+    note(Figure("queues", "throughput kept with many queues", share, "%", 80, is_limit=False))
 
 
-async def measure_restart(plan: Plan, directory: Path) -> list[Figure]:
+async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
     """Starts of a broker that has many messages."""
     wanted = RESTART_MESSAGES // 100 if plan.quick else RESTART_MESSAGES
-    figures: list[Figure] = []
     async with one_broker(directory / "restart") as cluster:
         await create_topics(cluster, 1)
         fill = Plan(**vars(plan) | {"warmup": 0.0, "seconds": 1.0 if plan.quick else 5.0, "windows": 1})
@@ -159,7 +160,7 @@ async def measure_restart(plan: Plan, directory: Path) -> list[Figure]:
             began = trio.current_time()
             await cluster.start("n0")
             await cluster.wait_ready()
-            figures.append(Figure("restart", f"{how}, {name}", trio.current_time() - began, "s", goal))
+            note(Figure("restart", f"{how}, {name}", trio.current_time() - began, "s", goal))
 
         await cluster.stop("n0")
         await start("after a clean stop", 3)
@@ -174,7 +175,6 @@ async def measure_restart(plan: Plan, directory: Path) -> list[Figure]:
         for each in ("checkpoint", "checkpoint.previous"):
             (data / each).unlink(missing_ok=True)
         await start("with all queues rebuilt from the log", None)
-    return figures
 
 
 CASES: dict[str, Measure] = {"queues": measure_queues, "restart": measure_restart}
@@ -207,11 +207,14 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 async def run(plan: Plan, directory: Path) -> list[Figure]:
     """All cases of the plan."""
     figures: list[Figure] = []
+
+    def note(figure: Figure) -> None:
+        figures.append(figure)
+        print(figure, flush=True)
+
     for name, measure in CASES.items():
         if not plan.case or name in plan.case:
-            found = await measure(plan, directory / name)
-            figures += found
-            print(*found, sep="\n", flush=True)
+            await measure(plan, directory / name, note)
     return figures
 
 
