@@ -122,5 +122,40 @@ class JavaClient:
         ]
 
 
-CLIENTS: dict[str, Client] = {client.name: client for client in (JavaClient("java4"), JavaClient("java5"))}
+@dataclass(frozen=True)
+class GoClient:
+    """github.com/apache/rocketmq-client-go/v2 of the version that go/go.mod pins."""
+
+    name: str = "go"
+
+    @property
+    def skips(self) -> Mapping[str, str]:
+        return {
+            "lite-pull": "this client has none",
+            "lookup": "this client has none",
+            "mqadmin": "a tool of the Java client",
+        }
+
+    @property
+    def _program(self) -> Path:
+        return CACHE / self.name / "interop"
+
+    def missing(self) -> str | None:
+        return tools_missing("go")
+
+    def is_built(self) -> bool:
+        return self._program.exists()
+
+    def build(self, *, offline: bool = False) -> None:
+        environment = {"GOFLAGS": "-mod=readonly"} | ({"GOPROXY": "off"} if offline else {})
+        run_tool(
+            ["env", *(f"{k}={v}" for k, v in environment.items()), "go", "build", "-o", str(self._program), "."],
+            HERE / "go",
+        )
+
+    def command(self, directory: Path) -> list[str]:
+        return ["env", f"HOME={directory}", str(self._program)]
+
+
+CLIENTS: dict[str, Client] = {client.name: client for client in (JavaClient("java4"), JavaClient("java5"), GoClient())}
 """By name, in the order of the report."""
