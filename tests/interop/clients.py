@@ -157,5 +157,56 @@ class GoClient:
         return ["env", f"HOME={directory}", str(self._program)]
 
 
-CLIENTS: dict[str, Client] = {client.name: client for client in (JavaClient("java4"), JavaClient("java5"), GoClient())}
+@dataclass(frozen=True)
+class NodeClient:
+    """ali-ons of the version that node/package-lock.json pins."""
+
+    name: str = "node"
+
+    @property
+    def skips(self) -> Mapping[str, str]:
+        ordered = "this client does not consume in order"
+        return {
+            "orderly": ordered,
+            "retry-orderly": ordered,
+            "leader-killed-orderly": ordered,
+            "transfer-orderly": ordered,
+            "pull": "this client has no pull consumer",
+            "lite-pull": "this client has none",
+            "reset": "this client takes no notice of what a broker asks of it",
+            "lookup": "this client has none",
+            "admin": "this client has none",
+            "mqadmin": "a tool of the Java client",
+        }
+
+    @property
+    def _output(self) -> Path:
+        return CACHE / self.name
+
+    def missing(self) -> str | None:
+        return tools_missing("node", "npm")
+
+    def is_built(self) -> bool:
+        return (self._output / "node_modules" / "ali-ons" / "package.json").exists()
+
+    def build(self, *, offline: bool = False) -> None:
+        self._output.mkdir(parents=True, exist_ok=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(HERE / "node" / name, self._output)
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--offline" if offline else "--prefer-offline"]
+        run_tool(["npm", "ci", *options], self._output)
+
+    def command(self, directory: Path) -> list[str]:
+        return [
+            "env",
+            f"HOME={directory}",
+            f"NODE_PATH={self._output / 'node_modules'}",
+            "node",
+            str(HERE / "node" / "main.js"),
+        ]
+
+
+CLIENTS: dict[str, Client] = {
+    client.name: client for client in (JavaClient("java4"), JavaClient("java5"), GoClient(), NodeClient())
+}
 """By name, in the order of the report."""

@@ -14,6 +14,9 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster
 from mq.client import Admin, MessageQueue, PushConsumer, ReceivedMessage
+from mq.client.remoting import Remoting
+from mq.protocol import fastjson
+from mq.protocol.codes import RequestCode
 from mq.protocol.group_admin import GroupAnswer
 
 QUEUES = 4
@@ -50,12 +53,14 @@ class Program:
         require(len(found) == 1, f"{len(found)} events {name!r}")
         return found[0]
 
-    async def wait_for(self, name: str) -> None:
-        """Until it has reported this. Raises Unmet when it failed or ended instead."""
-        while not self.of(name):
+    async def wait_for(self, *names: str) -> None:
+        """Until it has reported one of these. Raises Unmet when it failed or ended instead."""
+        ended = False
+        while not any(self.of(name) for name in names):
             self.check()
-            require(self._process is None or self._process.returncode is None, f"ended before {name!r}")
-            with trio.move_on_after(0.2):
+            require(not ended, f"ended before {' or '.join(names)}")
+            ended = self._process is not None and self._process.returncode is not None
+            with trio.move_on_after(1 if ended else 0.2):  # its last words may be on their way
                 await self._changed.wait()
 
     async def say(self, line: str) -> None:
@@ -157,6 +162,14 @@ class Stage:
             for queue_id in queues:
                 total += await admin.max_offset(MessageQueue(topic, self.cluster.group, queue_id))
             return total
+
+    async def reset(self, group: str, to_ms: int) -> dict[int, int]:
+        """An operator sends the members of ``group`` back to a time; the offset of each queue. Raises BrokerError."""
+        ext = {"topic": self.name, "group": group, "timestamp": str(to_ms), "isForce": "true"}
+        leader = self.cluster.address(await self.cluster.leader())
+        async with Remoting.open([self.cluster.namesrv]) as remoting:
+            _, body = await remoting.call(leader, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+        return {json.loads(queue)["queueId"]: n for queue, n in fastjson.parse(body)["offsetTable"].items()}
 
     async def transfer(self) -> GroupAnswer:
         """Leadership goes to another replica, as an operator orders it. Raises Unmet."""

@@ -173,7 +173,8 @@ func retry(s scene) {
 
 func retryOrderly(s scene) {
 	var failures atomic.Int32
-	c := s.consumer("a", consumer.WithMaxReconsumeTimes(attempts-1), consumer.WithConsumerOrder(true),
+	// Here this library counts what came again after it had failed twice.
+	c := s.consumer("a", consumer.WithMaxReconsumeTimes(attempts-2), consumer.WithConsumerOrder(true),
 		consumer.WithSuspendCurrentQueueTimeMillis(100*time.Millisecond))
 	must(c.Subscribe(s.topic, consumer.MessageSelector{}, func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 		received("a", messages[0])

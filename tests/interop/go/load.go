@@ -6,57 +6,66 @@ import (
 	"fmt"
 	"os"
 	"sort"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	rocketmq "github.com/apache/rocketmq-client-go/v2"
 	"github.com/apache/rocketmq-client-go/v2/consumer"
 	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
 )
 
 const (
-	senders = 4
-	pace    = 5 * time.Millisecond
+	senders       = 4
+	givenBackEach = 50
+	pace          = 5 * time.Millisecond
+	afterFailure  = 100 * time.Millisecond
 )
 
-// loading is a producer and a consumer with default settings at work while the cluster is disturbed.
+// loading is a producer and consumers with default settings at work while the cluster is disturbed.
 type loading struct {
 	sync.Mutex
+	scene        scene
+	ordered      bool
 	acknowledged map[string]bool
 	received     map[string]int
 	errors       map[string]int
+	expected     [senders]int
+	disorder     int
 	newest       time.Time
 	longestGap   time.Duration
+	numbers      atomic.Int64
+	stopped      atomic.Bool
 }
 
+func loadConcurrently(s scene) { load(s, false) }
+
+func loadOrderly(s scene) { load(s, true) }
+
 // load reports "running" when messages flow; reads a line from standard input; then reports what became of them.
-func load(s scene) {
-	l := &loading{acknowledged: map[string]bool{}, received: map[string]int{}, errors: map[string]int{}}
-	c := s.consumer("a")
-	must(c.Subscribe(s.topic, consumer.MessageSelector{}, func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
-		l.Lock()
-		defer l.Unlock()
-		for _, m := range messages {
-			l.received[string(m.Body)]++
-		}
-		return consumer.ConsumeSuccess, nil
-	}))
-	must(c.Start())
-	p := s.producer("producer")
-	var stopped atomic.Bool
-	var numbers atomic.Int64
+func load(s scene, ordered bool) {
+	l := &loading{scene: s, ordered: ordered, acknowledged: map[string]bool{}, received: map[string]int{}, errors: map[string]int{}}
+	instances := []string{"a"}
+	var options []producer.Option
+	if ordered {
+		instances = []string{"a", "b"}
+		options = append(options, producer.WithQueueSelector(producer.NewHashQueueSelector()))
+	}
+	for _, instance := range instances {
+		c := s.consumer(instance, consumer.WithConsumerOrder(ordered))
+		must(c.Subscribe(s.topic, consumer.MessageSelector{}, l.consume))
+		must(c.Start())
+	}
+	p := s.producer("producer", options...)
 	var sending sync.WaitGroup
-	for i := 0; i < senders; i++ {
+	for key := 0; key < senders; key++ {
 		sending.Add(1)
-		go func() {
+		go func(key int) {
 			defer sending.Done()
-			for !stopped.Load() {
-				body := fmt.Sprintf("m-%d", numbers.Add(1))
-				result, err := p.SendSync(context.Background(), s.message(body))
-				l.note(body, result, err)
-				time.Sleep(pace)
-			}
-		}()
+			l.send(p, key)
+		}(key)
 	}
 	await("messages to flow", func() bool {
 		l.Lock()
@@ -68,7 +77,7 @@ func load(s scene) {
 	l.Unlock()
 	event("running")
 	bufio.NewReader(os.Stdin).ReadString('\n')
-	stopped.Store(true)
+	l.stopped.Store(true)
 	sending.Wait()
 	l.Lock()
 	// Nothing since the newest acknowledgement counts as well.
@@ -87,26 +96,71 @@ func load(s scene) {
 		}
 	}
 	event("load", "acknowledged", len(l.acknowledged), "errors", l.errors, "received", len(l.received),
-		"missing", missing, "twice", twice, "longest_gap_ms", l.longestGap.Milliseconds())
+		"missing", missing, "twice", twice, "longest_gap_ms", l.longestGap.Milliseconds(), "disorder", l.disorder)
 }
 
-func (l *loading) note(body string, result *primitive.SendResult, err error) {
+func (l *loading) consume(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 	l.Lock()
 	defer l.Unlock()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, body, err)
-		l.errors[fmt.Sprintf("%T", err)]++
-	case result.Status != primitive.SendOK:
-		l.errors["not SEND_OK"]++
-	default:
-		l.acknowledged[body] = true
-		now := time.Now()
-		if !l.newest.IsZero() {
-			l.longestGap = max(l.longestGap, now.Sub(l.newest))
+	for _, m := range messages {
+		body := string(m.Body)
+		var key, number int
+		if l.ordered {
+			fmt.Sscanf(body, "%d-%d", &key, &number)
+			// What came before may come again; what has not come yet comes in its turn.
+			if number > l.expected[key] {
+				l.disorder++
+			}
+			l.expected[key] = max(l.expected[key], number+1)
+		} else if fmt.Sscan(body, &number); number%givenBackEach == 0 && m.ReconsumeTimes == 0 {
+			concurrent, _ := primitive.GetConcurrentlyCtx(ctx)
+			concurrent.DelayLevelWhenNextConsume = 1
+			return consumer.ConsumeRetryLater, nil // one at a time by default
 		}
-		l.newest = now
+		l.received[body]++
 	}
+	return consumer.ConsumeSuccess, nil
+}
+
+func (l *loading) send(p rocketmq.Producer, key int) {
+	for number := 0; !l.stopped.Load(); {
+		body := fmt.Sprint(l.numbers.Add(1))
+		if l.ordered {
+			body = fmt.Sprintf("%d-%d", key, number)
+		}
+		result, err := p.SendSync(context.Background(), l.scene.message(body).WithShardingKey(fmt.Sprint(key)))
+		if l.note(body, result, err) {
+			number++
+		} else {
+			time.Sleep(afterFailure)
+		}
+		time.Sleep(pace)
+	}
+}
+
+func (l *loading) note(body string, result *primitive.SendResult, err error) bool {
+	l.Lock()
+	defer l.Unlock()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, body, err)
+		name := fmt.Sprintf("%T", err)
+		if strings.HasPrefix(err.Error(), "CODE: ") {
+			name = strings.SplitN(err.Error(), ",", 2)[0]
+		}
+		l.errors[name]++
+		return false
+	}
+	if result.Status != primitive.SendOK {
+		l.errors["not SEND_OK"]++
+		return false
+	}
+	l.acknowledged[body] = true
+	now := time.Now()
+	if !l.newest.IsZero() {
+		l.longestGap = max(l.longestGap, now.Sub(l.newest))
+	}
+	l.newest = now
+	return true
 }
 
 func (l *loading) missing() []string {

@@ -165,8 +165,11 @@ var scenarios = map[string]func(scene){
 	"start":         start,
 	"retry":         retry,
 	"retry-orderly": retryOrderly,
+	"pull":          pull,
+	"admin":         calls,
 	"reset":         reset,
-	"load":          load,
+	"load":          loadConcurrently,
+	"load-orderly":  loadOrderly,
 }
 
 func main() {
