@@ -19,7 +19,7 @@ help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, format, types, import direction, own rules'
-	@echo 'make interop   clients that others wrote (needs java and mvn); writes docs/reports/interop.md'
+	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'

@@ -62,9 +62,9 @@ async def _send(stage: Stage) -> str:
 
     program = await stage.play("send")
     require(not program.of("unsent"), program.of("unsent"))
-    stored = {zlib.crc32(message.body): message for message in await stage.stored()}
     sent = program.of("sent")
     require(sent, "nothing was sent")
+    stored = {zlib.crc32(message.body): message for message in await stage.stored()}
     read = {event["crc"]: event for event in program.of("read")}
     require(len(program.of("read")) == len(read) == len(stored), f"{len(read)} read by the client itself")
     codecs = Counter(CODECS[message.record.sys_flag >> 8 & 3] for message in stored.values() if _is_compressed(message))

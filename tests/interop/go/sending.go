@@ -6,9 +6,11 @@ import (
 	"math/rand"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	rocketmq "github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
 	"github.com/apache/rocketmq-client-go/v2/primitive"
 	"github.com/apache/rocketmq-client-go/v2/producer"
 )
@@ -76,7 +78,36 @@ func sending(s scene) {
 	compressing := s.producer("compressing")
 	sync1(s, compressing, "compressed", s.message(strings.Repeat("ZLIB grüßt 😀 ", 2000)))
 	must(compressing.Shutdown())
+	read(s)
 }
+
+// read tells what the consumer makes of what the producers sent.
+func read(s scene) {
+	var lock sync.Mutex
+	bodies := map[uint32]bool{}
+	c := s.consumer("reading")
+	must(c.Subscribe(s.topic, consumer.MessageSelector{}, func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		lock.Lock()
+		defer lock.Unlock()
+		for _, m := range messages {
+			crc := crc32.ChecksumIEEE(m.Body)
+			bodies[crc] = true
+			event("read", "crc", crc, "id", m.MsgId, "queue", m.Queue.QueueId, "offset", m.QueueOffset,
+				"tags", optional(m.GetTags()), "keys", optional(m.GetKeys()),
+				"colour", optional(m.GetProperty("colour")), "face", optional(m.GetProperty("face")))
+		}
+		return consumer.ConsumeSuccess, nil
+	}))
+	must(c.Start())
+	await("all messages", func() bool {
+		lock.Lock()
+		defer lock.Unlock()
+		return len(bodies) >= int(reported.Load())
+	})
+	must(c.Shutdown())
+}
+
+var reported atomic.Int32
 
 func brokerOf(s scene) string {
 	p := s.producer("asking")
@@ -122,6 +153,7 @@ func report(form string, m *primitive.Message, result *primitive.SendResult) {
 		fields = append(fields, "offset_id", result.OffsetMsgID, "status", status,
 			"queue", result.MessageQueue.QueueId, "offset", result.QueueOffset)
 	}
+	reported.Add(1)
 	event("sent", fields...)
 }
 

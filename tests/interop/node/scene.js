@@ -4,7 +4,7 @@ const fs = require('fs');
 const zlib = require('zlib');
 const { Consumer, Message, Producer } = require('ali-ons');
 
-const PATIENCE_MS = 60000;
+const PATIENCE_MS = 100000;
 
 /** Reports one line. Written at once: what is still in a pipe's buffer is lost when the process exits. */
 function event(name, fields = {}) {
@@ -56,7 +56,9 @@ class Scene {
   }
 
   message(body) {
-    return new Message(this.topic, body);
+    const message = new Message(this.topic, body);
+    delete message.properties.TAGS; // it would send a tag "null"
+    return message;
   }
 
   async send(producer, from, to) {

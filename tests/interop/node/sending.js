@@ -1,7 +1,7 @@
 'use strict';
 
 const crypto = require('crypto');
-const { crc32, event } = require('./scene');
+const { crc32, event, until } = require('./scene');
 
 /** This library sends in one way: a promise. There are no batches, no one-way sends and no choice of a queue. */
 async function send(scene) {
@@ -22,7 +22,24 @@ async function send(scene) {
   const patient = await scene.producer('patient', { sendMsgTimeout: 30000 });
   await report(patient, 'largest', scene.message(crypto.randomBytes(4 * 1024 * 1024 - 4096)));
   await producer.close();
+  await read(scene);
 }
+
+/** What the consumer makes of what the producer sent. */
+async function read(scene) {
+  const bodies = new Set();
+  const consumer = await scene.consumer('reading');
+  consumer.subscribe(scene.topic, '*', async ({ body, queueId, queueOffset, tags, keys, properties }) => {
+    bodies.add(crc32(body));
+    event('read', {
+      crc: crc32(body), queue: queueId, offset: queueOffset, tags: tags || null, keys: keys || null,
+      ...(properties.colour && { colour: properties.colour, face: properties.face }),
+    });
+  });
+  await until(`${reported} messages`, () => bodies.size >= reported);
+}
+
+let reported = 0;
 
 function decorated(scene, body) {
   const message = scene.message(body);
@@ -38,6 +55,7 @@ async function report(producer, form, message) {
   const { colour, face } = message.properties;
   try {
     const result = await producer.send(message);
+    reported++;
     event('sent', {
       form, crc: crc32(body), length: body.length, tags: tags || null, keys: keys || null, colour, face,
       status: result.sendStatus, queue: Number(result.messageQueue.queueId), offset: result.queueOffset,
