@@ -28,6 +28,7 @@ from mq.client.filters import Sql, sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.process_queue import FlowLimits
 from mq.client.producer import Producer
+from mq.client.pull_consumer import PullConsumer
 from mq.client.pulling import PullSettings
 from mq.client.remoting import RemotingSettings
 from mq.client.routes import TopicRoute
@@ -51,6 +52,7 @@ __all__ = [
     "Pending",
     "Producer",
     "ProducerBusy",
+    "PullConsumer",
     "PullSettings",
     "PushConsumer",
     "ReceivedMessage",

@@ -9,11 +9,11 @@ from typing import Self, TypeVar
 
 import anyio
 
-from mq.client.answers import int_field, read_body
+from mq.client.answers import read_body
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.lookups import message_by_id, messages_by_key
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.offsets import ConsumeFrom, leader_of, queue_offset
+from mq.client.offsets import ConsumeFrom, queue_offset, stored_offset
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import LEADER_ID, TopicRoute
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
@@ -328,14 +328,7 @@ class Admin(anyio.AsyncContextManagerMixin):
         """The stored offset of `group` in `queue`, or None if there is none."""
         remoting = self._opened()
         await self.route(queue.topic)
-        ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
-        try:
-            response, _ = await remoting.call(leader_of(remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext)
-        except BrokerError as error:
-            if error.code == ResponseCode.QUERY_NOT_FOUND:
-                return None
-            raise
-        return int_field(response, "offset")
+        return await stored_offset(remoting, group, queue)
 
 
 def _by_queue(found: Mapping[QueueRef, T]) -> dict[MessageQueue, T]:

@@ -13,9 +13,8 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 
@@ -26,6 +25,7 @@ from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
 from mq.client.giving_back import give_back
+from mq.client.handling import Handler, HandlerT, Handling
 from mq.client.identity import new_client_id
 from mq.client.local_offsets import LocalOffsets
 from mq.client.locking import RENEW_SECONDS, QueueLocker
@@ -37,9 +37,9 @@ from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import TopicRoute
 from mq.client.self_report import read_reset, running_info, status
+from mq.client.subscribed import Subscribed, subscription_of
 from mq.client.task_group import open_task_group
-from mq.filter.subscription import Subscription, parse_sql, parse_tags
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.group_requests import (
     GetConsumerRunningInfo,
     GetConsumerStatusFromClient,
@@ -48,11 +48,7 @@ from mq.protocol.group_requests import (
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
 from mq.protocol.names import check_group, check_topic, retry_topic
 
-__all__ = ["BatchHandler", "Handler", "PushConsumer"]
-
-Handler = Callable[[ReceivedMessage], Awaitable[None]]
-BatchHandler = Callable[[Sequence[ReceivedMessage]], Awaitable[None]]
-HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
+__all__ = ["PushConsumer"]
 
 COMMIT_SECONDS = 5.0
 REBALANCE_SECONDS = 20.0
@@ -60,19 +56,6 @@ REBALANCE_RETRY_SECONDS_MIN = 0.05
 REBALANCE_RETRY_SECONDS_MAX = 0.5
 LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
-
-GIVE_BACK_SECONDS = 3.0
-"""A leader that does not answer may have taken the message; then it comes twice."""
-
-LEASE_MESSAGES_MAX = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Subscribed:
-    subscription: Subscription
-    sub_version: int
-    handler: Callable[[Any], Awaitable[None]] | None
-    batch: int | None
 
 
 class PushConsumer(anyio.AsyncContextManagerMixin):
@@ -151,7 +134,6 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._exclusive = exclusive
         self._broadcast = broadcast
         self._allocate = allocate
-        self._concurrency = concurrency
         self._max_reconsume_times = max_reconsume_times
         self._pull_settings = pull or PullSettings()
         self._commit_seconds = commit_seconds
@@ -159,12 +141,21 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._rng = rng
-        self._subscribed: dict[str, _Subscribed] = {}
+        self._subscribed: dict[str, Subscribed] = {}
         self._retry_topic = retry_topic(group)
         self._rebalance_wanted = anyio.Event()
-        self._run_scope: anyio.CancelScope | None = None
-        self._fallback: Handler | None = None
+        self._paused: set[MessageQueue] = set()
+        self._all_paused = False
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
+        self._handling = Handling(
+            self._board,
+            self._subscribed,
+            group=group,
+            concurrency=concurrency,
+            ordered=ordered,
+            # What one member of many that get everything failed at is nobody else's.
+            give_back=None if ordered or broadcast is not None else self._give_back,
+        )
         self._remoting: Remoting | None = None
         self._assignment: Assignment | None = None
 
@@ -214,7 +205,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         from_where = "LAST_OFFSET" if self._consume_from == "last" else "FIRST_OFFSET"
         consumer = ConsumerData(
             self.group,
-            subscriptions=[_subscription_data(each) for each in self._subscribed.values()],
+            subscriptions=[each.data() for each in self._subscribed.values()],
             consume_type="CONSUME_PASSIVELY",
             message_model="CLUSTERING" if self._broadcast is None else "BROADCASTING",
             consume_from_where=f"CONSUME_FROM_{from_where}",
@@ -233,7 +224,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         if isinstance(request, GetConsumerStatusFromClient):
             return encode_response(request.opaque, 0, body=status(self.positions, request.ext.topic))
         if isinstance(request, GetConsumerRunningInfo):
-            subscriptions = [_subscription_data(each) for each in self._subscribed.values()]
+            subscriptions = [each.data() for each in self._subscribed.values()]
             text = running_info(
                 self._opened().process_queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms
             )
@@ -283,14 +274,14 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self, topic: str, tags: str | Sql, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
     ) -> None:
         check_topic(topic)
-        self._subscribed[topic] = _Subscribed(
-            subscription=parse_sql(topic, tags.expression) if isinstance(tags, Sql) else parse_tags(topic, tags),
+        self._subscribed[topic] = Subscribed(
+            subscription=subscription_of(topic, tags),
             sub_version=int(time.time() * 1000),
             handler=handler,
             batch=batch,
         )
         if not self._ordered and self._broadcast is None and self._retry_topic not in self._subscribed:
-            self._subscribe(self._retry_topic, "*", self._handle_again, None)
+            self._subscribe(self._retry_topic, "*", self._handling.handle_again, None)
             return
         self._subscriptions_changed()
 
@@ -298,17 +289,6 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         if self._remoting is not None:
             self._remoting.heartbeat_soon()
             self._rebalance_wanted.set()
-
-    async def _handle_again(self, message: ReceivedMessage) -> None:
-        """The handler of the retry topic."""
-        subscribed = self._subscribed.get(message.topic)
-        handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
-        if handler is not None and subscribed is not None:
-            await handler([message] if subscribed.batch else message)
-        elif self._fallback is not None:
-            await self._fallback(message)
-        else:
-            raise LookupError(f"{self.group} gets {message} again and has no handler for {message.topic} any more")
 
     # What the tasks of this consumer do.
 
@@ -356,6 +336,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     def _make_puller(self, process_queue: ProcessQueue) -> Puller:
         assert self._remoting is not None, "a puller is made before the consumer is entered"
         subscribed = self._subscribed[process_queue.queue.topic]
+        process_queue.paused = self._all_paused or process_queue.queue in self._paused
         return Puller(
             self._remoting,
             self.group,
@@ -407,17 +388,46 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
         await self._offsets.commit(self._opened().commit_offsets(), seconds=1.0)
 
+    # Pausing.
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Hand out nothing more of these queues, or of all if none is named, and pull nothing, until `resume`.
+
+        What is being handled is finished and committed. The queues stay ours, and a pause outlives their loss.
+        """
+        self._paused.update(queues)
+        self._all_paused = self._all_paused or not queues
+        self._pauses_changed()
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with these queues, or with all if none is named. After `pause()` only `resume()` helps."""
+        if queues:
+            self._paused.difference_update(queues)
+        else:
+            self._paused.clear()
+            self._all_paused = False
+        self._pauses_changed()
+
+    def _pauses_changed(self) -> None:
+        if self._assignment is None:
+            return
+        for process_queue in self._assignment.process_queues:
+            process_queue.paused = self._all_paused or process_queue.queue in self._paused
+            if not process_queue.paused:
+                self._note_progress(process_queue)
+                self._board.offer(process_queue)
+
     # Consuming.
 
     def __aiter__(self) -> MessageStream:
         """A stream of messages, each acknowledged when the next one is asked for."""
         self._opened()
-        return MessageStream(self._board)
+        return MessageStream(self._board, exclusive=self._exclusive)
 
     def deliveries(self) -> DeliveryStream:
         """A stream of deliveries, to be acknowledged one by one in any order."""
         self._opened()
-        return DeliveryStream(self._board)
+        return DeliveryStream(self._board, exclusive=self._exclusive)
 
     async def run(self, handler: Handler | None = None) -> None:
         """Give messages to the handlers until `stop` is called or the caller is cancelled.
@@ -426,107 +436,12 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         when this ends is handed out again, by the next `run` or to the next owner of the queue.
         """
         self._opened()
-        missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
-        if handler is None and missing:
-            raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
-        self._fallback = handler
-        slots = anyio.Semaphore(self._concurrency)
-        with anyio.CancelScope() as scope:
-            self._run_scope = scope
-            async with anyio.create_task_group() as tasks:
-                while True:
-                    await slots.acquire()
-                    process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
-                    tasks.start_soon(self._handle, process_queue, messages, handler, slots)
+        await self._handling.run(handler)
 
     def stop(self) -> None:
         """End `run`, cancelling the handlers that are at work."""
-        if self._run_scope is not None:
-            self._run_scope.cancel()
+        self._handling.stop()
 
-    def _lease_size(self, process_queue: ProcessQueue) -> int:
-        subscribed = self._subscribed.get(process_queue.queue.topic)
-        batch = (subscribed.batch if subscribed is not None else None) or 1
-        if self._ordered:
-            return max(batch, LEASE_MESSAGES_MAX)
-        # Enough to make a task worth its while, few enough to keep all tasks busy.
-        return max(batch, min(LEASE_MESSAGES_MAX, process_queue.ready_count // self._concurrency))
-
-    async def _handle(
-        self,
-        process_queue: ProcessQueue,
-        messages: list[ReceivedMessage],
-        fallback: Handler | None,
-        slots: anyio.Semaphore,
-    ) -> None:
-        """Give `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
-        subscribed = self._subscribed.get(process_queue.queue.topic)
-        handler: Callable[[Any], Awaitable[None]] | None = fallback
-        if subscribed is not None and subscribed.handler is not None:
-            handler = subscribed.handler
-        batch = subscribed.batch if subscribed is not None else None
-        done = 0
-        retry_at = 0.0
-        try:
-            while done < len(messages) and handler is not None:
-                if process_queue.dropped or anyio.current_time() >= process_queue.held_until:
-                    break
-                part = messages[done : done + (batch or 1)]
-                try:
-                    await (handler(part) if batch else handler(part[0]))
-                except Exception:
-                    log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
-                    retry_at = self._board.retry_at(part[0])
-                    if not self._ordered and self._broadcast is None:
-                        await self._give_back(process_queue, part, retry_at)
-                    else:
-                        for message in part:
-                            message.attempt += 1
-                        if self._ordered:
-                            return
-                        process_queue.give_back(part, retry_at)  # what one member failed at is nobody else's
-                else:
-                    for message in part:
-                        self._board.finish(process_queue, message)
-                done += len(part)
-        finally:
-            if done < len(messages):
-                process_queue.block(messages[done:], retry_at)
-            self._board.release(process_queue)
-            slots.release()
-
-    async def _give_back(
-        self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage], retry_at: float
-    ) -> None:
-        """Let the broker hand these messages out again, or do it ourselves if it does not take them back."""
-        remoting = self._remoting
-        assert remoting is not None, "a message is given back before the consumer is entered"
-
-        async def give(message: ReceivedMessage) -> None:
-            taken = False
-            with anyio.move_on_after(GIVE_BACK_SECONDS):
-                taken = await give_back(remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)
-            if taken:
-                self._board.finish(process_queue, message)
-            else:
-                message.attempt += 1
-                process_queue.give_back([message], retry_at)
-
-        if process_queue.dropped:
-            return  # the next owner of the queue gets them
-        with anyio.CancelScope(shield=True):  # so that each is either taken back or handed out again
-            async with anyio.create_task_group() as tasks:
-                for message in messages:
-                    tasks.start_soon(give, message)
-
-
-def _subscription_data(subscribed: _Subscribed) -> SubscriptionData:
-    subscription = subscribed.subscription
-    return SubscriptionData(
-        topic=subscription.topic,
-        expression=subscription.expression,
-        tags=sorted(subscription.tags),
-        codes=sorted(subscription.codes),
-        version=subscribed.sub_version,
-        expression_type=subscription.expression_type,
-    )
+    async def _give_back(self, message: ReceivedMessage) -> bool:
+        assert self._remoting is not None, "a message is given back before the consumer is entered"
+        return await give_back(self._remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)

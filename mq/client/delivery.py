@@ -104,12 +104,13 @@ class Delivery:
     """One message to be finished explicitly: `acknowledge()` it or `retry_later()`.
 
     As a context manager it gives the message, acknowledges when the block ends, and on an exception has the message
-    handed out again later (the exception goes on).
+    handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
     """
 
-    __slots__ = ("_board", "_queue", "finished", "message")
+    __slots__ = ("_board", "_exclusive", "_queue", "finished", "message")
 
-    def __init__(self, board: DeliveryBoard, queue: ProcessQueue, message: ReceivedMessage) -> None:
+    def __init__(self, board: DeliveryBoard, queue: ProcessQueue, message: ReceivedMessage, *, exclusive: bool) -> None:
+        self._exclusive = exclusive
         self._board = board
         self._queue = queue
         self.message = message
@@ -132,30 +133,43 @@ class Delivery:
         assert not self.finished, f"{self.message} was finished before"
         self.finished = True
         self._board.finish(self._queue, self.message)
+        if self._exclusive:
+            self._board.release(self._queue)
 
     def retry_later(self, seconds: float | None = None) -> None:
-        """Hand the message out again in `seconds` (default: growing with each attempt); later ones go on meanwhile."""
+        """Hand the message out again in `seconds` (default: growing with each attempt).
+
+        Later ones go on meanwhile, unless the consumer is exclusive.
+        """
         assert not self.finished, f"{self.message} was finished before"
         self.finished = True
         at = self._board.retry_at(self.message) if seconds is None else anyio.current_time() + seconds
         self.message.attempt += 1
-        self._queue.give_back([self.message], at)
-        self._board.offer(self._queue)
+        if self._exclusive:
+            self._queue.block([self.message], at)
+            self._board.release(self._queue)
+        else:
+            self._queue.give_back([self.message], at)
+            self._board.offer(self._queue)
 
 
 class DeliveryStream:
-    """All messages of a consumer as deliveries; several tasks may iterate over streams of one consumer."""
+    """All messages of a consumer as deliveries; several tasks may iterate over streams of one consumer.
 
-    def __init__(self, board: DeliveryBoard) -> None:
+    With `exclusive`, a queue gives the next message when the one before is finished.
+    """
+
+    def __init__(self, board: DeliveryBoard, *, exclusive: bool) -> None:
         self._board = board
+        self._exclusive = exclusive
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delivery:
         await anyio.lowlevel.checkpoint()
-        queue, [message] = await self._board.take(lambda _: 1, exclusive=False)
-        return Delivery(self._board, queue, message)
+        queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
+        return Delivery(self._board, queue, message, exclusive=self._exclusive)
 
 
 class MessageStream:
@@ -164,8 +178,8 @@ class MessageStream:
     So the body of `async for` is the handling: if it raises, or the process dies in it, the message comes again.
     """
 
-    def __init__(self, board: DeliveryBoard) -> None:
-        self._deliveries = DeliveryStream(board)
+    def __init__(self, board: DeliveryBoard, *, exclusive: bool) -> None:
+        self._deliveries = DeliveryStream(board, exclusive=exclusive)
         self._current: Delivery | None = None
 
     def __aiter__(self) -> Self:

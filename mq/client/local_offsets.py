@@ -26,8 +26,8 @@ class OffsetsFileDamaged(ClientError):
 class LocalOffsets:
     """The offsets in one file, in the form in which Java clients write theirs. Only one consumer may use it."""
 
-    at_broker = False
-    """Whether offsets go to the broker, with pulls as well."""
+    commits_with_pulls = False
+    """Whether offsets go to the leader with pulls as well."""
 
     def __init__(self, remoting: Remoting, path: Path, consume_from: ConsumeFrom) -> None:
         """Raises OffsetsFileDamaged, OSError."""

@@ -16,7 +16,7 @@ from mq.client.remoting import Remoting
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import retry_topic
 
-__all__ = ["ConsumeFrom", "GroupOffsets", "queue_offset"]
+__all__ = ["ConsumeFrom", "GroupOffsets", "leader_of", "queue_offset", "stored_offset"]
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
 """Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
@@ -47,13 +47,28 @@ async def queue_offset(remoting: Remoting, queue: MessageQueue, position: Consum
     return max(0, int_field(response, "offset"))
 
 
+async def stored_offset(remoting: Remoting, group: str, queue: MessageQueue) -> int | None:
+    """The stored offset of a group, None if there is none. Raises NoRoute, BrokerError and what requests raise."""
+    ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
+    try:
+        response, _ = await remoting.call(leader_of(remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext)
+    except BrokerError as error:
+        if error.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        raise
+    return int_field(response, "offset")
+
+
 class GroupOffsets:
-    """The stored offsets of one group. A stored offset is the next one to consume."""
+    """The stored offsets of one group. A stored offset is the next one to consume.
 
-    at_broker = True
-    """Whether offsets go to the broker, with pulls as well."""
+    With `commits_with_pulls` they go to the leader with pulls as well.
+    """
 
-    def __init__(self, remoting: Remoting, group: str, consume_from: ConsumeFrom) -> None:
+    def __init__(
+        self, remoting: Remoting, group: str, consume_from: ConsumeFrom, *, commits_with_pulls: bool = True
+    ) -> None:
+        self.commits_with_pulls = commits_with_pulls
         self._remoting = remoting
         self._group = group
         self._consume_from = consume_from
@@ -65,18 +80,11 @@ class GroupOffsets:
         Only a broker's clear word that nothing is stored (QUERY_NOT_FOUND) leads to `consume_from`; any other failure
         is raised, because jumping to the end on a hiccup would lose messages. Raises ClientError.
         """
-        ext = {"consumerGroup": self._group, "topic": queue.topic, "queueId": str(queue.queue_id)}
-        try:
-            response, _ = await self._remoting.call(
-                leader_of(self._remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext
-            )
-        except BrokerError as error:
-            if error.code != ResponseCode.QUERY_NOT_FOUND:
-                raise
+        offset = await self.stored(queue)
+        if offset is None:
             # What was given back was seen before, so it is never too old for the group.
             is_retry = queue.topic == retry_topic(self._group)
             return await queue_offset(self._remoting, queue, "first" if is_retry else self._consume_from)
-        offset = int_field(response, "offset")
         self._stored[queue] = offset
         return offset
 
@@ -122,6 +130,15 @@ class GroupOffsets:
             async with anyio.create_task_group() as tasks:
                 for queue, offset in offsets.items():
                     tasks.start_soon(store, queue, offset)
+
+    async def store(self, queue: MessageQueue, offset: int) -> None:
+        """Store one offset. Raises ClientError."""
+        address = leader_of(self._remoting, queue)
+        await self._remoting.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
+
+    async def stored(self, queue: MessageQueue) -> int | None:
+        """The stored offset, None if there is none. Raises ClientError."""
+        return await stored_offset(self._remoting, self._group, queue)
 
     def note_committed(self, queue: MessageQueue, offset: int) -> None:
         """The offset went to the leader with a pull."""

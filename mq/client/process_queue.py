@@ -39,7 +39,8 @@ class ProcessQueue:
 
     `next_offset` is where the next pull begins. Once `dropped` is set (another member owns the queue, or the broker
     moved the offset) nothing is handed out any more and acknowledgements change nothing that will be committed. Nothing
-    is handed out from `held_until` on either: our lock on the queue is over then, unless it was renewed.
+    is handed out from `held_until` on either: our lock on the queue is over then, unless it was renewed. While `paused`
+    nothing is handed out nor pulled.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class ProcessQueue:
         "held_until",
         "leased",
         "next_offset",
+        "paused",
         "queue",
     )
 
@@ -62,6 +64,7 @@ class ProcessQueue:
         self.next_offset = next_offset
         self.dropped = False
         self.leased = False
+        self.paused = False
         self.blocked_until = float("-inf")
         self.held_until = float("inf")
         self.cached_count = 0
@@ -83,10 +86,14 @@ class ProcessQueue:
 
     def available_at(self, now: float) -> float | None:
         """When `take` will next have something: `now`, a later time (a retry), or None if nothing is waiting."""
-        if self.dropped or now >= self.held_until or not (self._ready or self._later):
+        if not (self._ready or self._later) or not self.may_go_on(now):
             return None
         at = now if self._ready else self._later[0][0]
         return max(at, self.blocked_until, now)
+
+    def may_go_on(self, now: float) -> bool:
+        """Whether messages that were taken may be handled: the queue is ours, and nobody has paused it."""
+        return not (self.dropped or self.paused) and now < self.held_until
 
     def is_full(self, limits: FlowLimits) -> bool:
         """Whether pulling should pause."""
@@ -111,7 +118,7 @@ class ProcessQueue:
 
     def take(self, count: int, now: float) -> list[ReceivedMessage]:
         """Up to `count` messages, retries that are due first, then in offset order."""
-        if self.dropped or now < self.blocked_until or now >= self.held_until:
+        if now < self.blocked_until or not self.may_go_on(now):
             return []
         taken: list[ReceivedMessage] = []
         while self._later and self._later[0][0] <= now and len(taken) < count:

@@ -95,7 +95,7 @@ class Puller:
         self._scope.cancel()
 
     def note_progress(self) -> None:
-        """Messages of the queue were finished; pulling may go on."""
+        """Messages of the queue were finished, or it is paused no more; pulling may go on."""
         self._progress.set()
 
     def note_route(self, route: TopicRoute) -> None:
@@ -112,7 +112,7 @@ class Puller:
         """Pull until stopped or cancelled."""
         with self._scope:
             while not self.process_queue.dropped:
-                if self.process_queue.is_full(self._settings.limits):
+                if self.process_queue.paused or self.process_queue.is_full(self._settings.limits):
                     self._progress = anyio.Event()
                     await self._progress.wait()
                     continue
@@ -161,7 +161,7 @@ class Puller:
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
         commit_offset = self.process_queue.commit_offset
         # Only leaders store offsets; and zero says nothing that the absence of an offset does not.
-        commits = from_leader and commit_offset > 0 and self._offsets.at_broker
+        commits = from_leader and commit_offset > 0 and self._offsets.commits_with_pulls
         settings = self._settings
         answer = await connection.request(
             RequestCode.PULL_MESSAGE,

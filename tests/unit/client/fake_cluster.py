@@ -278,6 +278,8 @@ class FakeBroker(FakeServer):
             35: self._unregister,
             36: self._take_back,
             38: self._consumer_list,
+            41: self._lock,
+            42: self._unlock,
             215: self._delete_topic,
         }
 
@@ -413,6 +415,13 @@ class FakeBroker(FakeServer):
         wanted = int(request.ext["timestamp"])
         offset = sum(message.born_timestamp_ms + 1 < wanted for message in queue)
         await self._answer(connection, request, ext={"offset": str(offset)})
+
+    async def _lock(self, connection: FakeConnection, request: FakeRequest) -> None:
+        """Whoever asks gets it."""
+        await self._answer(connection, request, body=_json({"lockOKMQSet": json.loads(request.body)["mqSet"]}))
+
+    async def _unlock(self, connection: FakeConnection, request: FakeRequest) -> None:
+        await self._answer(connection, request)
 
     # Topics, members.
 

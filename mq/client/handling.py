@@ -1,0 +1,155 @@
+"""Giving messages to handlers: how many at once, in which order, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import anyio
+
+from mq.client.delivery import DeliveryBoard
+from mq.client.logs import log
+from mq.client.message import ReceivedMessage
+from mq.client.process_queue import ProcessQueue
+from mq.client.subscribed import Subscribed
+from mq.protocol.names import retry_topic
+
+__all__ = ["Handler", "HandlerT", "Handling"]
+
+Handler = Callable[[ReceivedMessage], Awaitable[None]]
+HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
+
+GIVE_BACK_SECONDS = 3.0
+"""A leader that does not answer may have taken the message; then it comes twice."""
+
+LEASE_MESSAGES_MAX = 32
+
+
+class Handling:
+    """Drives the handlers of one consumer.
+
+    With `ordered`, one message of a queue after the other. `give_back` asks the broker to take back what a handler
+    failed at, and says whether it did; None: the handler gets it again here.
+    """
+
+    def __init__(
+        self,
+        board: DeliveryBoard,
+        subscribed: Mapping[str, Subscribed],
+        *,
+        group: str,
+        concurrency: int,
+        ordered: bool,
+        give_back: Callable[[ReceivedMessage], Awaitable[bool]] | None,
+    ) -> None:
+        self._board = board
+        self._subscribed = subscribed
+        self._group = group
+        self._retry_topic = retry_topic(group)
+        self._concurrency = concurrency
+        self._ordered = ordered
+        self._give_back = give_back
+        self._fallback: Handler | None = None
+        self._scope: anyio.CancelScope | None = None
+
+    async def run(self, fallback: Handler | None) -> None:
+        """Until `stop`. `fallback` takes the messages of topics without a handler; without it, ValueError."""
+        missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
+        if fallback is None and missing:
+            raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
+        self._fallback = fallback
+        slots = anyio.Semaphore(self._concurrency)
+        with anyio.CancelScope() as scope:
+            self._scope = scope
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    await slots.acquire()
+                    process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
+                    tasks.start_soon(self._handle, process_queue, messages, slots)
+
+    def stop(self) -> None:
+        """End `run`, cancelling the handlers that are at work."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def handle_again(self, message: ReceivedMessage) -> None:
+        """The handler of the retry topic."""
+        subscribed = self._subscribed.get(message.topic)
+        handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
+        if handler is not None and subscribed is not None:
+            await handler([message] if subscribed.batch else message)
+        elif self._fallback is not None:
+            await self._fallback(message)
+        else:
+            raise LookupError(f"{self._group} gets {message} again and has no handler for {message.topic} any more")
+
+    def _lease_size(self, process_queue: ProcessQueue) -> int:
+        subscribed = self._subscribed.get(process_queue.queue.topic)
+        batch = (subscribed.batch if subscribed is not None else None) or 1
+        if self._ordered:
+            return max(batch, LEASE_MESSAGES_MAX)
+        # Enough to make a task worth its while, few enough to keep all tasks busy.
+        return max(batch, min(LEASE_MESSAGES_MAX, process_queue.ready_count // self._concurrency))
+
+    async def _handle(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], slots: anyio.Semaphore
+    ) -> None:
+        """Give `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
+        subscribed = self._subscribed.get(process_queue.queue.topic)
+        handler: Callable[[Any], Awaitable[None]] | None = self._fallback
+        if subscribed is not None and subscribed.handler is not None:
+            handler = subscribed.handler
+        batch = subscribed.batch if subscribed is not None else None
+        done = 0
+        retry_at = 0.0
+        try:
+            while done < len(messages) and handler is not None and process_queue.may_go_on(anyio.current_time()):
+                part = messages[done : done + (batch or 1)]
+                try:
+                    await (handler(part) if batch else handler(part[0]))
+                except Exception:
+                    log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
+                    retry_at = self._board.retry_at(part[0])
+                    if self._give_back is not None:
+                        await self._give_all_back(self._give_back, process_queue, part, retry_at)
+                    else:
+                        for message in part:
+                            message.attempt += 1
+                        if self._ordered:
+                            return
+                        process_queue.give_back(part, retry_at)
+                else:
+                    for message in part:
+                        self._board.finish(process_queue, message)
+                done += len(part)
+        finally:
+            if done < len(messages):
+                process_queue.block(messages[done:], retry_at)
+            self._board.release(process_queue)
+            slots.release()
+
+    async def _give_all_back(
+        self,
+        give_back: Callable[[ReceivedMessage], Awaitable[bool]],
+        process_queue: ProcessQueue,
+        messages: Sequence[ReceivedMessage],
+        retry_at: float,
+    ) -> None:
+        """Let the broker hand these messages out again, or do it ourselves if it does not take them back."""
+
+        async def give(message: ReceivedMessage) -> None:
+            taken = False
+            with anyio.move_on_after(GIVE_BACK_SECONDS):
+                taken = await give_back(message)
+            if taken:
+                self._board.finish(process_queue, message)
+            else:
+                message.attempt += 1
+                process_queue.give_back([message], retry_at)
+
+        if process_queue.dropped:
+            return  # the next owner of the queue gets them
+        with anyio.CancelScope(shield=True):  # so that each is either taken back or handed out again
+            async with anyio.create_task_group() as tasks:
+                for message in messages:
+                    tasks.start_soon(give, message)

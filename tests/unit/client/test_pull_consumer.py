@@ -1,0 +1,189 @@
+"""A consumer that is told what to read."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import anyio
+import pytest
+
+from mq.client import (
+    BrokerError,
+    ClientClosed,
+    MessageQueue,
+    NoRoute,
+    PullConsumer,
+    SubscriptionError,
+    TopicNotFound,
+    sql,
+)
+from tests.unit.client.consuming import fill, offset_of, stored
+from tests.unit.client.fake_cluster import FakeCluster, until
+
+pytestmark = pytest.mark.anyio
+
+PULL = 11
+COMMIT = 15
+Q0, Q1 = (MessageQueue("T", "b-0", number) for number in range(2))
+
+
+def puller_of(cluster: FakeCluster, **options: Any) -> PullConsumer:
+    options.setdefault("consume_from", "first")
+    return PullConsumer(cluster.namesrv, "cg", **options)
+
+
+async def poll_all(consumer: PullConsumer, count: int, count_max: int = 32) -> list[bytes]:
+    """The bodies of the next `count` messages."""
+    bodies: list[bytes] = []
+    with anyio.fail_after(60):
+        while len(bodies) < count:
+            bodies += [message.body for message in await consumer.poll(min(count_max, count - len(bodies)))]
+    return bodies
+
+
+async def test_it_reads_what_it_is_assigned_and_commits_when_it_is_told_to() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster:
+        bodies = fill(cluster, 200, queues=2)
+        async with puller_of(cluster) as consumer:
+            assert await consumer.queues("T") == [Q0, Q1]
+            await consumer.assign([Q0])
+            assert await poll_all(consumer, 70, count_max=40) == bodies[:140:2]
+            assert consumer.positions == {Q0: 70}
+            assert await consumer.committed(Q0) is None
+            await poll_all(consumer, 30)  # pulls go on and tell nothing
+            assert await consumer.poll(timeout=0) == []
+            assert offset_of(cluster) is None
+            await consumer.commit({Q0: 70})
+            assert (await consumer.committed(Q0), offset_of(cluster)) == (70, 70)
+        assert offset_of(cluster) == 70
+        async with puller_of(cluster) as consumer:
+            await consumer.assign([Q0, Q1])
+            assert set(await poll_all(consumer, 130)) == {*bodies[140::2], *bodies[1::2]}
+            await consumer.commit()
+        assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (100, 100)
+
+
+async def test_a_poll_takes_from_several_queues_and_keeps_the_order_of_each() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
+        fill(cluster, 20, queues=2)
+        await consumer.assign([Q0, Q1])
+        await until(lambda: cluster.leader.count(PULL) == 4)  # both are read ahead, and asked again
+        messages = await consumer.poll(count_max=15, timeout=10)
+        assert len(messages) == 15
+        for queue in (Q0, Q1):
+            offsets = [message.queue_offset for message in messages if message.queue == queue]
+            assert offsets == list(range(len(offsets)))
+        assert [len(await consumer.poll(count_max=15)), await consumer.poll(timeout=0.01)] == [5, []]
+
+
+async def test_it_goes_where_it_is_told_to() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster, consume_from="last") as consumer:
+        for number in range(50):
+            message = stored(b"%d" % number)
+            message.born_timestamp_ms += number * 1000
+            cluster.group.append("T", 0, message)
+        await consumer.assign([Q0])
+        assert consumer.position(Q0) == 50
+        positions: list[tuple[Any, bytes]] = [
+            (17, b"17"),
+            ("first", b"0"),
+            (dt.datetime.fromtimestamp(1_600_000_033, tz=dt.UTC), b"33"),
+        ]
+        for position, first in positions:
+            await consumer.seek(Q0, position)
+            assert await poll_all(consumer, 1) == [first]
+        await consumer.seek(Q0, "last")
+        assert await consumer.poll(timeout=0.02) == []
+        cluster.group.append("T", 0, stored(b"new"))
+        assert await poll_all(consumer, 1) == [b"new"]
+        await consumer.seek(Q0, 1000)
+        await until(lambda: consumer.position(Q0) == 51)  # the broker says that the queue ends there
+        wrong: Any
+        for wrong in (-1, dt.datetime(2026, 1, 1)):  # noqa: DTZ001 - that is what is wrong
+            with pytest.raises(ValueError, match=r"negative|time zone"):
+                await consumer.seek(Q0, wrong)
+        with pytest.raises(ValueError, match="not assigned"):
+            await consumer.seek(Q1, 0)
+
+
+async def test_it_reads_what_tags_and_expressions_choose() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
+        for number in range(20):
+            cluster.group.append("T", 0, stored(b"%d" % number, tags="odd" if number % 2 else "even"))
+        await consumer.assign([Q0], tags="odd")
+        assert await poll_all(consumer, 2) == [b"1", b"3"]
+        await consumer.assign([Q0], tags="odd")  # the same goes on
+        assert await poll_all(consumer, 1) == [b"5"]
+        await consumer.assign([Q0], sql("TAGS = 'even'"))
+        assert await poll_all(consumer, 2) == [b"0", b"2"]
+        with pytest.raises(SubscriptionError):
+            await consumer.assign([Q0], sql("TAGS ="))
+        assert consumer.assignment == {Q0}
+        await consumer.assign([])
+        assert (consumer.assignment, await consumer.poll(timeout=0.01)) == (frozenset(), [])
+
+
+async def test_it_waits_for_a_leader_and_says_when_there_is_none() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}, replicas=2) as cluster,
+        puller_of(cluster, timeout=30) as consumer,
+        puller_of(cluster, timeout=0.1) as hasty,
+    ):
+        fill(cluster, 3)
+        await consumer.assign([Q0])
+        await poll_all(consumer, 3)
+        old, new = cluster.group.replicas
+        await cluster.kill(old)
+        with pytest.raises(NoRoute):
+            await hasty.assign([Q0])
+        assert hasty.assignment == frozenset()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.commit)
+            await anyio.sleep(0.05)
+            cluster.group.leader = new
+        assert offset_of(cluster) == 3
+        cluster.group.append("T", 0, stored(b"after"))
+        assert await poll_all(consumer, 1) == [b"after"]
+
+
+async def test_a_commit_that_is_refused_is_an_error() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
+        await consumer.assign([Q0])
+        cluster.leader.fail_codes[COMMIT] = 16
+        with pytest.raises(BrokerError) as refused:
+            await consumer.commit({Q0: 0})
+        assert refused.value.code == 16
+        with pytest.raises(TopicNotFound):
+            await consumer.queues("Unknown")
+
+
+async def test_it_works_within_its_block_only_and_is_no_member_of_the_group() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = puller_of(cluster)
+        with pytest.raises(ClientClosed):
+            await consumer.poll()
+        async with consumer:
+            await consumer.assign([Q0])
+            await until(lambda: cluster.leader.count(PULL) > 0)
+            assert not cluster.leader.members["cg"]
+        with pytest.raises(ClientClosed):
+            await consumer.assign([Q0])
+
+
+async def test_a_paused_queue_gives_nothing_until_it_is_resumed() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
+        fill(cluster, 10, queues=2)
+        await consumer.assign([Q0, Q1])
+        consumer.pause(Q0)
+        assert await poll_all(consumer, 5) == [b"%03d" % number for number in range(1, 10, 2)]
+        assert await consumer.poll(timeout=0.02) == []
+        await consumer.seek(Q0, 2)  # which does not end the pause
+        assert await consumer.poll(timeout=0.02) == []
+        consumer.resume()
+        assert await poll_all(consumer, 3) == [b"004", b"006", b"008"]
+        consumer.pause()
+        fill(cluster, 2, queues=2)
+        assert await consumer.poll(timeout=0.02) == []
+        consumer.resume(Q1)
+        assert await poll_all(consumer, 1) == [b"001"]
