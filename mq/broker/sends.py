@@ -174,6 +174,8 @@ class Sends:
         # Clients of 5.x give the batch a UNIQ_KEY, too; behind a message's own it would hide that from readers.
         given = [each for each in ext.properties.encode().split(b"\x02") if each and not each.startswith(_UNIQUE_KEY)]
         shared = b"".join(each + b"\x02" for each in given) + self._suffix
+        if any(name in shared for name in _NOT_IN_BATCHES):
+            _refuse_in_batch(ext.properties, "the head")
         elements: list[BatchElement] = []
         unique_keys: list[bytes] = []
         nbytes = 0
@@ -188,14 +190,14 @@ class Sends:
                     ResponseCode.MESSAGE_ILLEGAL, f"the properties of message {number} are not UTF-8"
                 ) from error
             if any(name in properties for name in _NOT_IN_BATCHES):
-                _refuse_in_batch(properties.decode(), len(elements))
+                _refuse_in_batch(properties.decode(), f"message {len(elements)}")
             unique_key = _value(properties, _UNIQUE_KEY)
             if not unique_key:
                 unique_key = self._unique_keys.next().encode()
                 properties += _UNIQUE_KEY + unique_key + b"\x02"
-            tags = _value(properties, _TAGS)
-            code = (self._tag_codes.get(tags) or self._tag_code(tags)) if tags else 0
             properties += shared
+            tags = _value(properties, _TAGS)  # of the batch, if the message has none: readers find it there
+            code = (self._tag_codes.get(tags) or self._tag_code(tags)) if tags else 0
             if len(properties) > PROPERTIES_BYTES_MAX:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL,
@@ -319,12 +321,12 @@ def _delay_level(known: dict[str, str]) -> int:
     return level
 
 
-def _refuse_in_batch(text: str, number: int) -> None:
+def _refuse_in_batch(text: str, part: str) -> None:
     """What stock brokers store without its effect is refused here."""
     known = props.decode(text)
     delay = known.get("DELAY", "0").strip()
     if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"message {number} of a batch is delayed or transactional, which only messages by themselves can be",
+            f"{part} of a batch is delayed or transactional, which only messages by themselves can be",
         )

@@ -134,6 +134,7 @@ REFUSED: list[tuple[str, bytes, dict[str, Any], int]] = [
     ("delayed", FULL + element(DELAY="3"), {}, ResponseCode.MESSAGE_ILLEGAL),
     ("timed", FULL + element(TIMER_DELAY_SEC="3"), {}, ResponseCode.MESSAGE_ILLEGAL),
     ("transactional", FULL + element(TRAN_MSG="true"), {}, ResponseCode.MESSAGE_ILLEGAL),
+    ("delayed as a whole", FULL, {"i": properties(DELAY="3")}, ResponseCode.MESSAGE_ILLEGAL),
     ("to a retry topic", FULL, {"topic": "%RETRY%G"}, ResponseCode.MESSAGE_ILLEGAL),
     ("to a system topic", FULL, {"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION),
     ("many small ones", encode_batch([BatchedMessage(b"", "")] * 40_000), {}, ResponseCode.MESSAGE_ILLEGAL),
