@@ -29,6 +29,7 @@ from mq.protocol.headers import (
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 
 PENDING_MAX = 100_000
@@ -231,8 +232,14 @@ class Offsets:
         key = (ext.consumer_group, ext.topic, ext.queue_id)
 
         def known(is_known: bool) -> None:
-            if is_known:
-                connection.send(self._answer(request, key, serialization))
+            if not is_known:
+                return
+            try:
+                answer = self._answer(request, key, serialization)
+            except (StoreError, OSError) as error:
+                connection.close(f"the queue cannot be read: {error}")
+            else:
+                connection.send(answer)
 
         if key in self._gathered or key in self._replicating:
             self.replicate(known, lambda: connection.dispatch(request, body, serialization))

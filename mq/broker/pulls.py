@@ -142,8 +142,10 @@ class Pulls:
     def _answer(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> None:
         try:
             reply = self._serve(pull, may_hold=may_hold, knows_the_end=knows_the_end)
-        except RequestRefused as refusal:
-            reply = self._empty(pull, refusal.code, 0, 0, 0, refusal.remark)
+        except Exception as error:
+            # Called while entries are applied: a disk that fails to give a message fails this pull and nothing else.
+            pull.connection.refuse(pull.request, pull.serialization, error)
+            return
         if reply is not None:
             pull.connection.send(reply)
 

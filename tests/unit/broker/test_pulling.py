@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mq.broker.record_reader import RecordReader
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.store.consume_queue import ConsumeQueue
 from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, Client, properties, pull_ext, running
 
 pytestmark = pytest.mark.trio
@@ -122,6 +126,32 @@ async def test_a_waiting_pull_is_answered_by_a_message_with_its_tag_only(tmp_pat
         answer = await waiting.answer(opaque)
         assert [record.body for record in answer.records] == [b"wanted"]
         assert answer.ext["nextBeginOffset"] == "3"
+
+
+@pytest.mark.parametrize("reader", [RecordReader, ConsumeQueue])
+async def test_a_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[Any]
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    async with running(tmp_path) as broker:
+        waiting, client = await broker.connect(), await broker.connect()
+        await client.create_topic("T", 1)
+        opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD))
+        await client.wait_for(lambda info: info["raftmq.heldPulls"] == "1")
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "read", fails)
+            assert (await client.send(body=b"stored all the same")).code == ResponseCode.SUCCESS
+            answer = await waiting.answer(opaque)
+            assert (answer.code, answer.opaque) == (ResponseCode.SYSTEM_ERROR, opaque)
+            assert "the disk does not answer" in str(answer.remark)
+            assert await held_pulls(client) == 0
+            ext = {"consumerGroup": "New", "topic": "T", "queueId": 0}
+            await waiting.post(RequestCode.QUERY_CONSUMER_OFFSET, ext)
+            if reader is ConsumeQueue:
+                assert await waiting.closed()  # an error would be taken for "no offset yet"
+        assert [record.body for record in (await client.pull()).records] == [b"stored all the same"]
 
 
 async def test_a_pull_waits_no_longer_than_it_said(tmp_path: Path) -> None:
