@@ -137,14 +137,11 @@ class Locks:
         """Request code 42: a client gives queues back. Those that it does not hold are left alone."""
         given = self._decoded(body)
         client_id, group = given.client_id, given.group
+        # What is on its way to another client is not this one's to give back, even if it still says so in the metadata.
         held = [
             (ref.topic, ref.queue_id)
             for ref in given.queues
-            if client_id
-            in (
-                self._metadata.lock_holder(group, ref.topic, ref.queue_id),
-                self._granting.get((group, ref.topic, ref.queue_id)),
-            )
+            if client_id == self._next_holder((group, ref.topic, ref.queue_id))
         ]
         reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
         if not held:
@@ -187,6 +184,10 @@ class Locks:
 
     def expire(self) -> None:
         """Take from their holders what was not renewed in time; called by a timer."""
+        if len(self._renewed) > self._metadata.lock_count:
+            # Deleted with their topic or group.
+            holder = self._metadata.lock_holder
+            self._renewed = {key: at for key, at in self._renewed.items() if holder(*key) is not None}
         if not self._appender.is_open or not self._metadata.queue_locks:
             return
         gone: dict[tuple[str, str], list[tuple[str, int]]] = {}
@@ -227,6 +228,10 @@ class Locks:
             return True
         return self._clock() - self._renewed.get(key, self._led_since) >= LOCK_SECONDS
 
+    def _next_holder(self, key: _Key) -> str | None:
+        """Who holds this queue once what is on its way is done."""
+        return self._granting.get(key) or self._metadata.lock_holder(*key)
+
     def _renew(self, wanted: QueueLocks) -> list[QueueRef]:
         """Count the locks of a client from now on; returns those that are in force."""
         now = self._clock()
@@ -234,8 +239,7 @@ class Locks:
         for ref in wanted.queues:
             key = (wanted.group, ref.topic, ref.queue_id)
             # While its request was under way, an expired lock may have become another client's.
-            holder = self._granting.get(key) or self._metadata.lock_holder(*key)
-            if holder == wanted.client_id:
+            if self._next_holder(key) == wanted.client_id:
                 self._renewed[key] = now
                 ours.append(ref)
         return ours

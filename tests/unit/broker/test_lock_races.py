@@ -1,0 +1,115 @@
+"""Queue locks, with the log's rounds in the test's hands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from mq.broker.commands import DeleteTopic, PutTopic, TopicConfig, decode_command
+from mq.broker.locks import Locks
+from mq.broker.metadata import Metadata
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import RequestCode
+from mq.protocol.frames import JSON
+from mq.protocol.headers import encode_request
+
+
+class Rounds:
+    """Stands for the appender: what is added is applied when the test says so."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.is_open = True
+        self._metadata = metadata
+        self._pending: list[tuple[bytes, Callable[[bool], None] | None]] = []
+
+    def check_room(self) -> None: ...
+
+    def add_command(self, command: bytes, on_committed: Callable[[bool], None] | None = None) -> None:
+        self._pending.append((command, on_committed))
+
+    def commit(self, count: int) -> None:
+        batch, self._pending = self._pending[:count], self._pending[count:]
+        assert len(batch) == count
+        for command, _ in batch:
+            self._metadata.apply(decode_command(command))
+        for _, on_committed in batch:
+            if on_committed is not None:
+                on_committed(True)
+
+
+class Stage:
+    """The locks of a broker with the topic T, which has one queue."""
+
+    def __init__(self) -> None:
+        self.metadata = Metadata()
+        self.make_topic()
+        self.rounds = Rounds(self.metadata)
+        self.now = 0.0
+        self.told: dict[str, list[int]] = {}
+        self.locks = Locks(
+            metadata=self.metadata,
+            appender=self.rounds,  # type: ignore[arg-type]
+            client_id=lambda connection, group: None,
+            read=lambda on_read: on_read(True),
+            clock=lambda: self.now,
+            log=structlog.get_logger(),
+        )
+        self.locks.lead()
+
+    def make_topic(self) -> None:
+        self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
+
+    def lock(self, client_id: str) -> None:
+        self._ask(client_id, RequestCode.LOCK_BATCH_MQ, self.locks.handle_lock)
+
+    def unlock(self, client_id: str) -> None:
+        self._ask(client_id, RequestCode.UNLOCK_BATCH_MQ, self.locks.handle_unlock)
+
+    def _ask(self, client_id: str, code: int, handle: Callable[..., bytes | None]) -> None:
+        queues = [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]
+        body = json.dumps({"clientId": client_id, "consumerGroup": "G", "mqSet": queues}).encode()
+        [(request, _, _)], _ = decode_chunk(encode_request(code, 1))
+        handle(_Connection(self.told, client_id), request, body, JSON)
+
+
+class _Connection:
+    """Notes the queues that a client was told are its own."""
+
+    def __init__(self, told: dict[str, list[int]], client_id: str) -> None:
+        self._told = told
+        self._client_id = client_id
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        [(_, body, _)], _ = decode_chunk(reply)
+        if body:
+            self._told[self._client_id] = [ref["queueId"] for ref in json.loads(body)["lockOKMQSet"]]
+
+
+def test_a_late_unlock_does_not_open_the_queue_to_a_third_client() -> None:
+    """c1 was silent, c2 gets its queue; c1 gives it back while that is on its way, and c3 comes before that is done."""
+    stage = Stage()
+    stage.lock("c1")
+    stage.rounds.commit(1)
+    stage.now = 100.0
+    stage.lock("c2")
+    stage.unlock("c1")
+    stage.rounds.commit(1)
+    assert stage.told["c2"] == [0]
+    stage.lock("c3")
+    stage.lock("c2")
+    stage.rounds.commit(0)
+    assert stage.told == {"c1": [0], "c2": [0], "c3": []}
+    assert stage.metadata.lock_holder("G", "T", 0) == "c2"
+
+
+def test_what_was_known_about_locks_goes_with_them() -> None:
+    stage = Stage()
+    stage.lock("c1")
+    stage.rounds.commit(1)
+    stage.metadata.apply(DeleteTopic(name="T", timestamp_ms=2))
+    stage.make_topic()
+    stage.locks.expire()
+    assert not stage.locks._renewed
