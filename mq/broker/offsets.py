@@ -67,7 +67,7 @@ class Offsets:
         self._read = read
         self._locks = locks
         self._in_memory = in_memory
-        self._resetting: set[Key] = set()
+        self._resetting: dict[Key, object] = {}
         self._restarted: set[Key] = set()
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
@@ -127,11 +127,16 @@ class Offsets:
         With ``restart`` consumers at work have to begin there.
         """
         keys = [(group, topic, queue_id) for queue_id in offsets]
-        self._resetting.update(keys)
+        this = object()
+        self._resetting.update(dict.fromkeys(keys, this))
         self._restarted.difference_update(keys)
 
         def committed(known: bool) -> None:
-            self._resetting.difference_update(keys)
+            # A later reset of the same queue may be on its way, and whoever has begun again meanwhile did so elsewhere.
+            done = [key for key in keys if self._resetting.get(key) is this]
+            for key in done:
+                del self._resetting[key]
+            self._restarted.difference_update(done)
             on_committed(known)
 
         for key in keys:

@@ -8,36 +8,14 @@ from typing import Any
 
 import structlog
 
-from mq.broker.commands import DeleteTopic, PutTopic, TopicConfig, decode_command
+from mq.broker.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.locks import Locks
 from mq.broker.metadata import Metadata
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON
 from mq.protocol.headers import encode_request
-
-
-class Rounds:
-    """Stands for the appender: what is added is applied when the test says so."""
-
-    def __init__(self, metadata: Metadata) -> None:
-        self.is_open = True
-        self._metadata = metadata
-        self._pending: list[tuple[bytes, Callable[[bool], None] | None]] = []
-
-    def check_room(self) -> None: ...
-
-    def add_command(self, command: bytes, on_committed: Callable[[bool], None] | None = None) -> None:
-        self._pending.append((command, on_committed))
-
-    def commit(self, count: int) -> None:
-        batch, self._pending = self._pending[:count], self._pending[count:]
-        assert len(batch) == count
-        for command, _ in batch:
-            self._metadata.apply(decode_command(command))
-        for _, on_committed in batch:
-            if on_committed is not None:
-                on_committed(True)
+from tests.unit.broker.rounds import Rounds
 
 
 class Stage:

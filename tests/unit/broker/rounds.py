@@ -1,0 +1,39 @@
+"""The log's rounds in a test's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.broker.commands import decode_command
+from mq.broker.metadata import Metadata
+
+
+class Rounds:
+    """Stands for the appender: what is added is applied when the test says so."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.is_open = True
+        self._metadata = metadata
+        self._pending: list[tuple[bytes, Callable[[bool], None] | None]] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many commands nobody has committed yet."""
+        return len(self._pending)
+
+    def add_command(
+        self,
+        command: bytes,
+        on_committed: Callable[[bool], None] | None = None,
+        on_returned: Callable[[], None] | None = None,
+    ) -> None:
+        self._pending.append((command, on_committed))
+
+    def commit(self, count: int) -> None:
+        batch, self._pending = self._pending[:count], self._pending[count:]
+        assert len(batch) == count
+        for command, _ in batch:
+            self._metadata.apply(decode_command(command))
+        for _, on_committed in batch:
+            if on_committed is not None:
+                on_committed(True)
