@@ -130,6 +130,7 @@ final class Admins {
 
         DefaultMQProducer producer = scene.producer();
         send(scene, producer, 0, 40);
+        show(producer);
         AtomicInteger count = new AtomicInteger();
         DefaultMQPushConsumer consumer = counting(scene, count);
         Scene.await("40 messages", () -> count.get() >= 40);
@@ -199,6 +200,7 @@ final class Admins {
         Message message = scene.message("m");
         message.setKeys("the-key");
         SendResult sent = producer.send(message);
+        show(producer);
         AtomicInteger count = new AtomicInteger();
         DefaultMQPushConsumer consumer = counting(scene, count);
         Scene.await("a message", () -> count.get() > 0);
@@ -251,6 +253,11 @@ final class Admins {
         }
         consumer.shutdown();
         producer.shutdown();
+    }
+
+    /** Brokers hear of a producer with its next heartbeat, which may take half a minute. */
+    private static void show(DefaultMQProducer producer) {
+        producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
     }
 
     private static String output(String line) {
