@@ -188,6 +188,7 @@ final class Admins {
         call("deleteTopic", () -> {
             admin.deleteTopicInBroker(Set.of(leader), fresh);
             admin.deleteTopicInNameServer(Set.of(scene.namesrv), broker.getCluster(), fresh);
+            Thread.sleep(500); // a registration on its way may still name it, the one after that does not
             return admin.fetchAllTopicList().getTopicList().contains(fresh);
         });
         admin.shutdown();
