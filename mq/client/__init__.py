@@ -2,7 +2,7 @@
 
     from mq.client import Message, Producer, PushConsumer
 
-`mq.client.sync` has the same for programs without an event loop.
+`mq.client.sync` has the same for programs without an event loop. The guide for users is `docs/python.md`.
 """
 
 from mq.client.admin import Admin
@@ -17,6 +17,7 @@ from mq.client.errors import (
     MessageRefused,
     NameServersUnavailable,
     NoRoute,
+    OffsetsFileDamaged,
     ProducerBusy,
     RequestTimeout,
     SendOutcomeUnknown,
@@ -25,7 +26,9 @@ from mq.client.errors import (
     UnreadableAnswer,
 )
 from mq.client.filters import Sql, sql
+from mq.client.handling import Handler
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from mq.client.offsets import ConsumeFrom
 from mq.client.process_queue import FlowLimits
 from mq.client.producer import Producer
 from mq.client.pull_consumer import PullConsumer
@@ -34,27 +37,40 @@ from mq.client.remoting import RemotingSettings
 from mq.client.routes import TopicRoute
 from mq.client.sending import Pending
 from mq.filter.subscription import SubscriptionError
+from mq.protocol.compression import Codec
+from mq.protocol.names import NameRefused
+from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
+from mq.protocol.records import Host
+from mq.protocol.registration import TopicConfig
 
 __all__ = [
     "Admin",
     "BrokerError",
     "ClientClosed",
     "ClientError",
+    "Codec",
     "ConnectFailed",
     "ConnectionLost",
+    "ConsumeFrom",
     "Delivery",
     "FlowLimits",
+    "GroupProgress",
+    "Handler",
+    "Host",
     "Message",
     "MessageQueue",
     "MessageRefused",
+    "NameRefused",
     "NameServersUnavailable",
     "NoRoute",
+    "OffsetsFileDamaged",
     "Pending",
     "Producer",
     "ProducerBusy",
     "PullConsumer",
     "PullSettings",
     "PushConsumer",
+    "QueueEnds",
     "ReceivedMessage",
     "RemotingSettings",
     "RequestTimeout",
@@ -64,6 +80,8 @@ __all__ = [
     "SendStatus",
     "Sql",
     "SubscriptionError",
+    "SubscriptionGroupConfig",
+    "TopicConfig",
     "TopicNotFound",
     "TopicRoute",
     "UnreadableAnswer",

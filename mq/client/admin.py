@@ -1,4 +1,4 @@
-"""Looking at a cluster and changing its topics."""
+"""Looking at a cluster, its topics, messages and consumer groups, and changing them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mq.protocol.operator_bodies import (
     read_progress,
     read_topic_stats,
 )
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.queue_tables import QueueRef, read_offset_table
 from mq.protocol.registration import TopicConfig
 
 __all__ = ["Admin"]
@@ -47,7 +47,8 @@ class Admin(anyio.AsyncContextManagerMixin):
         async with Admin("127.0.0.1:9876") as admin:
             await admin.create_topic("Orders", queues=8)
 
-    All methods raise NameServersUnavailable, ConnectFailed, ConnectionLost, RequestTimeout and BrokerError.
+    All methods raise NameServersUnavailable, ConnectFailed, ConnectionLost, RequestTimeout and BrokerError; where
+    their `stored` is "unknown", what was asked for may have been done.
     """
 
     def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
@@ -199,8 +200,8 @@ class Admin(anyio.AsyncContextManagerMixin):
             topic,
             key,
             count_max=count_max,
-            begin_ms=0 if begin is None else int(begin.timestamp() * 1000),
-            end_ms=2**63 - 1 if end is None else int(end.timestamp() * 1000),
+            begin_ms=0 if begin is None else _ms(begin),
+            end_ms=2**63 - 1 if end is None else _ms(end),
             unique=unique,
         )
 
@@ -287,6 +288,21 @@ class Admin(anyio.AsyncContextManagerMixin):
             found |= read_body(read_progress, body)
         return _by_queue(found)
 
+    async def reset_group(self, group: str, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
+        """Let a consumer group go on at the first or the next message of `topic`, or at a time; returns the offsets.
+
+        Forwards or backwards, in all queues, whether members are at work or not: they go on from there at once, and
+        what they still commit of before does not count. Raises TopicNotFound, NoRoute.
+        """
+        check_group(group)
+        timestamp_ms = _ms(position) if isinstance(position, dt.datetime) else 0 if position == "first" else -1
+        found: dict[QueueRef, int] = {}
+        ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}
+        for address in (await self._leaders_of(topic)).values():
+            _, body = await self._opened().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+            found |= read_body(read_offset_table, body)
+        return _by_queue(found)
+
     # Queues and groups.
 
     async def min_offset(self, queue: MessageQueue) -> int:
@@ -329,6 +345,12 @@ class Admin(anyio.AsyncContextManagerMixin):
         remoting = self._opened()
         await self.route(queue.topic)
         return await stored_offset(remoting, group, queue)
+
+
+def _ms(time: dt.datetime) -> int:
+    if time.tzinfo is None:
+        raise ValueError(f"{time} needs a time zone")
+    return int(time.timestamp() * 1000)
 
 
 def _by_queue(found: Mapping[QueueRef, T]) -> dict[MessageQueue, T]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from mq.client.message import MessageQueue
+from mq.client.verdict import judge_answer
 
 __all__ = [
     "BrokerError",
@@ -19,6 +20,7 @@ __all__ = [
     "MessageRefused",
     "NameServersUnavailable",
     "NoRoute",
+    "OffsetsFileDamaged",
     "ProducerBusy",
     "RequestTimeout",
     "SendOutcomeUnknown",
@@ -92,13 +94,17 @@ class RequestTimeout(ClientError):
 
 
 class BrokerError(ClientError):
-    """A broker or name server answered with a code that is not success."""
+    """A broker or name server answered with a code that is not success.
+
+    `stored` is "unknown" for codes that do not say how far the request had come, SYSTEM_ERROR above all.
+    """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         super().__init__(f"{address} answered code {code}: {remark or 'no remark'}")
         self.code = code
         self.remark = remark
         self.address = address
+        self.stored = "no" if judge_answer(code, remark).stored == "no" else "unknown"
 
 
 class UnreadableAnswer(ClientError):
@@ -133,6 +139,10 @@ class NoRoute(ClientError):
         super().__init__(f"no broker for topic {topic}: {reason}")
         self.topic = topic
         self.reason = reason
+
+
+class OffsetsFileDamaged(ClientError):
+    """The file with the offsets cannot be read. Remove it to begin anew, and repeat or miss messages knowingly."""
 
 
 class _SendFailed(ClientError):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mq.client.errors import ClientError
+from mq.client.errors import OffsetsFileDamaged
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.offsets import ConsumeFrom, queue_offset
@@ -16,11 +16,7 @@ from mq.protocol import fastjson
 from mq.protocol.errors import BodyError
 from mq.protocol.queue_tables import QueueRef, offset_table_body, read_queue_table
 
-__all__ = ["LocalOffsets", "OffsetsFileDamaged"]
-
-
-class OffsetsFileDamaged(ClientError):
-    """The file with the offsets cannot be read. Remove it to begin anew, and repeat or miss messages knowingly."""
+__all__ = ["LocalOffsets"]
 
 
 class LocalOffsets:

@@ -9,10 +9,9 @@ import msgspec
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.process_queue import ProcessQueue
-from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.errors import BodyError
-from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
+from mq.protocol.queue_tables import QueueRef, queue_table, read_offset_table
 
 __all__ = ["read_reset", "running_info", "status"]
 
@@ -20,16 +19,11 @@ __all__ = ["read_reset", "running_info", "status"]
 def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
     """The offsets to go on from (request code 220); none, and a log line, if they cannot be read."""
     try:
-        value = fastjson.parse(body)
-        table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
+        table = read_offset_table(body)
     except BodyError as error:
         log.warning("offset_reset_unreadable", reason=str(error))
         return {}
-    return {
-        MessageQueue(ref.topic, ref.broker_name, ref.queue_id): offset
-        for ref, offset in table.items()
-        if isinstance(offset, int) and offset >= 0
-    }
+    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): offset for ref, offset in table.items()}
 
 
 def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:

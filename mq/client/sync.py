@@ -1,132 +1,301 @@
-"""The SDK for programs without an event loop: the same clients, run by an event loop in a thread of their own."""
+"""The SDK for programs without an event loop: the same clients, run by an event loop in a thread of their own.
+
+A method here takes, returns and raises what the method of the same name of the asynchronous client does, and blocks
+until it is done. One object may be used by many threads at once. Leave its block when none of them waits in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 
+from mq.client.admin import Admin
 from mq.client.consumer import PushConsumer
-from mq.client.delivery import MessageStream
-from mq.client.errors import ClientClosed, ClientError
+from mq.client.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.producer import Producer
+from mq.client.pull_consumer import PullConsumer
 
-__all__ = ["SyncConsumer", "SyncProducer"]
+__all__ = ["SyncAdmin", "SyncConsumer", "SyncDelivery", "SyncProducer", "SyncPullConsumer"]
+
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
 
 
-class SyncProducer:
-    """`Producer` for threads; takes the same arguments and may be used by many threads at once.
+class _Facade(Generic[C]):
+    """An asynchronous client and the thread whose event loop it lives in, from entering to leaving the block."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._portal: anyio.from_thread.BlockingPortal | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(anyio.from_thread.start_blocking_portal("trio"))
+            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._portal = None
+        self._stack.__exit__(kind, error, traceback)
+
+    def _call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What a coroutine function returns in the event loop."""
+        if self._portal is None:
+            raise ClientClosed(f"enter it first: with {type(self).__name__}(...)")
+        return self._portal.call(functools.partial(function, *args, **kwargs))
+
+    def _call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What a function returns in the event loop, if there is one."""
+        if self._portal is None:
+            return function(*args, **kwargs)
+        return self._portal.call(functools.partial(function, *args, **kwargs))
+
+
+def _waits(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:
+    """The method for threads of one that is a coroutine function."""
+
+    @functools.wraps(method)
+    def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = facade._call(method, facade._client, *args, **kwargs)
+        return result
+
+    return call
+
+
+def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """The method for threads of one that does not wait."""
+
+    @functools.wraps(method)
+    def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = facade._call_now(method, facade._client, *args, **kwargs)
+        return result
+
+    return call
+
+
+class SyncProducer(_Facade[Producer]):
+    """`Producer` for threads; takes the same arguments.
 
     with SyncProducer("127.0.0.1:9876", group="orders") as producer:
         producer.send(Message("Orders", b"body"))
     """
 
     def __init__(self, namesrv: str | Sequence[str], group: str = "raftmq_python", **options: Any) -> None:
-        self._producer = Producer(namesrv, group, **options)
-        self._portal: anyio.from_thread.BlockingPortal | None = None
-        self._stack = ExitStack()
+        super().__init__(Producer(namesrv, group, **options))
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(anyio.from_thread.start_blocking_portal("trio"))
-            stack.enter_context(self._portal.wrap_async_context_manager(self._producer))
-            self._stack = stack.pop_all()
-        return self
+    send = _waits(Producer.send)
+    send_oneway = _waits(Producer.send_oneway)
+    send_batch = _waits(Producer.send_batch)
+    send_many = _waits(Producer.send_many)
+    flush = _waits(Producer.flush)
+    queues = _waits(Producer.queues)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._portal = None
-        self._stack.__exit__(kind, error, traceback)
+    def submit(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> Future[SendResult]:
+        """Set a message on its way, and return a future; blocks only while `in_flight_max` are on their way."""
+        pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
+        assert self._portal is not None, "submitted without an event loop"
+        return self._portal.start_task_soon(pending.wait)
 
-    def _call(self, function: Callable[[], Any]) -> Any:
-        if self._portal is None:
-            raise ClientClosed("enter the producer first: with SyncProducer(...) as producer")
-        return self._portal.call(function)
-
-    def send(self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None) -> SendResult:
-        """As `Producer.send`."""
-        result: SendResult = self._call(lambda: self._producer.send(message, timeout=timeout, queue=queue))
-        return result
-
-    def send_batch(
-        self, messages: Sequence[Message], *, timeout: float | None = None, queue: MessageQueue | None = None
-    ) -> list[SendResult]:
-        """As `Producer.send_batch`."""
-        results: list[SendResult] = self._call(
-            lambda: self._producer.send_batch(messages, timeout=timeout, queue=queue)
-        )
-        return results
-
-    def send_many(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[SendResult | ClientError]:
-        """As `Producer.send_many`."""
-        outcomes: list[SendResult | ClientError] = self._call(
-            lambda: self._producer.send_many(messages, timeout=timeout)
-        )
-        return outcomes
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way."""
+        return self._client.in_flight
 
 
-class SyncConsumer:
+class SyncConsumer(_Facade[PushConsumer]):
     """`PushConsumer` for threads; takes the same arguments.
 
         with SyncConsumer("127.0.0.1:9876", group="billing") as consumer:
             consumer.subscribe("Orders")
             for message in consumer: ...
 
-    A message is acknowledged when the next one is asked for.
+    A message is acknowledged when the next one is asked for. With handlers instead, which are plain functions, each run
+    in one of `concurrency` threads:
+
+        @consumer.on("Orders")
+        def bill(message: ReceivedMessage) -> None: ...
+
+        consumer.run()
     """
 
     def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
-        self._consumer = PushConsumer(namesrv, group, **options)
-        self._portal: anyio.from_thread.BlockingPortal | None = None
+        super().__init__(PushConsumer(namesrv, group, **options))
+        self._limiter = anyio.CapacityLimiter(options.get("concurrency", 16))
         self._stream: MessageStream | None = None
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(anyio.from_thread.start_blocking_portal("trio"))
-            stack.enter_context(self._portal.wrap_async_context_manager(self._consumer))
-            self._stream = aiter(self._consumer)
-            self._stack = stack.pop_all()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._portal = None
-        self._stack.__exit__(kind, error, traceback)
+        self.stop()
+        super().__exit__(kind, error, traceback)
 
-    def _call(self, function: Callable[[], Any]) -> Any:
-        if self._portal is None:
-            raise ClientClosed("enter the consumer first: with SyncConsumer(...) as consumer")
-        return self._portal.call(function)
+    subscribe = _at_once(PushConsumer.subscribe)
+    unsubscribe = _at_once(PushConsumer.unsubscribe)
+    pause = _at_once(PushConsumer.pause)
+    resume = _at_once(PushConsumer.resume)
+    stop = _at_once(PushConsumer.stop)
+    commit = _waits(PushConsumer.commit)
+    wait_assigned = _waits(PushConsumer.wait_assigned)
 
-    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
-        """As `PushConsumer.subscribe`."""
-        self._call(lambda: self._consumer.subscribe(topic, tags))
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """As `PushConsumer.assignment`."""
+        return self._call_now(lambda: self._client.assignment)
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """As `PushConsumer.positions`."""
+        return self._call_now(lambda: self._client.positions)
+
+    def on(
+        self, topic: str, tags: str | Sql = "*", *, batch: int | None = None
+    ) -> Callable[[SyncHandlerT], SyncHandlerT]:
+        """As `PushConsumer.on`, for plain functions."""
+
+        def register(handler: SyncHandlerT) -> SyncHandlerT:
+            self._call_now(lambda: self._client.on(topic, tags, batch=batch)(self._in_thread(handler)))
+            return handler
+
+        return register
+
+    def run(self, handler: Callable[[ReceivedMessage], None] | None = None) -> None:
+        """As `PushConsumer.run`, for a plain function; `stop`, called by any thread, waits for handlers at work."""
+        self._call(self._client.run, None if handler is None else self._in_thread(handler))
+
+    def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
+        async def handle(messages: Any) -> None:
+            await anyio.to_thread.run_sync(handler, messages, limiter=self._limiter)
+
+        return handle
 
     def receive(self, *, timeout: float | None = None) -> ReceivedMessage | None:
         """The next message, acknowledging the one before; None after `timeout` seconds without one."""
 
         async def next_message() -> ReceivedMessage | None:
-            assert self._stream is not None, "entered without a stream"
+            if self._stream is None:
+                self._stream = aiter(self._client)
             with anyio.move_on_after(timeout):
                 return await anext(self._stream)
             return None
 
-        message: ReceivedMessage | None = self._call(next_message)
-        return message
-
-    def commit(self) -> None:
-        """As `PushConsumer.commit`; the message received last is not acknowledged yet."""
-        self._call(self._consumer.commit)
+        return self._call(next_message)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while (message := self.receive()) is not None:
             yield message
+
+    def deliveries(self) -> Iterator[SyncDelivery]:
+        """As `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message: ...`."""
+        stream: DeliveryStream = self._call_now(self._client.deliveries)
+        while True:
+            yield SyncDelivery(self._call(stream.__anext__), self)
+
+
+class SyncDelivery:
+    """`Delivery` for threads."""
+
+    def __init__(self, delivery: Delivery, facade: _Facade[PushConsumer]) -> None:
+        self._delivery = delivery
+        self._facade = facade
+
+    @property
+    def message(self) -> ReceivedMessage:
+        """What was delivered."""
+        return self._delivery.message
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was acknowledged or is to come again."""
+        return self._delivery.finished
+
+    def acknowledge(self) -> None:
+        """As `Delivery.acknowledge`."""
+        self._facade._call_now(self._delivery.acknowledge)
+
+    def retry_later(self, seconds: float | None = None) -> None:
+        """As `Delivery.retry_later`."""
+        self._facade._call_now(self._delivery.retry_later, seconds)
+
+    def __enter__(self) -> ReceivedMessage:
+        return self._delivery.message
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._facade._call_now(self._delivery.__exit__, kind, error, traceback)
+
+
+class SyncPullConsumer(_Facade[PullConsumer]):
+    """`PullConsumer` for threads; takes the same arguments."""
+
+    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
+        super().__init__(PullConsumer(namesrv, group, **options))
+
+    queues = _waits(PullConsumer.queues)
+    assign = _waits(PullConsumer.assign)
+    seek = _waits(PullConsumer.seek)
+    pause = _at_once(PullConsumer.pause)
+    resume = _at_once(PullConsumer.resume)
+    poll = _waits(PullConsumer.poll)
+    position = _at_once(PullConsumer.position)
+    commit = _waits(PullConsumer.commit)
+    committed = _waits(PullConsumer.committed)
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """As `PullConsumer.assignment`."""
+        return self._call_now(lambda: self._client.assignment)
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """As `PullConsumer.positions`."""
+        return self._call_now(lambda: self._client.positions)
+
+
+class SyncAdmin(_Facade[Admin]):
+    """`Admin` for threads; takes the same arguments."""
+
+    def __init__(self, namesrv: str | Sequence[str], **options: Any) -> None:
+        super().__init__(Admin(namesrv, **options))
+
+    cluster_info = _waits(Admin.cluster_info)
+    broker_runtime = _waits(Admin.broker_runtime)
+    manage_group = _waits(Admin.manage_group)
+    create_topic = _waits(Admin.create_topic)
+    delete_topic = _waits(Admin.delete_topic)
+    topics = _waits(Admin.topics)
+    route = _waits(Admin.route)
+    topic_config = _waits(Admin.topic_config)
+    topic_stats = _waits(Admin.topic_stats)
+    figure = _waits(Admin.figure)
+    message_by_id = _waits(Admin.message_by_id)
+    messages_by_key = _waits(Admin.messages_by_key)
+    consumer_groups = _waits(Admin.consumer_groups)
+    put_consumer_group = _waits(Admin.put_consumer_group)
+    delete_consumer_group = _waits(Admin.delete_consumer_group)
+    group_progress = _waits(Admin.group_progress)
+    reset_group = _waits(Admin.reset_group)
+    min_offset = _waits(Admin.min_offset)
+    max_offset = _waits(Admin.max_offset)
+    offset = _waits(Admin.offset)
+    consumers = _waits(Admin.consumers)
+    group_offset = _waits(Admin.group_offset)

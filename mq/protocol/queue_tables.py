@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from mq.protocol import fastjson
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body, decode_as
 from mq.protocol.wire_names import wire
@@ -51,6 +52,13 @@ def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False)
         return _OffsetRows(rows).encode()
     table = queue_table((ref, b"%d" % offset) for ref, offset in sorted(offsets.items()))
     return b'{"offsetTable":' + table + b"}"
+
+
+def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
+    """Read such a body; what is no offset is left out. Raises BodyError."""
+    value = fastjson.parse(body)
+    table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
+    return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}
 
 
 def read_queue_table(value: object) -> dict[QueueRef, Any]:

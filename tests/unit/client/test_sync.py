@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
 
 import anyio
 import anyio.from_thread
 import pytest
 
-from mq.client import ClientClosed, Message, MessageRefused, SendResult
-from mq.client.sync import SyncConsumer, SyncProducer
+from mq.client import (
+    Admin,
+    ClientClosed,
+    Message,
+    MessageQueue,
+    MessageRefused,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    SendResult,
+)
+from mq.client.sync import SyncAdmin, SyncConsumer, SyncProducer, SyncPullConsumer
 from tests.unit.client.fake_cluster import FakeCluster
 
 
@@ -44,3 +57,101 @@ def test_errors_come_as_themselves(cluster: FakeCluster) -> None:
         producer.send(Message("T", b""))
     with pytest.raises(ClientClosed):
         producer.send(Message("T", b"x"))
+
+
+NOT_FOR_THREADS = {
+    "send_nowait",  # `submit` returns a future, which takes callbacks
+    "group",
+    "client_id",
+    "timeout",
+}
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "blocking"),
+    [(Producer, SyncProducer), (PushConsumer, SyncConsumer), (PullConsumer, SyncPullConsumer), (Admin, SyncAdmin)],
+)
+def test_threads_have_all_that_tasks_have(asynchronous: type, blocking: type) -> None:
+    names = {name for name in vars(asynchronous) if not name.startswith("_")} - NOT_FOR_THREADS
+    assert names <= set(vars(blocking))
+    for name in names:
+        assert getattr(blocking, name).__doc__, f"{name} says nothing"
+
+
+def test_sends_in_all_forms(cluster: FakeCluster) -> None:
+    with SyncProducer(cluster.namesrv, in_flight_max=2) as producer:
+        futures = [producer.submit(Message("T", b"%d" % number)) for number in range(10)]
+        assert sorted(future.result(60).queue_offset for future in futures) == list(range(10))
+        [queue] = producer.queues("T")
+        assert producer.send(Message("T", b"10"), queue=queue).queue_offset == 10
+        producer.send_oneway(Message("T", b"11"))
+        producer.flush()
+        assert producer.in_flight == 0
+        with pytest.raises(MessageRefused):
+            producer.submit(Message("T", b""))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_handlers_run_in_threads(cluster: FakeCluster, ordered: bool) -> None:
+    with SyncProducer(cluster.namesrv) as producer:
+        producer.send_many(Message("T", b"%d" % number) for number in range(20))
+    consumer = SyncConsumer(cluster.namesrv, "cg", consume_from="first", ordered=ordered, concurrency=4)
+    handled: list[bytes] = []
+    threads: set[str] = set()
+
+    @consumer.on("T")
+    def handle(message: ReceivedMessage) -> None:
+        threads.add(threading.current_thread().name)
+        handled.append(message.body)
+        if len(handled) == 10:
+            consumer.pause()
+            consumer.resume()
+        if len(handled) == 20:
+            consumer.stop()
+
+    with consumer:
+        consumer.run()
+    assert sorted(handled) == sorted(b"%d" % number for number in range(20))
+    if ordered:
+        assert handled == [b"%d" % number for number in range(20)]
+    assert threading.current_thread().name not in threads
+    assert cluster.group.offsets["cg", "T", 0] == 20
+
+
+def test_deliveries_are_acknowledged_one_by_one(cluster: FakeCluster) -> None:
+    with SyncProducer(cluster.namesrv) as producer:
+        producer.send_many(Message("T", b"%d" % number) for number in range(3))
+    with SyncConsumer(cluster.namesrv, "cg", consume_from="first") as consumer:
+        consumer.subscribe("T")
+        assert consumer.wait_assigned() == {MessageQueue("T", "b-0", 0)}
+        first, second, third = itertools.islice(consumer.deliveries(), 3)
+        with second as message:
+            assert message.body == b"1"
+        with pytest.raises(ZeroDivisionError), third:
+            raise ZeroDivisionError
+        assert third.finished
+        assert list(consumer.positions.values()) == [0]
+        first.acknowledge()
+        assert list(consumer.positions.values()) == [2]
+        consumer.commit()
+        assert cluster.group.offsets["cg", "T", 0] == 2
+
+
+def test_a_pull_consumer_and_an_admin(cluster: FakeCluster) -> None:
+    with SyncProducer(cluster.namesrv) as producer:
+        producer.send_many(Message("T", b"%d" % number) for number in range(5))
+    with SyncAdmin(cluster.namesrv) as admin, SyncPullConsumer(cluster.namesrv, "cg") as consumer:
+        [queue] = consumer.queues("T")
+        assert admin.max_offset(queue) == 5
+        consumer.assign([queue])
+        consumer.seek(queue, 3)
+        assert [message.body for message in consumer.poll(timeout=10)] == [b"3", b"4"]
+        assert (consumer.assignment, consumer.positions, consumer.position(queue)) == ({queue}, {queue: 5}, 5)
+        consumer.pause()
+        assert consumer.poll(timeout=0.01) == []
+        consumer.resume()
+        consumer.commit()
+        assert consumer.committed(queue) == admin.group_offset("cg", queue) == 5
+        assert admin.topics() == ["T"]
+    with pytest.raises(ClientClosed, match="SyncAdmin"):
+        admin.topics()
