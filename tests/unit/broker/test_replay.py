@@ -1,0 +1,154 @@
+"""Whatever clients did: a broker that replays its log comes to the state of the one that lived through it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.codes import RequestCode
+from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.store.checkpoint import load_checkpoint
+from mq.store.opening import open_store
+from tests.unit.broker.running import Client, broker_settings, properties, running, send_ext
+from tests.unit.broker.test_locks import lock_body
+from tests.unit.store.queue_log import contents
+
+pytestmark = pytest.mark.trio
+
+TOPICS = ("T", "U", "V" * 127)
+GROUPS = ("G", "H" * 120)
+SMALL = {"segment_bytes": 256 * 1024, "message_bytes_max": 64 * 1024, "entry_bytes_max": 2048}
+
+
+def held(directory: Path) -> tuple[Any, ...]:
+    """Metadata, and what the queues hold, at the end of a run that was stopped."""
+    checkpoint = load_checkpoint(str(directory))
+    assert checkpoint is not None
+    opened = open_store(str(directory))
+    assert opened.rebuild_reason is None
+    queues = {
+        key: (data, queue.min_offset)
+        for (key, data), queue in zip(contents(opened.queues).items(), opened.queues.queues(), strict=True)
+    }
+    opened.queues.close()
+    return checkpoint.state, queues
+
+
+class Clients:
+    """What clients and operators do, at random."""
+
+    def __init__(self, client: Client, rng: random.Random) -> None:
+        self._client = client
+        self._rng = rng
+        self._places: list[int] = []
+        self.deeds: list[Callable[[], Awaitable[Any]]] = [
+            self.send, self.send, self.send_batch, self.send_batch, self.delay, self.give_back, self.commit,
+            self.commit, self.lock, self.unlock, self.change_topic, self.delete_topic, self.change_group,
+            self.delete_group, self.reset, self.clone, self.forbid,
+        ]  # fmt: skip
+
+    @property
+    def topic(self) -> str:
+        return self._rng.choice(TOPICS)
+
+    @property
+    def group(self) -> str:
+        return self._rng.choice(GROUPS)
+
+    async def send(self) -> None:
+        for _ in range(self._rng.randrange(1, 5)):
+            text = self._rng.choice(["", "TAGS\x01a\x02", "KEYS\x01k\x02TAGS\x01ü", "XTAGS\x01b\x02"])
+            answer = await self._client.send(self.topic, self._rng.randbytes(self._rng.choice([1, 3000])), i=text)
+            if answer.code == 0:
+                self._places.append(int(answer.ext["msgId"][16:], 16))
+
+    async def send_batch(self) -> None:
+        each = [BatchedMessage(b"x", self._rng.choice(["", "TAGS\x01b\x02", "TAGS\x01b"])) for _ in range(9)]
+        ext = send_ext(self.topic, m=True, i=self._rng.choice(["", "TAGS\x01all\x02", "WAIT\x01true\x02"]))
+        await self._client.request(RequestCode.SEND_BATCH_MESSAGE, ext, encode_batch(each))
+
+    async def delay(self) -> None:
+        for _ in range(3):
+            level = self._rng.choice("119")
+            await self._client.send(self.topic, b"later", i=properties(DELAY=level, TAGS="later"))
+
+    async def give_back(self) -> None:
+        if self._places:
+            ext = {"offset": self._rng.choice(self._places), "group": self.group, "delayLevel": -1}
+            await self._client.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+            await self._client.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext | {"delayLevel": 0})
+
+    async def commit(self) -> None:
+        offset = self._rng.randrange(50)
+        ext = {"consumerGroup": self.group, "topic": self.topic, "queueId": self._rng.randrange(3)}
+        await self._client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext | {"commitOffset": offset})
+
+    async def lock(self) -> None:
+        body = lock_body(self._rng.choice("ab"), 0, 1, 2, group=self.group, topic=self.topic)
+        await self._client.request(RequestCode.LOCK_BATCH_MQ, body=body)
+
+    async def unlock(self) -> None:
+        body = lock_body(self._rng.choice("ab"), 1, 2, group=self.group, topic=self.topic)
+        await self._client.request(RequestCode.UNLOCK_BATCH_MQ, body=body)
+
+    async def change_topic(self) -> None:
+        await self._client.create_topic(self.topic, self._rng.randrange(1, 5), perm=self._rng.choice([6, 7]))
+
+    async def delete_topic(self) -> None:
+        if not self._rng.randrange(3):
+            await self._client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": self.topic})
+
+    async def change_group(self) -> None:
+        body = b'{"groupName":"%s","retryQueueNums":%d}' % (self.group.encode(), self._rng.randrange(1, 4))
+        await self._client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+
+    async def delete_group(self) -> None:
+        if not self._rng.randrange(3):
+            ext = {"groupName": self.group, "removeOffset": self._rng.random() < 0.5}
+            await self._client.request(RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+
+    async def reset(self) -> None:
+        ext = {"topic": self.topic, "group": self.group, "timestamp": self._rng.choice([0, -1]), "isForce": True}
+        await self._client.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+
+    async def clone(self) -> None:
+        ext = {"srcGroup": GROUPS[0], "destGroup": GROUPS[1], "offline": True}
+        await self._client.request(RequestCode.CLONE_GROUP_OFFSET, ext)
+
+    async def forbid(self) -> None:
+        ext = {"topic": self.topic, "group": self.group, "readable": self._rng.random() < 0.5}
+        await self._client.request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, ext)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr("mq.broker.delays.DELAY_LEVELS_MS", (0, *DELAY_LEVELS_MS[1:]))
+    live, crashed, scratch = (tmp_path / name for name in ("live", "crashed", "scratch"))
+    address = broker_settings(live).listen  # it is part of the metadata
+    async with running(live, checkpoint_seconds=0.2, listen=address, **SMALL) as broker:
+        client = await broker.connect()
+        clients = Clients(client, random.Random(seed))
+        for topic in TOPICS:
+            await client.create_topic(topic, 3)
+        for _ in range(150):
+            await clients._rng.choice(clients.deeds)()
+        # What is due and not delivered yet stays so from here on.
+        monkeypatch.setattr("mq.broker.delays.Delays._deliver", lambda *_: None)
+        await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
+        assert int((await client.info())["raftmq.delayedDelivered"]) > 0
+        shutil.copytree(live, crashed)
+        shutil.copytree(live, scratch)
+    (scratch / "checkpoint").unlink()
+    shutil.rmtree(scratch / "consumequeue")
+    for directory in (crashed, scratch):
+        async with running(directory, listen=address, **SMALL):
+            pass
+    assert held(crashed)[0] == held(scratch)[0]
+    assert held(crashed)[1] == held(scratch)[1]
+    assert held(live) == held(scratch)
