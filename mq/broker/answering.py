@@ -50,7 +50,9 @@ def replicate(
     begun, the request is served anew, by whoever leads then.
 
     ``what`` is for people. ``check`` raises RequestRefused if the commands were applied and had no effect.
+    Raises RequestRefused if too much waits already.
     """
+    appender.check_room()
 
     def committed(known: bool) -> None:
         if not known:

@@ -32,6 +32,7 @@ from mq.broker.pending import (
     SendRequest,
     StoredAt,
 )
+from mq.broker.refusal import RequestRefused
 from mq.broker.tails import QueueTail
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import due_ms
@@ -84,6 +85,7 @@ class Appender:
 
     Args:
         disk_used: which part of the disk is in use, 0 to 1; asked when a message is refused for it.
+        pending_bytes_max: with so much pending, messages are refused; see `check_room` for commands.
 
     Attributes:
         is_open: whether this broker leads its group and may take messages; set by `open` and `close`.
@@ -103,9 +105,11 @@ class Appender:
         rounds_in_flight: int,
         wall_clock_ms: Callable[[], int],
         disk_used: Callable[[], float],
+        pending_bytes_max: int,
     ) -> None:
         self._log = log
         self._disk_used = disk_used
+        self._commands_bytes_max = 2 * pending_bytes_max
         self._store_host = store_host
         self._reply_template = reply_template
         self.entry_bytes_max = entry_bytes_max
@@ -139,6 +143,21 @@ class Appender:
             else:
                 _, sender, request, serialization, _, body, *_ = item
                 sender.dispatch(request, body, serialization)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether commands are taken, see `check_room`."""
+        return self.pending_bytes <= self._commands_bytes_max
+
+    def check_room(self) -> None:
+        """Raises RequestRefused if so much is pending that even commands must wait.
+
+        They may take as much as messages on top of them: producers that are too fast keep no consumer from committing.
+        """
+        if not self.has_room:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes wait to be stored"
+            )
 
     def _refuse(self, pending: list[Pending], remark: str) -> None:
         for item in pending:

@@ -112,6 +112,7 @@ class Areas:
             rounds_in_flight=settings.rounds_in_flight,
             wall_clock_ms=wall_clock_ms,
             disk_used=partial(disk_used, settings.data_dir),
+            pending_bytes_max=settings.pending_bytes_max,
         )
         self.stats = Stats(cluster=settings.cluster, store=store, clock=clock)
         self.tails = QueueTails(metadata, store.max_offset)
@@ -197,7 +198,7 @@ class Areas:
             log_end=lambda: replica.log.end_pos,
             store_offset=self.offsets.commit,
             reset_to=self.offsets.reset_to,
-            confirm=replica.read,
+            confirm=reads.read_once,
             figures=self.stats.figures,
             clock=clock,
         )

@@ -100,6 +100,7 @@ class Locks:
         self, connection: ClientConnection, request: LockBatchMq, body: bytes, serialization: int
     ) -> bytes | None:
         """Request code 41: answered with those queues that are the client's, when that is certain."""
+        self._appender.check_room()
         wanted = self._decoded(body)
         client_id, group = wanted.client_id, wanted.group
         free: list[tuple[str, int]] = []
@@ -146,6 +147,7 @@ class Locks:
         reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
         if not held:
             return reply
+        self._appender.check_room()
 
         def committed(known: bool) -> None:
             if known:

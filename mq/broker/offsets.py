@@ -215,6 +215,9 @@ class Offsets:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
             )
+        self._appender.check_room()
+        if len(self._gathered) >= PENDING_MAX:
+            self.replicate()  # who is answered is not ignored
         self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
 
         def committed(known: bool) -> None:
@@ -246,7 +249,7 @@ class Offsets:
             else:
                 connection.send(answer)
 
-        if key in self._gathered or key in self._replicating:
+        if (key in self._gathered or key in self._replicating) and self._appender.has_room:
             self.replicate(known, lambda: connection.dispatch(request, body, serialization))
         else:
             self._read(known)

@@ -191,6 +191,7 @@ class Progress:
     ) -> None:
         """Request code 222: set the offsets of a group by store time. Raises RequestRefused."""
         ext = request.ext
+        self._appender.check_room()
         self._check_group(ext.group)
         wanted = self._wanted_offsets(ext)
         stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
@@ -274,6 +275,7 @@ class Progress:
     ) -> None:
         """Request code 314: let one group go on where another one is. Raises RequestRefused."""
         ext = request.ext
+        self._appender.check_room()
         try:
             check_group(ext.target)
         except NameRefused as error:
@@ -327,5 +329,6 @@ class Progress:
             command = encode_command(ForbidTopic(group=ext.group, topic=ext.topic, forbidden=not ext.readable))
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._appender.check_room()
         self._appender.add_command(command, committed)
         return None

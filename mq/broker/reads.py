@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 2.5
 """Stock clients wait 3 s for an answer."""
 
 WAITING_MAX = 100_000
-"""More reads that failed are not kept for another attempt."""
+"""While so many reads are open, further ones fail at once."""
 
 
 class PatientReads:
@@ -30,14 +30,15 @@ class PatientReads:
         self._read = read
         self._clock = clock
         self._failed: list[tuple[OnRead, float]] = []
+        self._open = 0
 
     def read(self, on_read: OnRead) -> None:
         """As one attempt, but ``on_read(False)`` comes only after `PATIENCE_SECONDS` in vain."""
-        self._attempt(on_read, self._clock() + PATIENCE_SECONDS)
+        self._begin(on_read, self._clock() + PATIENCE_SECONDS)
 
     def read_once(self, on_read: OnRead) -> None:
         """One attempt; ``on_read(False)`` comes when this replica knows about its role what can be known."""
-        self._attempt(on_read, 0.0)
+        self._begin(on_read, 0.0)
 
     def try_again(self) -> None:
         """Repeat what failed; to be called when somebody else leads or nobody, and by a timer."""
@@ -45,14 +46,23 @@ class PatientReads:
         now = self._clock()
         for on_read, until in failed:
             if until <= now:
+                self._open -= 1
                 on_read(False)
             else:
                 self._attempt(on_read, until)
 
+    def _begin(self, on_read: OnRead, until: float) -> None:
+        if self._open >= WAITING_MAX:
+            on_read(False)
+        else:
+            self._open += 1
+            self._attempt(on_read, until)
+
     def _attempt(self, on_read: OnRead, until: float) -> None:
         def known(is_known: bool) -> None:
-            if is_known or len(self._failed) >= WAITING_MAX:
-                on_read(is_known)
+            if is_known:
+                self._open -= 1
+                on_read(True)
             else:
                 self._failed.append((on_read, until))
 

@@ -21,6 +21,8 @@ class Rounds:
         """How many commands nobody has committed yet."""
         return len(self._pending)
 
+    def check_room(self) -> None: ...
+
     def add_command(
         self,
         command: bytes,

@@ -81,6 +81,7 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         rounds_in_flight=1,
         wall_clock_ms=lambda: next(times),
         disk_used=lambda: 0.0,
+        pending_bytes_max=2**26,
     )
     appender.open()
     tails = QueueTails(metadata, lambda topic, queue_id: 7)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from mq.broker.reads import PATIENCE_SECONDS, PatientReads
 
 
@@ -56,3 +58,26 @@ def test_one_attempt_is_not_repeated_and_its_failure_told_when_the_role_is_known
     assert world.told == []
     world.reads.try_again()
     assert (world.told, world.asked) == ([False], [])
+
+
+def test_reads_are_bounded_wherever_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.broker.reads.WAITING_MAX", 4)
+    world = World()
+    for _ in range(2):
+        world.reads.read(world.told.append)
+    world.answer(False)  # two wait for another attempt
+    for _ in range(4):
+        world.reads.read_once(world.told.append)  # two wait for an answer
+    assert world.told == [False, False]
+    world.reads.try_again()
+    world.answer(True)
+    assert world.told == [False, False, True, True, True, True]
+    world.reads.read(world.told.append)
+    assert len(world.asked) == 1
+    world.answer(False)
+    world.now += PATIENCE_SECONDS
+    world.reads.try_again()
+    assert world.told[6:] == [False]
+    for _ in range(5):
+        world.reads.read(world.told.append)
+    assert (len(world.asked), world.told[7:]) == (4, [False])
