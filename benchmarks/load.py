@@ -13,12 +13,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import resource
 import select
 import socket
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame, topic_name
@@ -34,7 +36,8 @@ BUCKETS_PER_E = 50
 class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
     ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
-    take turns in the queues of so many topics. ``batch``: messages in each frame; 1 for frames without batches."""
+    take turns in the queues of so many topics. ``batch``: messages in each frame; 1 for frames without batches.
+    ``cores``: run on these only; none for all."""
 
     address: tuple[str, int]
     connections: int
@@ -46,6 +49,7 @@ class Job:
     first_slot: int
     topics: int = 1
     batch: int = 1
+    cores: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,8 @@ def main() -> None:
     given = json.load(sys.stdin)
     job = Job(**{**given, "address": tuple(given["address"])})
     try:
+        if job.cores:
+            os.sched_setaffinity(0, job.cores)
         report = generate(job)
     except (LoadFailed, OSError) as error:
         print(f"load generator: {error}", file=sys.stderr)

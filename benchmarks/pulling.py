@@ -17,7 +17,7 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ PULL_MESSAGE = 11
 _CODES = re.compile(rb'"code":(-?\d+),"extFields":\{"maxOffset"')
 _RECEIVE_BYTES = 4 * 1024 * 1024
 _SENDS_IN_FLIGHT = 256
+_LENGTHS = struct.Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +69,19 @@ def pull_frame(opaque: int, queue_id: int, offset: int, count: int, expression: 
     }
     header = {"code": PULL_MESSAGE, "extFields": ext, "flag": 0, "language": "JAVA", "opaque": opaque, "version": 409}
     encoded = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}, separators=(",", ":")).encode()
-    return struct.pack(">II", 4 + len(encoded), len(encoded)) + encoded
+    return _LENGTHS.pack(4 + len(encoded), len(encoded)) + encoded
 
 
 def pull(
-    address: tuple[str, int], frames: Sequence[bytes], *, count: int, in_flight: int, seconds: float, pid: int
+    address: tuple[str, int], frames: Iterable[bytes], *, count: int, in_flight: int, seconds: float, pid: int
 ) -> Pulled:
-    """Send ``frames`` again and again on one connection, ``in_flight`` of them at a time, for some seconds.
+    """Send ``frames``, which do not end, on one connection, ``in_flight`` of them at a time, for some seconds.
 
     Each is taken to bring ``count`` messages; an answer with another code than 0 is an error. Blocks.
     """
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        following = itertools.cycle(frames)
+        following = iter(frames)
         sock.sendall(b"".join(itertools.islice(following, in_flight)))
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
         filled = answers = nbytes = 0
@@ -130,6 +131,25 @@ def sequential(messages: int, count: int, expression: str = "*", kind: str = "TA
     return [pull_frame(opaque, 0, offset, count, expression, kind) for opaque, offset in enumerate(offsets, 1)]
 
 
+def walk(messages: int, step: int, queues: Sequence[int], *, asked: int = 32) -> Iterator[bytes]:
+    """Pulls over queues of so many messages, from one after the other in turn, again and again; does not end.
+
+    Each asks for ``asked`` messages, and is to get ``step`` of them.
+    """
+    opaque, offset = 987654321, 123456789
+    templates: list[bytes] = []
+    for queue_id in queues:
+        frame = pull_frame(opaque, queue_id, offset, asked).replace(b"%", b"%%")
+        templates.append(frame[8:].replace(b"%d" % offset, b"%d").replace(b"%d" % opaque, b"%d"))
+    number = 0
+    while True:
+        for offset in range(0, messages - step + 1, step):
+            for template in templates:
+                number += 1
+                header = template % (offset, number)
+                yield _LENGTHS.pack(4 + len(header), len(header)) + header
+
+
 def scattered(messages: int, pulls: int = 5000) -> list[bytes]:
     """Pulls of single messages anywhere in the queues."""
     rng = random.Random(1)
@@ -160,7 +180,15 @@ async def run(messages: int, seconds: float) -> None:
                     await admin.create_topic(TOPIC, queues=QUEUES)
                 await trio.to_thread.run_sync(fill, address, messages, body_bytes, queues)
                 for in_flight in (1, 16):
-                    asked = partial(pull, address, frames, count=count, in_flight=in_flight, seconds=seconds, pid=pid)
+                    asked = partial(
+                        pull,
+                        address,
+                        itertools.cycle(frames),
+                        count=count,
+                        in_flight=in_flight,
+                        seconds=seconds,
+                        pid=pid,
+                    )
                     done = await trio.to_thread.run_sync(asked)
                     print(
                         f"{name:28} {in_flight:2} in flight: {done.messages / done.seconds:9,.0f} msgs/s, "

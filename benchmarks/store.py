@@ -4,6 +4,9 @@
   connections with 2,500 in flight each, so that each slot has a queue of its own where there are so many.
 - ``restart``: a broker with 10 million messages is stopped and started, killed and started, and started without
   anything that was derived from its log. Time is from the start of the process until it leads and is registered.
+- ``backlog``, ``random``: what one consumer gets out of a broker, see `benchmarks.store_reads`.
+- ``follower``: what it costs the leader that a consumer reads from a follower, see `benchmarks.store_follower`.
+- ``latency``: from a send to a consumer's callback, see `benchmarks.latency`.
 
 Real processes and files, the default durability. ``python -m benchmarks.store`` (``make bench-store``).
 """
@@ -18,9 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -29,99 +30,29 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import BEGIN, END, Figure, table
-from benchmarks.frames import QUEUES, topic_name
-from benchmarks.load import Job, Report
-from benchmarks.procfs import cpu_seconds, load_average, machine, rss_bytes
+from benchmarks.frames import QUEUES
+from benchmarks.latency import measure_latency
+from benchmarks.procfs import load_average, machine, rss_bytes
 from benchmarks.report import replace_section
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from benchmarks.store_follower import measure_follower
+from benchmarks.store_load import (
+    ROOT,
+    Measure,
+    Note,
+    Plan,
+    create_topics,
+    job_for,
+    one_broker,
+    run_load,
+    send_messages,
+)
+from benchmarks.store_reads import measure_backlog, measure_random
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed
 from mq.cli.errors import run_trio
-from mq.client.admin import Admin
 from mq.client.errors import ClientError
-from mq.client.remoting import Remoting
-from mq.protocol.codes import RequestCode
 
-ROOT = Path(__file__).parent.parent
 MANY_TOPICS = 1250
 RESTART_MESSAGES = 10_000_000
-BATCH = 32
-BODY_BYTES = 128
-_CONNECT_SECONDS = 2.0
-
-
-class Plan(argparse.Namespace):
-    """The command line."""
-
-    case: list[str]
-    quick: bool
-    windows: int
-    seconds: float
-    warmup: float
-    dir: Path | None
-    no_write: bool
-
-
-Note = Callable[[Figure], None]
-Measure = Callable[[Plan, Path, Note], Awaitable[None]]
-"""A case: tells each figure as soon as it has it."""
-
-_DISK = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
-"""What is measured must not depend on how full the machine's disk is."""
-
-
-@asynccontextmanager
-async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
-    """A broker and a name server, both as processes."""
-    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=_DISK) as cluster:
-        yield cluster
-
-
-async def create_topics(cluster: DevCluster, count: int) -> None:
-    """Topics of 8 queues each, the last of them visible on return."""
-    async with Remoting.open([cluster.namesrv]) as remoting:
-        for number in range(count - 1):
-            ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(QUEUES)}
-            ext |= {"writeQueueNums": str(QUEUES), "perm": "6", "topicFilterType": "SINGLE_TAG"}
-            await remoting.call(cluster.address("n0"), RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-    async with Admin(cluster.namesrv) as admin:
-        await admin.create_topic(topic_name(count - 1), QUEUES)
-
-
-async def run_load(cluster: DevCluster, job: Job) -> tuple[Report, float]:
-    """Let a process of its own send to the broker as the job says; also returns the broker's CPU us per message."""
-    pid, marks = cluster.pid("n0"), list[float]()
-
-    async def mark_ends() -> None:
-        for at in (job.begin, job.begin + job.windows * job.window_seconds):
-            await trio.sleep(at - time.clock_gettime(time.CLOCK_MONOTONIC))
-            marks.append(cpu_seconds(pid))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(mark_ends)
-        done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.load"],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            cwd=ROOT,
-        )
-    cluster.check()
-    report = Report(**json.loads(done.stdout))
-    return report, 1e6 * (marks[1] - marks[0]) / max(1, sum(report.messages))
-
-
-def job_for(cluster: DevCluster, plan: Plan, *, in_flight: int, topics: int = 1, batch: int = 1) -> Job:
-    """Four connections to the broker; windows begin after the warm-up."""
-    return Job(
-        address=("127.0.0.1", cluster.port("n0")),
-        connections=4,
-        in_flight=in_flight,
-        body_bytes=BODY_BYTES,
-        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + _CONNECT_SECONDS + plan.warmup,
-        window_seconds=plan.seconds,
-        windows=plan.windows,
-        first_slot=1,
-        topics=topics,
-        batch=batch,
-    )
 
 
 async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
@@ -131,7 +62,8 @@ async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
     for count in (1, topics):
         async with one_broker(directory / f"{count}") as cluster:
             await create_topics(cluster, count)
-            report, cpu_us = await run_load(cluster, job_for(cluster, plan, in_flight=2500, topics=count))
+            report, cpu = await run_load(cluster, job_for(cluster, plan, in_flight=2500, topics=count))
+            cpu_us = 1e6 * sum(cpu) / max(1, sum(report.messages))
             queues = count * QUEUES
             rates[count] = statistics.median(report.messages) / plan.seconds
             pid = cluster.pid("n0")
@@ -149,11 +81,7 @@ async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
     wanted = RESTART_MESSAGES // 100 if plan.quick else RESTART_MESSAGES
     async with one_broker(directory / "restart") as cluster:
         await create_topics(cluster, 1)
-        fill = Plan(**vars(plan) | {"warmup": 0.0, "seconds": 1.0 if plan.quick else 5.0, "windows": 1})
-        sent = 0
-        while sent < wanted:
-            report, _ = await run_load(cluster, job_for(cluster, fill, in_flight=16, batch=BATCH))
-            sent += sum(report.messages)
+        sent = await send_messages(cluster, plan, wanted)
         name = f"{sent / 1e6:.1f} million messages"
 
         async def start(how: str, goal: float | None) -> None:
@@ -164,7 +92,7 @@ async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
 
         await cluster.stop("n0")
         await start("after a clean stop", 3)
-        await run_load(cluster, job_for(cluster, fill, in_flight=16, batch=BATCH))
+        await send_messages(cluster, plan, 1)
         cluster.kill("n0")
         await trio.sleep(0.5)
         await start("after a kill under load", 30)
@@ -189,7 +117,15 @@ async def _wait_long(cluster: DevCluster) -> None:
             return
 
 
-CASES: dict[str, Measure] = {"queues": measure_queues, "restart": measure_restart}
+CASES: dict[str, Measure] = {
+    "latency": measure_latency,
+    "backlog": measure_backlog,
+    "random": measure_random,
+    "queues": measure_queues,
+    "follower": measure_follower,
+    "restart": measure_restart,
+}
+"""In this order, so that the longest is the one that may not be done in time."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> Plan:
@@ -206,6 +142,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--windows", type=int, default=5, help="measured windows of a load")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a window")
     parser.add_argument("--warmup", type=float, default=4.0, help="seconds before the first window")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for all cases")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
     plan = parser.parse_args(arguments, namespace=Plan())
@@ -216,32 +153,43 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     return plan
 
 
-async def run(plan: Plan, directory: Path) -> list[Figure]:
-    """All cases of the plan."""
-    figures: list[Figure] = []
+async def run(plan: Plan, directory: Path, figures: list[Figure]) -> str | None:
+    """All cases of the plan; returns the one during which the time was over, if it was."""
 
     def note(figure: Figure) -> None:
         figures.append(figure)
         print(figure, flush=True)
 
-    for name, measure in CASES.items():
-        if not plan.case or name in plan.case:
-            await measure(plan, directory / name, note)
-    return figures
+    case = ""
+    with trio.move_on_after(plan.limit) as scope:
+        for case, measure in CASES.items():
+            if not plan.case or case in plan.case:
+                begin = trio.current_time()
+                await measure(plan, directory / case, note)
+                shutil.rmtree(directory / case)
+                print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
+    return case if scope.cancelled_caught else None
 
 
 def main() -> None:
     """Measure, print, and write docs/performance.md and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     before = load_average()
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
         try:
-            figures = run_trio(partial(run, plan, Path(directory)))
+            unfinished = run_trio(partial(run, plan, Path(directory), figures))
         except (DevClusterFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
-    if plan.no_write:
-        return
+    if not plan.no_write:
+        _write(plan, figures, unfinished, before)
+    if unfinished is not None:
+        print(f"bench: {unfinished} was not done when {plan.limit:g} s were over", file=sys.stderr)
+        sys.exit(1)
+
+
+def _write(plan: Plan, figures: list[Figure], unfinished: str | None, before: float) -> None:
     now = datetime.now(UTC)
     date = f"{now:%Y-%m-%d %H:%M} UTC"
     results = ROOT / "benchmarks" / "results" / f"store-{now:%Y%m%dT%H%M%SZ}.json"
@@ -250,6 +198,8 @@ def main() -> None:
     document = ROOT / "docs" / "performance.md"
     command = " ".join(["make bench-store", *([f'ARGS="{" ".join(sys.argv[1:])}"'] if sys.argv[1:] else [])])
     section = table(figures, command=command, machine=machine(), date=date, load_average=before)
+    if unfinished is not None:
+        section += f"\n\nNot complete: after {plan.limit:g} s the case {unfinished} was not done."
     document.write_text(replace_section(document.read_text(), section, BEGIN, END))
     print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
 

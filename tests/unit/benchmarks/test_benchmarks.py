@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -11,9 +12,12 @@ import pytest
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
+from benchmarks.latency import share_of
 from benchmarks.load import BUCKETS_PER_E, Report, quantile
 from benchmarks.produce import windows_of
+from benchmarks.pulling import Pulled, walk
 from benchmarks.report import BEGIN, END, markdown, replace_section
+from benchmarks.store_follower import cost_of
 from mq.protocol.batch import decode_batch
 
 
@@ -105,3 +109,37 @@ def test_figures_are_held_against_their_goals() -> None:
     assert "MISSED" in str(Figure("a", "time", 3.1, "s", 3))
     text = table([Figure("a", "rate", 12345, "/s")], command="c", machine="m", date="d", load_average=1)
     assert "| a | rate | 12,345 /s | - |" in text
+
+
+def test_a_walk_takes_turns_in_the_queues_and_begins_again() -> None:
+    decoded = []
+    for frame in itertools.islice(walk(20, 8, [3, 5], asked=32), 6):
+        length, header_length = struct.unpack_from(">II", frame)
+        assert length == len(frame) - 4 == 4 + header_length
+        header = json.loads(frame[8:])
+        ext = header["extFields"]
+        decoded.append((header["opaque"], ext["queueId"], ext["queueOffset"], ext["maxMsgNums"]))
+    assert decoded == [
+        (1, "3", "0", "32"),
+        (2, "5", "0", "32"),
+        (3, "3", "8", "32"),
+        (4, "5", "8", "32"),
+        (5, "3", "0", "32"),
+        (6, "5", "0", "32"),
+    ]
+
+
+def test_a_reader_costs_what_the_windows_with_it_lack() -> None:
+    reads = [Pulled(10, 80, 0, 1.0, 0.1), Pulled(10, 120, 0, 1.0, 0.1)]
+    cost = cost_of([100, 90, 90, 100], [0.1, 0.09, 0.18, 0.1], 2.0, reads)
+    assert cost.rates == (50.0, 45.0)
+    assert cost.percent == pytest.approx(10.0)
+    assert cost.leader_us == pytest.approx((1000, 1500))
+    assert (cost.read, cost.read_seconds) == (200, 2.0)
+
+
+def test_a_share_of_values_is_the_value_that_so_many_do_not_exceed() -> None:
+    values = list(range(100, 0, -1))
+    assert share_of(values, 0.5) == 50
+    assert share_of(values, 0.99) == 99
+    assert share_of([7.0], 0.99) == 7.0

@@ -1,0 +1,132 @@
+"""How long it takes from a send to the callback of a push consumer: one message at a time, three replicas, all synced.
+
+Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.latency`` reads one JSON
+object from standard input (`Job`) and writes one to standard output (`Report`). The next message is sent when the one
+before has been handed to the callback and acknowledged to the producer. The queues take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import TOPIC
+from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.cli.errors import run_trio
+from mq.client.consumer import PushConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, ReceivedMessage
+from mq.client.producer import Producer
+
+MESSAGES = 5000
+_WARM_UP_SHARE = 0.1
+_SILENCE_SECONDS_MAX = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``warmup`` messages that do not count, then ``messages`` that do, each of ``body_bytes``."""
+
+    namesrv: str
+    topic: str
+    body_bytes: int
+    warmup: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """In seconds, in the order of the messages: to the callback, and to the producer's acknowledgement."""
+
+    delivered: list[float]
+    acknowledged: list[float]
+
+
+class MessageLost(Exception):
+    """A message was not handed to the callback within `_SILENCE_SECONDS_MAX`."""
+
+
+async def ping(job: Job) -> Report:
+    """Send and receive. Raises ClientError, MessageLost."""
+    report = Report([], [])
+    arrived: dict[str, float] = {}
+    news = trio.Event()
+    consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first")
+
+    @consumer.on(job.topic)
+    async def note(message: ReceivedMessage) -> None:
+        arrived[message.keys[0]] = time.monotonic()
+        news.set()
+
+    async with consumer, Producer(job.namesrv, group="bench_producers") as producer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        await consumer.wait_assigned()
+        for number in range(job.warmup + job.messages):
+            news = trio.Event()
+            key = f"k{number}"
+            begin = time.monotonic()
+            await producer.send(Message(job.topic, bytes(job.body_bytes), keys=[key]))
+            acknowledged = time.monotonic()
+            with trio.move_on_after(_SILENCE_SECONDS_MAX):
+                while key not in arrived:
+                    await news.wait()
+                    news = trio.Event()
+            if key not in arrived:
+                raise MessageLost(f"message {number} did not come within {_SILENCE_SECONDS_MAX:g} s")
+            if number >= job.warmup:
+                report.delivered.append(arrived[key] - begin)
+                report.acknowledged.append(acknowledged - begin)
+        consumer.stop()
+    return report
+
+
+def share_of(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of the values do not exceed."""
+    assert values, "no values"
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
+    """One message at a time through three replicas."""
+    messages = MESSAGES // (20 if plan.quick else 1)
+    async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        await create_topics(cluster, 1, await cluster.leader())
+        job = Job(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
+        done = await trio.run_process(
+            [sys.executable, "-m", "benchmarks.latency"],
+            stdin=json.dumps(asdict(job)).encode(),
+            capture_stdout=True,
+            cwd=ROOT,
+        )
+        cluster.check()
+    report = Report(**json.loads(done.stdout))
+    delivered, acknowledged = report.delivered, report.acknowledged
+    note(Figure("latency", "send to callback, p50", 1e3 * share_of(delivered, 0.5), "ms", 5))
+    note(Figure("latency", "send to callback, p99", 1e3 * share_of(delivered, 0.99), "ms", 20))
+    note(Figure("latency", "send to callback, longest", 1e3 * max(delivered), "ms"))
+    note(Figure("latency", "send to acknowledgement, p50", 1e3 * share_of(acknowledged, 0.5), "ms"))
+    note(Figure("latency", "send to acknowledgement, p99", 1e3 * share_of(acknowledged, 0.99), "ms"))
+
+
+def main() -> None:
+    """Read a job, do it, write the report."""
+    job = Job(**json.load(sys.stdin))
+    try:
+        report = run_trio(lambda: ping(job))
+    except (ClientError, MessageLost) as error:
+        print(f"latency: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

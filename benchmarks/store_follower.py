@@ -1,0 +1,203 @@
+"""What it costs the leader's producers that a consumer reads old messages from a follower.
+
+Three replicas hold 5 million messages of 128 B. One connection's pull shows that the leader sends such a consumer to a
+follower, whose log is then dropped from the page cache. Four connections with 256 messages in flight each produce to
+the leader all the time; in every other window (in the order without, with, with, without) a consumer reads from the
+follower as fast as it gets messages, 16 pulls on their way.
+
+Replicas have machines of their own in earnest. So that they do not merely share out the processors of this one, the
+leader and the producer have one half of its cores, and the followers and the consumer have the other half. The same
+without that is measured, too. The disk and the memory are shared either way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import QUEUES, complete_bytes
+from benchmarks.pulling import Pulled, pull, pull_frame, walk
+from benchmarks.store_load import DISK, Note, Plan, create_topics, job_for, run_load, send_messages
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+
+OLD_MESSAGES = 5_000_000
+LAG_BYTES = 64 * 1024 * 1024
+SLOW_PULL_MESSAGES = 8
+"""What a consumer that is so far behind gets at once, see `slow_pull_messages_max`."""
+
+_SUGGESTED = re.compile(rb'"suggestWhichBrokerId":"(\d+)"')
+_REDIRECT_SECONDS_MAX = 20.0
+_WINDOW_SECONDS = 3.0
+_BLOCKS = 4
+"""Of four windows each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Messages a second and the leader's CPU us per message, without and with a reader, and what that one read."""
+
+    rates: tuple[float, float]
+    leader_us: tuple[float, float]
+    read: int
+    read_seconds: float
+
+    @property
+    def percent(self) -> float:
+        """How much of the throughput the reader costs."""
+        return 100 * (1 - self.rates[1] / self.rates[0])
+
+
+def has_reader(window: int) -> bool:
+    """Without, with, with, without: what changes slowly and evenly is the same for both."""
+    return window % 4 in (1, 2)
+
+
+def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads: Sequence[Pulled]) -> Cost:
+    """What windows of ``seconds`` say; ``cpu`` are the leader's seconds in each."""
+    rates: list[float] = []
+    leader_us: list[float] = []
+    for wanted in (False, True):
+        windows = [window for window in range(len(messages)) if has_reader(window) is wanted]
+        rates.append(statistics.median(messages[window] for window in windows) / seconds)
+        total = max(1, sum(messages[window] for window in windows))
+        leader_us.append(1e6 * sum(cpu[window] for window in windows) / total)
+    read, read_seconds = sum(each.messages for each in reads), sum(each.seconds for each in reads)
+    return Cost((rates[0], rates[1]), (leader_us[0], leader_us[1]), read, read_seconds)
+
+
+async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
+    """Windows with and without a consumer on a follower."""
+    wanted = OLD_MESSAGES // (100 if plan.quick else 1)
+    lag = LAG_BYTES // (100 if plan.quick else 1)
+    settings = DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
+    async with DevCluster.open(directory / "follower", nodes=3, ports=Ports.free(3), settings=settings) as cluster:
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        sent = await send_messages(cluster, plan, wanted, leader)
+        follower = await _where_to_read(cluster, leader)
+        note(Figure("follower", "old messages", sent / 1e6, "million"))
+        frames = walk(sent // QUEUES // 2, SLOW_PULL_MESSAGES, range(QUEUES))
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        for name, goal in (("cores of their own", 5.0), ("all cores shared", None)):
+            if goal is None:
+                own, others = cores, cores
+            elif half == 0:
+                continue
+            else:
+                own, others = cores[:half], cores[half:]
+            for node_id in cluster.node_ids:
+                pin(cluster.pid(node_id), own if node_id == leader else others)
+            forget(cluster.directory / follower)
+            cost = await _cost(cluster, plan, leader, follower, frames, own, others)
+            if await cluster.leader() != leader:
+                raise DevClusterFailed("follower: the leader changed meanwhile; is this machine too busy?")
+            rate = cost.read / max(cost.read_seconds, 1e-9)
+            note(Figure("follower", f"messages/s produced without a reader, {name}", cost.rates[0], "/s"))
+            note(Figure("follower", f"messages/s produced with a reader, {name}", cost.rates[1], "/s"))
+            note(Figure("follower", f"cost of the reader, {name}", cost.percent, "%", goal))
+            note(Figure("follower", f"CPU of the leader without a reader, {name}", cost.leader_us[0], "us/message"))
+            note(Figure("follower", f"CPU of the leader with a reader, {name}", cost.leader_us[1], "us/message"))
+            note(Figure("follower", f"messages/s read, {name}", rate, "/s"))
+            note(Figure("follower", f"messages read, {name}", cost.read / 1e6, "million"))
+
+
+async def _cost(
+    cluster: DevCluster,
+    plan: Plan,
+    leader: str,
+    follower: str,
+    frames: Iterator[bytes],
+    own: Sequence[int],
+    others: Sequence[int],
+) -> Cost:
+    windows = 4 * (1 if plan.quick else _BLOCKS)
+    seconds = min(plan.seconds, _WINDOW_SECONDS)
+    timed = Plan(**vars(plan) | {"windows": windows, "seconds": seconds})
+    job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), cores=own)
+    reads: list[Pulled] = []
+    done: tuple[list[int], list[float]] = ([], [])
+
+    async def produce() -> None:
+        report, cpu = await run_load(cluster, job, leader)
+        done[0].extend(report.messages)
+        done[1].extend(cpu)
+
+    async def read() -> None:
+        address, pid = ("127.0.0.1", cluster.port(follower)), cluster.pid(follower)
+        for window in filter(has_reader, range(windows)):
+            begin = job.begin + window * seconds
+            await trio.sleep(max(0.0, begin - time.clock_gettime(time.CLOCK_MONOTONIC)))
+            left = begin + seconds - time.clock_gettime(time.CLOCK_MONOTONIC)
+            reads.append(await trio.to_thread.run_sync(partial(_pull_on, others, address, frames, left, pid)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(produce)
+        nursery.start_soon(read)
+    return cost_of(*done, seconds, reads)
+
+
+def _pull_on(
+    cores: Sequence[int], address: tuple[str, int], frames: Iterable[bytes], seconds: float, pid: int
+) -> Pulled:
+    """`pull` in a thread that has these cores only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        return pull(address, frames, count=SLOW_PULL_MESSAGES, in_flight=16, seconds=seconds, pid=pid)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+async def _where_to_read(cluster: DevCluster, leader: str) -> str:
+    """The follower that the leader sends a consumer to who asks for the first message."""
+    with trio.move_on_after(_REDIRECT_SECONDS_MAX):
+        while True:
+            suggested = await trio.to_thread.run_sync(suggested_broker, ("127.0.0.1", cluster.port(leader)))
+            if suggested:
+                return cluster.node_ids[suggested - 1]
+            await trio.sleep(0.2)
+    raise DevClusterFailed(f"the leader sent nobody to a follower for {_REDIRECT_SECONDS_MAX:g} s")
+
+
+def suggested_broker(address: tuple[str, int]) -> int:
+    """The broker id at which a pull of a queue's first message is told to go on. Blocks."""
+    with socket.create_connection(address, timeout=10.0) as sock:
+        sock.sendall(pull_frame(1, 0, 0, 1))
+        received = b""
+        while complete_bytes(received)[0] == 0:
+            data = sock.recv(64 * 1024)
+            if not data:
+                raise ConnectionError(f"{address} closed the connection")
+            received += data
+    found = _SUGGESTED.search(received)
+    if found is None:
+        raise ConnectionError(f"the broker answers {received[8:400]!r}")
+    return int(found[1])
+
+
+def pin(pid: int, cores: Sequence[int]) -> None:
+    """Let all threads of a process run on these cores only; those that it starts later inherit that."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
+def forget(directory: Path) -> None:
+    """Drop what is synced of the files below ``directory`` from the page cache."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,120 @@
+"""What the cases of `make bench-store` share: the command line, a broker to measure, and load on it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import QUEUES, topic_name
+from benchmarks.load import Job, Report
+from benchmarks.procfs import cpu_seconds
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client.admin import Admin
+from mq.client.remoting import Remoting
+from mq.protocol.codes import RequestCode
+
+ROOT = Path(__file__).parent.parent
+BATCH = 32
+BODY_BYTES = 128
+CONNECT_SECONDS = 2.0
+"""From the start of a load generator until its connections have sent all that they keep in flight."""
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    case: list[str]
+    quick: bool
+    windows: int
+    seconds: float
+    warmup: float
+    dir: Path | None
+    no_write: bool
+    limit: float
+
+
+Note = Callable[[Figure], None]
+Measure = Callable[[Plan, Path, Note], Awaitable[None]]
+"""A case: tells each figure as soon as it has it."""
+
+DISK = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
+"""What is measured must not depend on how full the machine's disk is."""
+
+
+@asynccontextmanager
+async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
+    """A broker and a name server, both as processes."""
+    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=DISK) as cluster:
+        yield cluster
+
+
+async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0") -> None:
+    """Topics of 8 queues each, made by the leader ``node_id``; the last of them is visible on return."""
+    async with Remoting.open([cluster.namesrv]) as remoting:
+        for number in range(count - 1):
+            ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(QUEUES)}
+            ext |= {"writeQueueNums": str(QUEUES), "perm": "6", "topicFilterType": "SINGLE_TAG"}
+            await remoting.call(cluster.address(node_id), RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    async with Admin(cluster.namesrv) as admin:
+        await admin.create_topic(topic_name(count - 1), QUEUES)
+
+
+async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[Report, list[float]]:
+    """Let a process of its own send to the broker as the job says; also returns the broker's CPU seconds by window."""
+    pid, marks = cluster.pid(node_id), list[float]()
+
+    async def mark_ends() -> None:
+        for window in range(job.windows + 1):
+            await trio.sleep(job.begin + window * job.window_seconds - time.clock_gettime(time.CLOCK_MONOTONIC))
+            marks.append(cpu_seconds(pid))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mark_ends)
+        done = await trio.run_process(
+            [sys.executable, "-m", "benchmarks.load"],
+            stdin=json.dumps(asdict(job)).encode(),
+            capture_stdout=True,
+            cwd=ROOT,
+        )
+    cluster.check()
+    return Report(**json.loads(done.stdout)), [end - start for start, end in itertools.pairwise(marks)]
+
+
+async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: str = "n0") -> int:
+    """Store so many small messages, as fast as batches allow, and a few more; returns how many were counted."""
+    seconds = 1.0 if plan.quick else 5.0
+    fill = Plan(**vars(plan) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
+    sent = 0
+    while sent < wanted:
+        job = job_for(cluster, fill, in_flight=16, batch=BATCH, node_id=node_id)
+        report, _ = await run_load(cluster, job, node_id)
+        sent += sum(report.messages)
+    return sent
+
+
+def job_for(
+    cluster: DevCluster, plan: Plan, *, in_flight: int, topics: int = 1, batch: int = 1, node_id: str = "n0"
+) -> Job:
+    """Four connections to the broker; windows begin after the warm-up."""
+    return Job(
+        address=("127.0.0.1", cluster.port(node_id)),
+        connections=4,
+        in_flight=in_flight,
+        body_bytes=BODY_BYTES,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup,
+        window_seconds=plan.seconds,
+        windows=plan.windows,
+        first_slot=1,
+        topics=topics,
+        batch=batch,
+    )

@@ -1,0 +1,81 @@
+"""What one consumer gets out of a broker, from the page cache.
+
+- ``backlog``: messages of 1 KiB, 32 to a pull, 16 pulls on their way on one connection. Once from a single queue, whose
+  messages lie one behind the other in the log, and once from 8 queues in turn, which were filled in turn: then no two
+  messages of an answer lie side by side.
+- ``random``: one message of 4 KiB to a pull, anywhere in 8 queues, 64 pulls on their way.
+
+The reader is this process; it cuts frames and does not look into messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import QUEUES
+from benchmarks.pulling import Pulled, fill, pull, scattered, walk
+from benchmarks.store_load import Note, Plan, create_topics, one_broker
+from mq.cli.dev_cluster import DevCluster
+
+BACKLOG_MESSAGES = 200_000
+RANDOM_MESSAGES = 100_000
+PULL_MESSAGES = 32
+PULLS_IN_FLIGHT = 16
+JUMPS_IN_FLIGHT = 64
+_READ_SECONDS = 3.0
+
+
+async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
+    """A consumer that is far behind."""
+    messages = BACKLOG_MESSAGES // (10 if plan.quick else 1)
+    for queues in (1, QUEUES):
+        async with one_broker(directory / f"{queues}") as cluster:
+            await _fill(cluster, messages, 1024, queues)
+            frames = walk(messages // queues, PULL_MESSAGES, range(queues), asked=PULL_MESSAGES)
+            windows = await _read(cluster, plan, frames, PULL_MESSAGES, PULLS_IN_FLIGHT)
+        name = "1 queue" if queues == 1 else f"{queues} queues"
+        note(Figure("backlog", f"messages/s of 1 KiB, {name}", _rate(windows), "/s", 150_000, is_limit=False))
+        note(Figure("backlog", f"CPU of the broker, {name}", _cpu_us(windows), "us/answer of 32", 45))
+
+
+async def measure_random(plan: Plan, directory: Path, note: Note) -> None:
+    """A consumer that jumps."""
+    messages = RANDOM_MESSAGES // (10 if plan.quick else 1)
+    async with one_broker(directory / "random") as cluster:
+        await _fill(cluster, messages, 4096, QUEUES)
+        windows = await _read(cluster, plan, itertools.cycle(scattered(messages)), 1, JUMPS_IN_FLIGHT)
+    note(Figure("random", "reads/s of 4 KiB", _rate(windows), "/s", 20_000, is_limit=False))
+    note(Figure("random", "CPU of the broker", _cpu_us(windows), "us/read"))
+
+
+async def _fill(cluster: DevCluster, messages: int, body_bytes: int, queues: int) -> None:
+    await create_topics(cluster, 1)
+    address = ("127.0.0.1", cluster.port("n0"))
+    await trio.to_thread.run_sync(fill, address, messages, body_bytes, queues)
+
+
+async def _read(cluster: DevCluster, plan: Plan, frames: Iterable[bytes], count: int, in_flight: int) -> list[Pulled]:
+    """Windows of the plan, after a short one that does not count."""
+    address, pid = ("127.0.0.1", cluster.port("n0")), cluster.pid("n0")
+    windows: list[Pulled] = []
+    for number in range(plan.windows + 1):
+        seconds = min(plan.seconds, _READ_SECONDS if number else 1.0)
+        read = partial(pull, address, frames, count=count, in_flight=in_flight, seconds=seconds, pid=pid)
+        windows.append(await trio.to_thread.run_sync(read))
+        cluster.check()
+    return windows[1:]
+
+
+def _rate(windows: list[Pulled]) -> float:
+    return statistics.median(window.messages / window.seconds for window in windows)
+
+
+def _cpu_us(windows: list[Pulled]) -> float:
+    return statistics.median(window.cpu_us for window in windows)
