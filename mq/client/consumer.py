@@ -96,7 +96,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     `allocate` shares out the queues, see `mq.client.allocation`; it must be the same on all members.
 
-    `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime.
+    `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
+    its broker still has in memory from the first message on is consumed from there in any case, so that nobody misses
+    the beginning of a new topic; that is the brokers' rule for clients in all languages.
     Messages are pulled ahead of the handlers within `pull.limits`.
     """
 

@@ -47,9 +47,16 @@ async def queue_offset(remoting: Remoting, queue: MessageQueue, position: Consum
     return max(0, int_field(response, "offset"))
 
 
-async def stored_offset(remoting: Remoting, group: str, queue: MessageQueue) -> int | None:
-    """The stored offset of a group, None if there is none. Raises NoRoute, BrokerError and what requests raise."""
+async def stored_offset(
+    remoting: Remoting, group: str, queue: MessageQueue, *, zero_if_young: bool = False
+) -> int | None:
+    """The stored offset of a group, None if there is none. Raises NoRoute, BrokerError and what requests raise.
+
+    With `zero_if_young` brokers say 0 instead of None for a queue that they hold in memory from its first message on.
+    """
     ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
+    if not zero_if_young:
+        ext["setZeroIfNotFound"] = "false"
     try:
         response, _ = await remoting.call(leader_of(remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext)
     except BrokerError as error:
@@ -62,13 +69,13 @@ async def stored_offset(remoting: Remoting, group: str, queue: MessageQueue) -> 
 class GroupOffsets:
     """The stored offsets of one group. A stored offset is the next one to consume.
 
-    With `commits_with_pulls` they go to the leader with pulls as well.
+    `by_hand`: they are stored when somebody asks for it, not with pulls, and `consume_from` is taken at its word. Else
+    a group begins at 0 in a young queue whatever it says: consumers come to new queues seconds after the first message.
     """
 
-    def __init__(
-        self, remoting: Remoting, group: str, consume_from: ConsumeFrom, *, commits_with_pulls: bool = True
-    ) -> None:
-        self.commits_with_pulls = commits_with_pulls
+    def __init__(self, remoting: Remoting, group: str, consume_from: ConsumeFrom, *, by_hand: bool = False) -> None:
+        self.commits_with_pulls = not by_hand
+        self._by_hand = by_hand
         self._remoting = remoting
         self._group = group
         self._consume_from = consume_from
@@ -80,7 +87,7 @@ class GroupOffsets:
         Only a broker's clear word that nothing is stored (QUERY_NOT_FOUND) leads to `consume_from`; any other failure
         is raised, because jumping to the end on a hiccup would lose messages. Raises ClientError.
         """
-        offset = await self.stored(queue)
+        offset = await stored_offset(self._remoting, self._group, queue, zero_if_young=not self._by_hand)
         if offset is None:
             # What was given back was seen before, so it is never too old for the group.
             is_retry = queue.topic == retry_topic(self._group)

@@ -103,7 +103,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             rng=self._rng,
         ) as remoting:
             # What `poll` has handed out may be unfinished, so no offset goes anywhere without `commit`.
-            self._offsets = GroupOffsets(remoting, self.group, self._consume_from, commits_with_pulls=False)
+            self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True)
             try:
                 async with open_task_group() as tasks:
                     self._remoting, self._tasks = remoting, tasks

@@ -1,0 +1,82 @@
+"""The guide for Python users: every example in it does what it says, against real processes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from mq.cli.dev_cluster import DevCluster, Ports
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "python.md"
+SECONDS_MAX = 60
+
+
+@pytest.fixture(scope="module")
+def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory: Path = tmp_path_factory.mktemp("cluster")
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        opened = DevCluster.open(directory, ports=Ports.free(3), group="broker-a")
+        with portal.wrap_async_context_manager(opened) as cluster:
+            yield cluster.namesrv
+
+
+def examples(text: str) -> list[tuple[int, str]]:
+    """The line and the source of each Python example."""
+    return [
+        (text.count("\n", 0, found.start()) + 1, found[1])
+        for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def expected_output(source: str) -> list[str]:
+    """What the comments of an example promise, line by line."""
+    return re.findall(r"# -> (.*)$", source, re.MULTILINE)
+
+
+def run(code: CodeType, names: dict[str, Any]) -> None:
+    """Run an example as `python -m asyncio` would, on trio."""
+    result = eval(code, names)
+    if inspect.iscoroutine(result):
+
+        async def bounded() -> None:
+            with anyio.fail_after(SECONDS_MAX):
+                await result
+
+        anyio.run(bounded, backend="trio")
+
+
+def test_every_example_does_what_it_says(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = examples(GUIDE.read_text())
+    assert len(found) > 15, "the guide has lost its examples"
+    names: dict[str, Any] = {}
+    for line, source in found:
+        # The line numbers are those of the guide, in tracebacks too.
+        text = "\n" * line + source.replace("127.0.0.1:9876", namesrv)
+        run(compile(text, str(GUIDE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), names)
+        assert capsys.readouterr().out.splitlines() == expected_output(source), f"the example at line {line}"
+
+
+def test_the_example_of_the_readme_works(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [(_, source)] = examples((ROOT / "README.md").read_text())
+    run(compile(source.replace("127.0.0.1:9876", namesrv), "README.md", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("stored in queue")
+    assert second == "hello ('1',)"
+
+
+def test_an_example_that_lies_is_noticed() -> None:
+    text = "a\n```python\nprint(1)  # -> 2\n```\n"
+    assert examples(text) == [(2, "print(1)  # -> 2\n")]
+    assert expected_output("print(1)  # -> 2\n") == ["2"]
