@@ -63,7 +63,7 @@ def _read(path: Path) -> dict[MessageQueue, int]:
     except FileNotFoundError:
         return {}
     try:
-        value = fastjson.parse(data)
+        value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
         table = read_queue_table(value["offsetTable"])
         return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): int(at) for ref, at in table.items()}
     except (BodyError, LookupError, TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ import msgspec
 
 from mq.protocol.json_body import Body
 from mq.protocol.registration import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
-from mq.protocol.wire_names import wire
+from mq.protocol.wire_names import I32, I64, wire
 
 __all__ = [
     "Body",
@@ -37,17 +37,17 @@ class QueueData(Body, rename=wire()):
     """The queues of a topic in one broker group."""
 
     broker_name: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
-    topic_sys_flag: int = 0
+    read_queue_nums: I32
+    write_queue_nums: I32
+    perm: I32
+    topic_sys_flag: I32 = 0
 
 
 class BrokerData(Body, rename=wire()):
     """A broker group: ``host:port`` of each broker by its id. Id 0 leads."""
 
     broker_name: str
-    broker_addrs: dict[int, str]
+    broker_addrs: dict[I64, str]
     cluster: str = ""
     enable_acting_master: bool = False
 
@@ -92,8 +92,8 @@ class SubscriptionData(
     topic: str
     expression: str = "*"
     tags: Sequence[str] = ()
-    codes: Sequence[int] = ()
-    version: int = 0
+    codes: Sequence[I32] = ()
+    version: I64 = 0
     expression_type: str = "TAG"
     class_filter_mode: bool = False
 

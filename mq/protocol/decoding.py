@@ -19,6 +19,7 @@ from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import BINARY
 from mq.protocol.loose_header import LooseHeader, java_integer, read_binary, read_json
 from mq.protocol.requests import Ext, Request
+from mq.protocol.wire_names import I32
 
 _RESPONSE = 1
 
@@ -37,10 +38,10 @@ class UnknownRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """An answer. ``remark`` is text for humans, mostly on errors."""
 
-    code: requests.I32
-    opaque: requests.I32
-    flag: requests.I32
-    version: requests.I32 = 0
+    code: I32
+    opaque: I32
+    flag: I32
+    version: I32 = 0
     language: str | None = None
     remark: str | None = None
     ext: dict[str, str] = msgspec.field(name="extFields", default_factory=dict)

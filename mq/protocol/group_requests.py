@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
-from mq.protocol.requests import I32, I64, Ext, Request
-from mq.protocol.wire_names import wire
+from mq.protocol.requests import Ext, Request
+from mq.protocol.wire_names import I32, I64, wire
 
 # -- who is there ------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from mq.protocol import fastjson
 from mq.protocol.bodies import BrokerData
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body
-from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
+from mq.protocol.queue_tables import QueueRef, queue_row, read_queue_table
 from mq.protocol.registration import DataVersion, TopicConfig
-from mq.protocol.wire_names import wire
+from mq.protocol.wire_names import I32, I64, wire
 
 PROPERTIES_LINES_MAX: Final = 1000
 
@@ -38,7 +38,12 @@ class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
 
 def topic_stats(queues: Mapping[QueueRef, QueueEnds]) -> bytes:
     """The answer to request code 202."""
-    return b'{"offsetTable":%s,"topicPutTps":0.0}' % queue_table((ref, ends.encode()) for ref, ends in queues.items())
+    return topic_stats_of(b",".join(queue_row(ref, ends.encode()) for ref, ends in queues.items()))
+
+
+def topic_stats_of(rows: bytes) -> bytes:
+    """The same, of entries that are text already."""
+    return b'{"offsetTable":{%s},"topicPutTps":0.0}' % rows
 
 
 def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
@@ -63,13 +68,13 @@ class SubscriptionGroupConfig(Body, rename=wire()):
     consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
     consume_message_orderly: bool = False
-    retry_queue_nums: int = 1
-    retry_max_times: int = 16
-    broker_id: int = 0
-    which_broker_when_consume_slowly: int = 1
+    retry_queue_nums: I32 = 1
+    retry_max_times: I32 = 16
+    broker_id: I64 = 0
+    which_broker_when_consume_slowly: I64 = 1
     notify_consumer_ids_changed_enable: bool = True
-    group_sys_flag: int = 0
-    consume_timeout_minute: int = 15
+    group_sys_flag: I32 = 0
+    consume_timeout_minute: I32 = 15
     group_retry_policy: GroupRetryPolicy = msgspec.field(default_factory=GroupRetryPolicy)
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -123,7 +128,7 @@ class MessageRequestMode(Body, rename=wire()):
     topic: str = ""
     consumer_group: str = ""
     mode: str = "PULL"
-    pop_share_queue_num: int = 0
+    pop_share_queue_num: I32 = 0
 
 
 class MessageRequestModes(Body, rename=wire(modes="messageRequestModeMap")):
@@ -164,7 +169,7 @@ class BrokerMemberGroup(Body, rename=wire(group="brokerMemberGroup")):
 
 
 def _read_table(body: bytes | memoryview, kind: type[T]) -> dict[QueueRef, T]:
-    found = fastjson.parse(body)
+    found = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(found, dict):
         raise BodyError(f"body of {len(body)} bytes is no table of queues")
     try:

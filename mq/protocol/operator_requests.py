@@ -6,8 +6,8 @@ import msgspec
 
 from mq.protocol.admin_requests import BrokerExt, TopicExt
 from mq.protocol.codes import RequestCode as Code
-from mq.protocol.requests import I32, I64, Ext, Request
-from mq.protocol.wire_names import wire
+from mq.protocol.requests import Ext, Request
+from mq.protocol.wire_names import I32, I64, wire
 
 # -- brokers: topics ---------------------------------------------------------------------------------------------------
 

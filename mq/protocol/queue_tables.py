@@ -14,7 +14,7 @@ import msgspec
 from mq.protocol import fastjson
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body, decode_as
-from mq.protocol.wire_names import wire
+from mq.protocol.wire_names import I32, I64, wire
 
 _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted").encode
 
@@ -24,7 +24,7 @@ class QueueRef(msgspec.Struct, rename=wire(), frozen=True, order=True):
 
     topic: str
     broker_name: str
-    queue_id: int
+    queue_id: I32
 
 
 class OffsetRow(msgspec.Struct, rename=wire(), frozen=True):
@@ -32,8 +32,8 @@ class OffsetRow(msgspec.Struct, rename=wire(), frozen=True):
 
     topic: str
     broker_name: str
-    queue_id: int
-    offset: int
+    queue_id: I32
+    offset: I64
 
 
 class _OffsetRows(Body, rename=wire(rows="offsetTable")):
@@ -42,7 +42,12 @@ class _OffsetRows(Body, rename=wire(rows="offsetTable")):
 
 def queue_table(rows: Iterable[tuple[QueueRef, bytes]]) -> bytes:
     """The text of a table; its values are JSON texts."""
-    return b"{" + b",".join([_encode(key) + b":" + value for key, value in rows]) + b"}"
+    return b"{" + b",".join([queue_row(key, value) for key, value in rows]) + b"}"
+
+
+def queue_row(queue: QueueRef, value: bytes) -> bytes:
+    """One entry of such a table."""
+    return _encode(queue) + b":" + value
 
 
 def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False) -> bytes:
@@ -56,7 +61,7 @@ def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False)
 
 def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
     """Read such a body; what is no offset is left out. Raises BodyError."""
-    value = fastjson.parse(body)
+    value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}
 

@@ -15,7 +15,8 @@ import msgspec
 
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body, decode_as
-from mq.protocol.wire_names import wire
+from mq.protocol.loose_header import java_integer
+from mq.protocol.wire_names import I32, I64, wire
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -25,20 +26,20 @@ _I32: Final = struct.Struct(">i")
 class DataVersion(Body, rename=wire(timestamp_ms="timestamp")):
     """Which state of a broker's topics this is. Two are the same state only when all three numbers agree."""
 
-    counter: int = 0
-    timestamp_ms: int = 0
-    state_version: int = 0
+    counter: I64 = 0
+    timestamp_ms: I64 = 0
+    state_version: I64 = 0
 
 
 class TopicConfig(Body, rename=wire()):
     """A topic as a broker has it. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
 
     topic_name: str
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = 6
+    read_queue_nums: I32 = 16
+    write_queue_nums: I32 = 16
+    perm: I32 = 6
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: I32 = 0
     order: bool = False
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -113,9 +114,10 @@ def _read_topic_line(line: bytes) -> TopicConfig:
         raise BodyError(f"a topic's line has {len(fields)} fields, at least 5 are needed: {text[:80]!r}")
     name, reads, writes, perm, filter_type = fields[:5]
     try:
-        topic = TopicConfig(name, int(reads), int(writes), int(perm), filter_type)
+        numbers = [java_integer(each, 32) for each in (reads, writes, perm)]
     except ValueError as error:
         raise BodyError(f"a topic's line has a bad number: {text[:80]!r}") from error
+    topic = TopicConfig(name, numbers[0], numbers[1], numbers[2], filter_type)
     if len(fields) == 6 and fields[5].strip():
         topic.attributes = decode_as(dict[str, str], fields[5].encode())
     return topic

@@ -6,15 +6,10 @@ what Java's int and long hold; a number outside is refused before any handler se
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
-from mq.protocol.wire_names import wire
-
-I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+from mq.protocol.wire_names import I32, I64, wire
 
 
 class Ext(msgspec.Struct, gc=False, kw_only=True, rename=wire()):

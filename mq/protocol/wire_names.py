@@ -1,8 +1,18 @@
-"""How our field names become those of the wire: in camel case, but for the ones that we call otherwise."""
+"""How our field names become those of the wire: in camel case, but for the ones that we call otherwise.
+
+`I32` and `I64` are what Java's int and long hold: a number outside is refused where it is read, before somebody who
+cannot read it is told of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def wire(**special: str) -> Callable[[str], str]:

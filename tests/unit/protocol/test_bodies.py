@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import time
+import tracemalloc
 import zlib
 
 import msgspec
@@ -248,6 +250,63 @@ PLAIN_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "0"]), inner, max_size=3),
     max_leaves=8,
 )
+
+
+def _laughs(levels: int) -> bytes:
+    """Each member refers ten times to the one before."""
+    members = [b'"a0":[1,1,1,1,1,1,1,1,1,1]']
+    for level in range(1, levels):
+        members.append(b'"a%d":[%s]' % (level, b",".join([b'{"$ref":"$.a%d"}' % (level - 1)] * 10)))
+    return b"{" + b",".join(members) + b"}"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param(_laughs(9), "more than 50000 values", id="references to references"),
+        pytest.param(b"[" + b"1," * 2_000_000 + b"1,]", "more than 50000 values", id="many values"),
+        pytest.param(
+            b'{%s,"a500":{}}' % b",".join(b'"a%d":{"x":{"$ref":"$.a%d"}}' % (at, at + 1) for at in range(500)),
+            "nested deeper",
+            id="a chain of references",
+        ),
+        pytest.param(
+            b'{"a0":{},%s}' % b",".join(b'"a%d":{"x":{"$ref":"$.a%d"}}' % (at, at - 1) for at in range(1, 500)),
+            "nested deeper",
+            id="a chain of references backwards",
+        ),
+        pytest.param(b'{"a":"' + b"\\\\" * 4_000_000, "end of a string", id="a string without an end"),
+    ],
+)
+def test_what_would_take_long_to_read_is_refused_soon(text: bytes, reason: str) -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises(BodyError, match=reason):
+            HeartbeatData.decode(text)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 5
+    assert most < 6 * len(text) + 32 * 1024 * 1024
+
+
+def test_trusted_text_may_be_longer() -> None:
+    text = b"[" + b"1," * 60_000 + b"1]"
+    assert len(fastjson.parse(text, values_max=fastjson.TRUSTED_VALUES_MAX)) == 60_001
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 10**30])
+def test_numbers_beyond_java_are_refused(number: int) -> None:
+    text = b'{"queueDatas":[{"brokerName":"b","readQueueNums":%d,"writeQueueNums":4,"perm":6}]}' % number
+    with pytest.raises(BodyError, match="readQueueNums"):
+        Route.decode(text)
+    line = b"T %d 4 6 SINGLE_TAG" % number
+    data = b"".join(struct.pack(">i", len(part)) + part for part in (b"{}",)) + struct.pack(">i", 1)
+    with pytest.raises(BodyError, match="bad number"):
+        RegisterBrokerBody.decode(
+            zlib.compress(data + struct.pack(">i", len(line)) + line + struct.pack(">i", 2) + b"[]"), compressed=True
+        )
 
 
 @steady
