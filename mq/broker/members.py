@@ -47,8 +47,12 @@ from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
 
 STATUS_SECONDS = 5.0
 RELAY_SECONDS = 10.0
+RELAYED_LENGTH_MAX = 8192
+"""Characters in the header of an answer that is passed on."""
 RELAY_VERSION_MIN = 62
 """Clients before 3.1.8 know nothing of what is relayed to them."""
+
+_LONG = range(-(2**63), 2**63)
 
 Tables = dict[str, Mapping[QueueRef, int]]
 
@@ -260,7 +264,13 @@ class Members:
             )
 
         def answered(response: Response | NoAnswer, text: bytes) -> None:
-            if isinstance(response, Response):
+            if isinstance(response, Response) and not _fits(response):
+                code, remark = (
+                    ResponseCode.SYSTEM_ERROR,
+                    f"consumer <{name}> <{client_id}> answered with what cannot be passed on",
+                )
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+            elif isinstance(response, Response):
                 reply = encode_response(
                     request.opaque,
                     response.code,
@@ -289,6 +299,12 @@ class Members:
 def subscribes(group: ConsumerGroup[ClientConnection] | None, topic: str) -> bool:
     """Whether a group consumes a topic, as far as one can tell of a group that is not online."""
     return group is None or not group.subscriptions or topic in group.subscriptions
+
+
+def _fits(response: Response) -> bool:
+    """Whether a client's answer can be passed on in both encodings, and be read by everybody."""
+    texts = sum(len(name) + len(value) for name, value in response.ext.items()) + len(response.remark or "")
+    return -32768 <= response.code <= 32767 and texts <= RELAYED_LENGTH_MAX
 
 
 def _not_online(group: str, client_id: str | None) -> RequestRefused:
@@ -322,7 +338,7 @@ def _data(known: GroupSubscription) -> SubscriptionData:
 def _read_offsets(text: bytes) -> Mapping[QueueRef, int]:
     value = fastjson.parse(text) if text else {}
     table = read_queue_table(value.get("messageQueueTable") or {}) if isinstance(value, dict) else {}
-    return {ref: offset for ref, offset in table.items() if isinstance(offset, int)}
+    return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset in _LONG}
 
 
 def _status(tables: Tables) -> bytes:
