@@ -11,6 +11,7 @@ from mq.broker.answering import Read
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.gradual import Gradually
 from mq.broker.lookup import Lookup
 from mq.broker.members import Members
 from mq.broker.metadata import Metadata
@@ -66,6 +67,7 @@ class Administration:
         offsets: Offsets,
         lookup: Lookup,
         read: Read,
+        gradually: Gradually,
         address: str,
         counters: Callable[[], dict[str, int]],
         disk_usage: Callable[[], tuple[int, int]],
@@ -90,6 +92,7 @@ class Administration:
             metadata=metadata,
             store=store,
             read=read,
+            gradually=gradually,
             store_time=lookup.store_time,
             version=version,
         )
@@ -119,6 +122,7 @@ class Administration:
             lookup=lookup,
             appender=appender,
             read=read,
+            gradually=gradually,
         )
         runtime = RuntimeInfo(
             settings=settings,

@@ -23,6 +23,7 @@ from mq.broker.delays import Delays
 from mq.broker.disk import disk_usage, disk_used
 from mq.broker.forwarded import ForwardedRequests, ForwardedSender
 from mq.broker.forwarding import Forwarder
+from mq.broker.gradual import Gradually
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
 from mq.broker.key_queries import KeyQueries
@@ -114,6 +115,7 @@ class Areas:
             disk_used=partial(disk_used, settings.data_dir),
             pending_bytes_max=settings.pending_bytes_max,
         )
+        self.gradually = Gradually(wake=reactor.wake, clock=time.monotonic)
         self.stats = Stats(cluster=settings.cluster, store=store, clock=clock)
         self.tails = QueueTails(metadata, store.max_offset)
         unique_keys = UniqKeyGenerator(
@@ -209,6 +211,7 @@ class Areas:
             records=LogRecords(replica.log, applied_index),
             clients=clients,
             read=reads.read,
+            gradually=self.gradually,
             wall_clock_ms=wall_clock_ms,
         )
         self.keys = KeyQueries(
@@ -268,6 +271,7 @@ class Areas:
             offsets=self.offsets,
             lookup=self.lookup,
             read=reads.read,
+            gradually=self.gradually,
             address=address,
             counters=counters,
             disk_usage=partial(disk_usage, settings.data_dir),

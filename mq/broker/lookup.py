@@ -14,6 +14,7 @@ from typing import Any
 
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.gradual import Answer, Gradually
 from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.filter.subscription import Subscription
@@ -60,6 +61,7 @@ class Lookup:
         records: LogRecords,
         clients: ClientRegistry[ClientConnection],
         read: _OnRead,
+        gradually: Gradually,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._broker_name = broker_name
@@ -68,6 +70,7 @@ class Lookup:
         self._records = records
         self._clients = clients
         self._read = read
+        self._gradually = gradually
         self._wall_clock_ms = wall_clock_ms
 
     def handlers(self) -> dict[type[Any], Handler]:
@@ -193,16 +196,19 @@ class Lookup:
         """Request code 303. Raises RequestRefused."""
         ext = request.ext
 
-        def answer() -> bytes:
+        def answer() -> Answer:
             config = self._metadata.topics.get(ext.topic)
             if config is None:
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{ext.topic}] not exist")
             offsets = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
-            spans = [self._span(ext.topic, each, offsets.get(each, -1)) for each in range(config.write_queues)]
+            spans: list[TimeSpan] = []
+            for each in range(config.write_queues):
+                spans.append(self._span(ext.topic, each, offsets.get(each, -1)))
+                yield
             text = TimeSpans(spans=spans).encode()
             return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
 
-        self._answer_when_current(connection, request, serialization, answer)
+        self._gradually.when_current(self._read, connection, request, serialization, answer)
 
     def _span(self, topic: str, queue_id: int, consumed: int) -> TimeSpan:
         end = self._store.max_offset(topic, queue_id)

@@ -6,14 +6,16 @@ does not hear it is sent to the new offset with its next pull, see `mq.broker.of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from mq.broker.answering import Read, when_current
 from mq.broker.appender import Appender
 from mq.broker.clients import BROADCASTING, ClientRegistry
 from mq.broker.commands import CommandRefused, ForbidTopic, encode_command
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.gradual import Answer, Gradually, check_length, joined
 from mq.broker.lookup import Lookup
 from mq.broker.members import subscribes
 from mq.broker.metadata import Metadata
@@ -32,7 +34,7 @@ from mq.protocol.group_requests import (
 )
 from mq.protocol.headers import encode_request, encode_response
 from mq.protocol.names import NameRefused, check_group
-from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_table
+from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
 from mq.store.queue_store import QueueStore
 
 END = -1
@@ -41,10 +43,10 @@ END = -1
 _BEYOND = 2**63 - 1
 
 
-class _Stats(NamedTuple):
-    body: bytes
-    behind: int
-    """Messages that are still to be consumed."""
+@dataclass(slots=True)
+class _Behind:
+    messages: int = 0
+    """Those that are still to be consumed."""
 
 
 class Progress:
@@ -67,6 +69,7 @@ class Progress:
         lookup: Lookup,
         appender: Appender,
         read: Read,
+        gradually: Gradually,
     ) -> None:
         self._broker_name = broker_name
         self._address = address
@@ -77,6 +80,7 @@ class Progress:
         self._lookup = lookup
         self._appender = appender
         self._read = read
+        self._gradually = gradually
 
     def handlers(self) -> dict[type[Any], Handler]:
         """What every replica serves."""
@@ -102,51 +106,63 @@ class Progress:
         """Request code 208."""
         ext = request.ext
 
-        def answer() -> bytes:
+        def answer() -> Answer:
             if ext.topic:
                 topics: Iterable[str] = [ext.topic]
             elif ext.topic_list:
-                topics = [topic for topic in ext.topic_list.split(";") if topic]
+                topics = dict.fromkeys(filter(None, ext.topic_list.split(";")))
             else:
                 topics = self._topics_of(ext.consumer_group)
-            stats = self._stats(ext.consumer_group, topics)
-            return encode_response(request.opaque, ResponseCode.SUCCESS, body=stats.body, serialization=serialization)
+            rows = yield from joined(self._rows(ext.consumer_group, topics))
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=_stats(rows), serialization=serialization)
 
-        when_current(self._read, connection, request, serialization, answer)
+        self._gradually.when_current(self._read, connection, request, serialization, answer)
 
     def handle_all_stats(
         self, connection: ClientConnection, request: GetBrokerConsumeStats, body: bytes, serialization: int
     ) -> None:
         """Request code 317: 208 for all groups, topic by topic."""
 
-        def answer() -> bytes:
+        behind = _Behind()
+
+        def answer() -> Answer:
             groups: list[bytes] = []
-            behind = 0
-            for group in sorted(self._metadata.groups):
-                each = [
-                    self._stats(group, [topic])
-                    for topic in self._topics_of(group)
-                    if topic in self._metadata.topics and self._metadata.topics[topic].order == request.ext.is_order
-                ]
-                if each:
-                    groups.append(b'{"%s":[%s]}' % (group.encode(), b",".join(stats.body for stats in each)))
-                    behind += sum(stats.behind for stats in each)
+            nbytes = 0
+            for group, topics in self._topics_by_group().items():
+                if group not in self._metadata.groups:
+                    continue
+                tables: list[bytes] = []
+                for topic in sorted(topics):
+                    yield
+                    config = self._metadata.topics.get(topic)
+                    if config is not None and config.order == request.ext.is_order:
+                        rows = yield from joined(self._rows(group, [topic], behind))
+                        tables.append(_stats(rows))
+                        nbytes += len(rows)
+                        check_length(nbytes)
+                if tables:
+                    groups.append(b'{"%s":[%s]}' % (group.encode(), b",".join(tables)))
             text = b'{"brokerAddr":"%s","consumeStatsList":[%s],"totalDiff":%d,"totalInflightDiff":0}' % (
                 self._address.encode(),
                 b",".join(groups),
-                behind,
+                behind.messages,
             )
             return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
 
-        when_current(self._read, connection, request, serialization, answer)
+        self._gradually.when_current(self._read, connection, request, serialization, answer)
+
+    def _topics_by_group(self) -> dict[str, list[str]]:
+        topics: dict[str, list[str]] = {}
+        for group, topic in sorted(self._metadata.consumer_offsets):
+            topics.setdefault(group, []).append(topic)
+        return topics
 
     def _topics_of(self, group: str) -> list[str]:
         return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
 
-    def _stats(self, group: str, topics: Iterable[str]) -> _Stats:
+    def _rows(self, group: str, topics: Iterable[str], behind: _Behind | None = None) -> Iterator[bytes]:
+        """How far a group is in each queue; ``behind`` adds up how much it lacks."""
         online = self._clients.consumer_group(group)
-        rows: list[tuple[QueueRef, bytes]] = []
-        behind = 0
         for topic in topics:
             config = self._metadata.topics.get(topic)
             if config is None or not subscribes(online, topic):
@@ -154,11 +170,11 @@ class Progress:
             stored = self._metadata.consumer_offsets.get((group, topic), {})
             for queue_id in range(config.read_queues):
                 end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
-                behind += max(0, end - offset)
+                if behind is not None:
+                    behind.messages += max(0, end - offset)
                 at_ms = max(0, self._lookup.store_time(topic, queue_id, offset - 1)) if offset else 0
                 value = b'{"brokerOffset":%d,"consumerOffset":%d,"lastTimestamp":%d,"pullOffset":%d}'
-                rows.append((QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, offset)))
-        return _Stats(b'{"consumeTps":0.0,"offsetTable":%s}' % queue_table(rows), behind)
+                yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, offset))
 
     def handle_correction(
         self, connection: ClientConnection, request: QueryCorrectionOffset, body: bytes, serialization: int
@@ -193,7 +209,28 @@ class Progress:
         ext = request.ext
         self._appender.check_room()
         self._check_group(ext.group)
-        wanted = self._wanted_offsets(ext)
+        queues = self._queues_to_reset(ext)
+
+        def answer() -> Generator[None, None, None]:
+            wanted: dict[int, int] = {}
+            for queue_id in queues:
+                wanted[queue_id] = self._wanted_offset(ext, queue_id)
+                yield
+            if self._appender.is_open:
+                self._reset(connection, request, serialization, wanted)
+            else:  # it was lost meanwhile
+                connection.dispatch(request, body, serialization)
+
+        self._gradually.work(connection, request, serialization, answer())
+
+    def _reset(
+        self,
+        connection: ClientConnection,
+        request: InvokeBrokerToResetOffset,
+        serialization: int,
+        wanted: dict[int, int],
+    ) -> None:
+        ext = request.ext
         stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
         if not ext.force and ext.offset is None:
             wanted = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in wanted.items()}
@@ -224,7 +261,7 @@ class Progress:
         if not known and not self._topics_of(name):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the consumer group <{name}> does not exist")
 
-    def _wanted_offsets(self, ext: ResetOffsetExt) -> dict[int, int]:
+    def _queues_to_reset(self, ext: ResetOffsetExt) -> Iterable[int]:
         config = self._metadata.topics.get(ext.topic)
         if config is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"[reset-offset] there is no topic {ext.topic}")
@@ -237,8 +274,7 @@ class Progress:
             )
         if ext.timestamp_ms < END:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"timestamp {ext.timestamp_ms}: a time, or -1 for the end")
-        chosen = [ext.queue_id] if ext.queue_id >= 0 else range(queues)
-        return {queue_id: self._wanted_offset(ext, queue_id) for queue_id in chosen}
+        return [ext.queue_id] if ext.queue_id >= 0 else range(queues)
 
     def _wanted_offset(self, ext: ResetOffsetExt, queue_id: int) -> int:
         queue = self._store.get(ext.topic, queue_id)
@@ -297,10 +333,18 @@ class Progress:
             else:
                 connection.close("leadership was lost while offsets were being cloned")
 
-        for topic in chosen:
-            offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
-            self._offsets.reset(ext.target, topic, dict(offsets), lambda known: None, restart=False)
-        self._offsets.replicate(committed)
+        def clone() -> Generator[None, None, None]:
+            for topic in chosen:
+                if not self._appender.is_open:  # leadership was lost meanwhile; to clone twice is to clone once
+                    connection.dispatch(request, body, serialization)
+                    return
+                offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
+                if topic in self._metadata.topics:
+                    self._offsets.reset(ext.target, topic, dict(offsets), lambda known: None, restart=False)
+                yield
+            self._offsets.replicate(committed)
+
+        self._gradually.work(connection, request, serialization, clone())
 
     def handle_forbidden(
         self, connection: ClientConnection, request: UpdateAndGetGroupForbidden, body: bytes, serialization: int
@@ -332,3 +376,7 @@ class Progress:
         self._appender.check_room()
         self._appender.add_command(command, committed)
         return None
+
+
+def _stats(rows: bytes) -> bytes:
+    return b'{"consumeTps":0.0,"offsetTable":{%s}}' % rows

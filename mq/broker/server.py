@@ -187,6 +187,7 @@ class _Host:
                     (settings.idle_seconds_max, broker.close_idle_connections),
                 ):
                     nursery.start_soon(_every, seconds, action, reactor)
+                nursery.start_soon(broker.areas.gradually.run)
                 nursery.start_soon(broker.areas.keys.serve)
                 nursery.start_soon(broker.areas.keys.keep_index)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)

@@ -10,13 +10,14 @@ from typing import Any
 
 from mq.broker.answering import Read, when_current
 from mq.broker.connection import ClientConnection, Handler
+from mq.broker.gradual import Answer, Gradually, joined
 from mq.broker.metadata import Metadata, as_registered
 from mq.broker.refusal import RequestRefused
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import GetAllTopicConfig, encode_response
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
-from mq.protocol.operator_bodies import ConsumerOffsets, DelayOffsets, QueueEnds, topic_stats
+from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
 from mq.protocol.operator_requests import (
     GetAllConsumerOffset,
     GetAllDelayOffset,
@@ -24,7 +25,7 @@ from mq.protocol.operator_requests import (
     GetTopicConfig,
     GetTopicStatsInfo,
 )
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.queue_tables import QueueRef, queue_row
 from mq.store.queue_store import QueueStore
 
 OFFSET_TABLES_SHOWN_MAX = 50_000
@@ -47,6 +48,7 @@ class TopicQueries:
         metadata: Metadata,
         store: QueueStore,
         read: Read,
+        gradually: Gradually,
         store_time: Callable[[str, int, int], int],
         version: Callable[[], bodies.DataVersion],
     ) -> None:
@@ -54,6 +56,7 @@ class TopicQueries:
         self._metadata = metadata
         self._store = store
         self._read = read
+        self._gradually = gradually
         self._store_time = store_time
         self._version = version
 
@@ -62,9 +65,9 @@ class TopicQueries:
         return {
             GetAllTopicConfig: self._served_by(self._all_topics),
             GetTopicConfig: self._served_by(self._topic),
-            GetTopicStatsInfo: self._served_by(self._topic_stats),
+            GetTopicStatsInfo: self._served_gradually(self._topic_stats),
             GetSystemTopicListFromBroker: self._served_by(self._system_topics),
-            GetAllConsumerOffset: self._served_by(self._consumer_offsets),
+            GetAllConsumerOffset: self._served_gradually(self._consumer_offsets),
             GetAllDelayOffset: self._served_by(self._delay_offsets),
         }
 
@@ -80,6 +83,16 @@ class TopicQueries:
 
         return handle
 
+    def _served_gradually(self, answer: Callable[[Any], Answer]) -> Handler:
+        def handle(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+            def reply() -> Answer:
+                text = yield from answer(request)
+                return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+            self._gradually.when_current(self._read, connection, request, serialization, reply)
+
+        return handle
+
     def _all_topics(self, request: GetAllTopicConfig) -> tuple[bytes, dict[str, str] | None]:
         topics = self._metadata.topic_table()
         version = self._version()
@@ -91,13 +104,16 @@ class TopicQueries:
             raise _no_topic(request.ext.topic)
         return as_registered(config).encode(), None
 
-    def _topic_stats(self, request: GetTopicStatsInfo) -> tuple[bytes, dict[str, str] | None]:
+    def _topic_stats(self, request: GetTopicStatsInfo) -> Answer:
         topic = request.ext.topic
         config = self._metadata.topics.get(topic)
         if config is None:
             raise _no_topic(topic)
-        queues = range(config.write_queues)
-        return topic_stats({QueueRef(topic, self._broker_name, each): self._ends(topic, each) for each in queues}), None
+        rows = yield from joined(
+            queue_row(QueueRef(topic, self._broker_name, each), self._ends(topic, each).encode())
+            for each in range(config.write_queues)
+        )
+        return topic_stats_of(rows)
 
     def _ends(self, topic: str, queue_id: int) -> QueueEnds:
         queue = self._store.get(topic, queue_id)
@@ -111,15 +127,18 @@ class TopicQueries:
             sorted((SYSTEM_TOPICS | self._metadata.system_topics) - {METADATA_TOPIC})
         ).encode(), None
 
-    def _consumer_offsets(self, request: GetAllConsumerOffset) -> tuple[bytes, dict[str, str] | None]:
+    def _consumer_offsets(self, request: GetAllConsumerOffset) -> Answer:
         tables = self._metadata.consumer_offsets
         if len(tables) > OFFSET_TABLES_SHOWN_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"offsets of {len(tables)} pairs of group and topic, shown are at most {OFFSET_TABLES_SHOWN_MAX}",
             )
-        table = {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in tables.items()}
-        return ConsumerOffsets(table, self._version()).encode(), None
+        rows = yield from joined(
+            b'"%s@%s":{%s}' % (topic.encode(), group.encode(), b",".join(b'"%d":%d' % each for each in offsets.items()))
+            for (group, topic), offsets in sorted(tables.items())
+        )
+        return b'{"dataVersion":%s,"offsetTable":{%s}}' % (self._version().encode(), rows)
 
     def _delay_offsets(self, request: GetAllDelayOffset) -> tuple[bytes, dict[str, str] | None]:
         return DelayOffsets(dict(self._metadata.delay_offsets)).encode(), None
