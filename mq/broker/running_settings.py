@@ -126,7 +126,7 @@ class RunningSettings:
             "flushDiskType": "SYNC_FLUSH" if settings.durability == "quorum-fsync" else "ASYNC_FLUSH",
             "maxMessageSize": str(settings.message_bytes_max),
             "defaultTopicQueueNums": str(settings.default_topic_queues),
-            "autoCreateSubscriptionGroup": "true",
+            "autoCreateSubscriptionGroup": _text(settings.auto_create_groups),
             "brokerPermission": "6",
             "slaveReadEnable": "true",
             "filterServerNums": "0",

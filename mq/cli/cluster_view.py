@@ -62,6 +62,8 @@ class ReplicaStatus:
     """Requests that it handed to the leader since its start, for clients that take it for the leader."""
     forwarding: int | None = None
     """Those that wait for the leader now."""
+    fenced_commits: int | None = None
+    """Offset commits, since its start, that did not count because another client held the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ def _replica_status(
         disk_used=float(figures["raftmq.diskUsed"]) if "raftmq.diskUsed" in figures else None,
         forwarded=sum(_number(figures, f"forwarded{kind}") or 0 for kind in ("Sends", "Offsets", "Others")),
         forwarding=_number(figures, "forwardedWaiting"),
+        fenced_commits=_number(figures, "fencedCommits"),
     )
 
 

@@ -206,6 +206,12 @@ async def test_how_far_delayed_messages_are_delivered(tmp_path: Path, serializat
             await client.info()
 
 
+@pytest.mark.parametrize(("ours", "shown"), [(True, "true"), (False, "false")])
+async def test_whether_groups_are_made_by_themselves_is_told_as_it_is(ours: bool, shown: str, tmp_path: Path) -> None:
+    async with running(tmp_path, auto_create_groups=ours) as broker:
+        assert (await settings_of(await broker.connect()))["autoCreateSubscriptionGroup"] == shown
+
+
 @pytest.mark.parametrize(("allowed", "changes"), [(True, 1), (False, 0)])
 async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, changes: int, tmp_path: Path) -> None:
     changed: list[BrokerSettings] = []

@@ -119,6 +119,13 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
     assert "log trust" not in shown(group), "it votes again by itself"
 
 
+def test_commits_that_did_not_count_are_for_programs() -> None:
+    leader = figures("n0", "leader", peers=peers(), fencedCommits="7")
+    [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower"))])
+    shown = json.loads(json.dumps(group.as_json()))
+    assert [replica["fenced_commits"] for replica in shown["replicas"]] == [7, None]
+
+
 def test_requests_that_a_follower_hands_on_are_shown() -> None:
     sums = {"forwardedSends": "1200", "forwardedOffsets": "30", "forwardedOthers": "4", "forwardedWaiting": "2"}
     quiet = dict.fromkeys(sums, "0")
