@@ -53,9 +53,6 @@ class LocalOffsets:
         """As `commit_soon`."""
         self.commit_soon(offsets)
 
-    def note_committed(self, queue: MessageQueue, offset: int) -> None:
-        """Nothing: no offset goes anywhere with a pull."""
-
 
 def _read(path: Path) -> dict[MessageQueue, int]:
     try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import anyio
 
 from mq.client.answers import int_field
-from mq.client.errors import BrokerError, ClientError, NoRoute
+from mq.client.connection import Answer
+from mq.client.errors import BrokerError, ClientError, ConnectionLost, NoRoute
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.remoting import Remoting
@@ -96,7 +98,10 @@ class GroupOffsets:
         return offset
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
-        """Store what changed, one-way: what gets lost is repeated with the next progress, or on leaving.
+        """Store what changed, without waiting: what is not confirmed is repeated the next time, or on leaving.
+
+        What pulls have stored meanwhile is stored again: their answers do not say whether who was asked leads, those to
+        these requests do (see `Remoting`).
 
         Returns the topics whose leader is not known, or not connected; their offsets wait.
         """
@@ -109,12 +114,21 @@ class GroupOffsets:
                 if connection is None:
                     postponed.add(queue.topic)
                     continue
-                connection.send_oneway(RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
+                fields = self._fields(queue, offset)
+                on_answer = partial(self._answered, queue, offset)
+                connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_answer)
                 self._stored[queue] = offset
             except ClientError as error:
                 postponed.add(queue.topic)
                 log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
         return postponed
+
+    def _answered(self, queue: MessageQueue, offset: int, answer: Answer, _body: memoryview) -> None:
+        if isinstance(answer, ConnectionLost) or answer.code != ResponseCode.SUCCESS:
+            reason = str(answer) if isinstance(answer, ConnectionLost) else f"code {answer.code}: {answer.remark}"
+            log.info("offset_not_stored", queue=queue, offset=offset, reason=reason)
+            if self._stored.get(queue) == offset:
+                del self._stored[queue]
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
         """Store these offsets and wait for the answers, for at most `seconds`, even when cancelled meanwhile.
@@ -146,10 +160,6 @@ class GroupOffsets:
     async def stored(self, queue: MessageQueue) -> int | None:
         """The stored offset, None if there is none. Raises ClientError."""
         return await stored_offset(self._remoting, self._group, queue)
-
-    def note_committed(self, queue: MessageQueue, offset: int) -> None:
-        """The offset went to the leader with a pull."""
-        self._stored[queue] = offset
 
     def _fields(self, queue: MessageQueue, offset: int) -> dict[str, str]:
         return {

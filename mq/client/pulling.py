@@ -163,7 +163,7 @@ class Puller:
         # Only leaders store offsets; and zero says nothing that the absence of an offset does not.
         commits = from_leader and commit_offset > 0 and self._offsets.commits_with_pulls
         settings = self._settings
-        answer = await connection.request(
+        return await connection.request(
             RequestCode.PULL_MESSAGE,
             {
                 "consumerGroup": self._group,
@@ -181,9 +181,6 @@ class Puller:
             timeout=settings.hold_seconds + settings.answer_seconds,
             may_be_held=True,
         )
-        if commits:
-            self._offsets.note_committed(self._queue, commit_offset)
-        return answer
 
     async def _react(self, response: Response, body: memoryview, *, seconds: float) -> None:
         process_queue = self.process_queue

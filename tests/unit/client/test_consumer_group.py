@@ -19,6 +19,7 @@ from tests.unit.client.fake_cluster import FakeCluster, until
 pytestmark = pytest.mark.anyio
 
 PULL = 11
+UPDATE_OFFSET = 15
 UNREGISTER = 35
 
 
@@ -84,9 +85,24 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
         (await anext(stream)).acknowledge()
         await until(lambda: offset_of(cluster) == 1)
         updates = [request for request in cluster.leader.received if request.code == 15]
-        assert all(request.oneway for request in updates)
+        assert not any(request.oneway for request in updates)
         stored_offsets = [int(request.ext["commitOffset"]) for request in updates]
         assert stored_offsets == sorted(set(stored_offsets)), "an offset that did not change was stored again"
+
+
+async def test_an_offset_that_was_not_taken_is_stored_again() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster, commit_seconds=0.01) as consumer,
+    ):
+        fill(cluster, 3)
+        cluster.leader.fail_codes[UPDATE_OFFSET] = 1
+        consumer.subscribe("T")
+        await take(consumer, 3)
+        await until(lambda: cluster.leader.count(UPDATE_OFFSET) >= 3)
+        assert offset_of(cluster) is None
+        del cluster.leader.fail_codes[UPDATE_OFFSET]
+        await until(lambda: offset_of(cluster) == 2)
 
 
 async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
