@@ -34,6 +34,7 @@ from mq.protocol.headers import (
 
 __all__ = [
     "Answer",
+    "AnswerLater",
     "Connection",
     "OnAnswer",
     "OnForwarded",
@@ -49,8 +50,11 @@ Answer = Response | ConnectionLost
 OnAnswer = Callable[[Answer, memoryview], None]
 """Called with the answer and its body, at most once, from the reading task: must neither block nor raise."""
 
-OnServerRequest = Callable[[Request | UnknownRequest, memoryview], bytes | None]
-"""Called for each request the server sends us; a frame it returns is sent as the answer."""
+AnswerLater = Callable[[bytes], None]
+"""Sends a frame to the server, if the connection has not ended."""
+
+OnServerRequest = Callable[[Request | UnknownRequest, memoryview, AnswerLater], bytes | None]
+"""Called for each request the server sends us; a frame it returns, or calls the last argument with, is the answer."""
 
 OnForwarded = Callable[[str], None]
 """Called with the address of the connection when a broker had to ask its leader for the answer."""
@@ -59,7 +63,9 @@ _RECEIVE_BYTES = 65536
 _OPAQUE_MAX = 2**31 - 1
 
 
-def refuse_server_request(request: Request | UnknownRequest, _body: memoryview) -> bytes | None:
+def refuse_server_request(
+    request: Request | UnknownRequest, _body: memoryview, _answer_later: AnswerLater
+) -> bytes | None:
     """The answer to a request we have no handler for: none if it is one-way, else REQUEST_CODE_NOT_SUPPORTED."""
     if request.flag & ONEWAY_FLAG:
         return None
@@ -328,9 +334,13 @@ class Connection:
             if on_answer is not None:
                 on_answer(decoded, body)
         elif self.lost is None:
-            frame = self._on_server_request(decoded, body)
+            frame = self._on_server_request(decoded, body, self._answer_server)
             if frame is not None:
                 self._queue(frame)
+
+    def _answer_server(self, frame: bytes) -> None:
+        if self.lost is None:
+            self._queue(frame)
 
     def _end(self, reason: str) -> None:
         if self.lost is not None:

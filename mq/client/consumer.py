@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import anyio
+import anyio.abc
 
 from mq.client.allocation import Strategy, allocate_averagely
 from mq.client.assignment import Assignment
-from mq.client.connection import refuse_server_request
+from mq.client.connection import AnswerLater, refuse_server_request
 from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
@@ -30,6 +31,7 @@ from mq.client.identity import new_client_id
 from mq.client.local_offsets import LocalOffsets
 from mq.client.locking import RENEW_SECONDS, QueueLocker
 from mq.client.logs import log
+from mq.client.lookups import received_messages
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, GroupOffsets
 from mq.client.process_queue import ProcessQueue
@@ -40,7 +42,9 @@ from mq.client.self_report import read_reset, running_info, status
 from mq.client.subscribed import Subscribed, subscription_of
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import ConsumerData, HeartbeatData
+from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import (
+    ConsumeMessageDirectly,
     GetConsumerRunningInfo,
     GetConsumerStatusFromClient,
     ResetConsumerClientOffset,
@@ -54,6 +58,9 @@ COMMIT_SECONDS = 5.0
 REBALANCE_SECONDS = 20.0
 REBALANCE_RETRY_SECONDS_MIN = 0.05
 REBALANCE_RETRY_SECONDS_MAX = 0.5
+FOR_OPERATORS_MAX = 16
+"""Messages that operators have handled right now, at most so many at once."""
+
 LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
 
@@ -158,7 +165,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             # What one member of many that get everything failed at is nobody else's.
             give_back=None if ordered or broadcast is not None else self._give_back,
         )
+        self._handling_for_operators = 0
         self._remoting: Remoting | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
         self._assignment: Assignment | None = None
 
     # Life.
@@ -181,6 +190,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 self._offsets = LocalOffsets(remoting, self._broadcast, self._consume_from)
             try:
                 async with open_task_group() as tasks:
+                    self._tasks = tasks
                     self._assignment = Assignment(
                         tasks,
                         remoting,
@@ -197,6 +207,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                         tasks.start_soon(self._renew_locks_forever)
                     yield self
             finally:
+                self._tasks = None
                 # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
                 # soon as it hears that we have left.
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
@@ -204,7 +215,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                     await remoting.unregister(self.client_id, consumer_group=self.group)
 
     def _heartbeat_body(self) -> bytes:
-        from_where = "LAST_OFFSET" if self._consume_from == "last" else "FIRST_OFFSET"
+        position = self._consume_from
+        from_where = "TIMESTAMP" if isinstance(position, dt.datetime) else f"{position.upper()}_OFFSET"
         consumer = ConsumerData(
             self.group,
             subscriptions=[each.data() for each in self._subscribed.values()],
@@ -214,7 +226,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         )
         return HeartbeatData(self.client_id, consumers=[consumer]).encode()
 
-    def _answer_server(self, request: Request | UnknownRequest, body: memoryview) -> bytes | None:
+    def _answer_server(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
         if isinstance(request, NotifyConsumerIdsChanged):
             # Others may be about to take over queues of ours, and will ask where to begin.
             self._offsets.commit_soon(self._opened().commit_offsets())
@@ -231,7 +245,25 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 self._opened().process_queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms
             )
             return encode_response(request.opaque, 0, body=text)
-        return refuse_server_request(request, body)
+        if isinstance(request, ConsumeMessageDirectly) and self._tasks is not None:
+            if self._handling_for_operators >= FOR_OPERATORS_MAX:
+                return encode_response(request.opaque, ResponseCode.SYSTEM_BUSY, remark="too many messages at once")
+            self._handling_for_operators += 1
+            self._tasks.start_soon(self._handle_for_operator, request, bytes(body), answer_later)
+            return None
+        return refuse_server_request(request, body, answer_later)
+
+    async def _handle_for_operator(
+        self, request: ConsumeMessageDirectly, body: bytes, answer_later: AnswerLater
+    ) -> None:
+        try:
+            [message] = received_messages(request.ext.broker_name or "", memoryview(body))
+            result = await self._handling.handle_for_operator(message)
+            answer_later(encode_response(request.opaque, ResponseCode.SUCCESS, body=result.encode()))
+        except (ClientError, ValueError) as error:
+            answer_later(encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"no message: {error}"))
+        finally:
+            self._handling_for_operators -= 1
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Somebody has set the group's offsets: go on from there."""

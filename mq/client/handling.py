@@ -12,6 +12,7 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.client.process_queue import ProcessQueue
 from mq.client.subscribed import Subscribed
+from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import retry_topic
 
 __all__ = ["Handler", "HandlerT", "Handling"]
@@ -73,7 +74,7 @@ class Handling:
             self._scope.cancel()
 
     async def handle_again(self, message: ReceivedMessage) -> None:
-        """The handler of the retry topic."""
+        """Give a message to the handler of its topic. Raises what that raises, and LookupError if there is none."""
         subscribed = self._subscribed.get(message.topic)
         handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
         if handler is not None and subscribed is not None:
@@ -81,7 +82,19 @@ class Handling:
         elif self._fallback is not None:
             await self._fallback(message)
         else:
-            raise LookupError(f"{self._group} gets {message} again and has no handler for {message.topic} any more")
+            raise LookupError(f"{self._group} has no handler for {message.topic}, and got {message}")
+
+    async def handle_for_operator(self, message: ReceivedMessage) -> ConsumeResult:
+        """What comes of giving a message to its handler now; it makes no difference to what the group has done."""
+        begun = anyio.current_time()
+        result, remark = "CR_SUCCESS", ""
+        try:
+            await self.handle_again(message)
+        except Exception as error:
+            log.exception("handler_failed", message=message, attempt=message.attempt)
+            result, remark = "CR_THROW_EXCEPTION", repr(error)
+        spent_ms = int((anyio.current_time() - begun) * 1000)
+        return ConsumeResult(result, order=self._ordered, remark=remark, spent_ms=spent_ms)
 
     def _lease_size(self, process_queue: ProcessQueue) -> int:
         subscribed = self._subscribed.get(process_queue.queue.topic)

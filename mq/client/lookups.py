@@ -15,7 +15,7 @@ from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.records import decode_records
 
-__all__ = ["message_by_id", "messages_by_key"]
+__all__ = ["message_by_id", "messages_by_key", "received_messages"]
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
@@ -53,7 +53,7 @@ async def _view(
         except ClientError as error:
             failure = error
         else:
-            return next(iter(_received(broker_name, body)), None)
+            return next(iter(received_messages(broker_name, body)), None)
     assert failure is not None, "a broker group without addresses"
     raise failure
 
@@ -81,11 +81,12 @@ async def messages_by_key(
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
         else:
-            found += _received(name, body)
+            found += received_messages(name, body)
     return sorted(found, key=lambda message: message.record.store_timestamp_ms)
 
 
-def _received(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
+def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
+    """Stored records as messages; a body that cannot be inflated comes as it is. Raises UnreadableAnswer."""
     messages = []
     for record in read_body(decode_records, body):
         try:

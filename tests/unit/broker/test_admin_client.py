@@ -7,9 +7,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
-from mq.client import Admin, BrokerError, Message, MessageQueue, Producer, TopicNotFound
+from mq.client import (
+    Admin,
+    BrokerError,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    TopicNotFound,
+)
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import NameRefused
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 from tests.unit.broker.running import RunningBroker, running
@@ -85,6 +96,36 @@ async def test_a_consumer_group_from_creation_to_deletion(tmp_path: Path) -> Non
         assert await admin.consumer_groups() == {}
         assert await admin.group_offset("G", queue) is None
         assert "%RETRY%G" not in await admin.topics()
+
+
+async def test_an_operator_has_a_message_handled_now(tmp_path: Path) -> None:
+    handled: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        handled.append(message.body)
+        if handled.count(message.body) > 2:
+            raise LookupError("seen twice")
+
+    async with administrated(tmp_path) as (broker, admin, namesrv), Producer(namesrv) as producer:
+        await admin.create_topic("T", 1)
+        result = await producer.send(Message("T", b"hello"))
+        consumer = PushConsumer(namesrv, "G", consume_from="first")
+        consumer.subscribe("T")
+        async with consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(consumer.run, handle)
+            with trio.fail_after(10):
+                while not handled:  # noqa: ASYNC110 - a handler has no event
+                    await trio.sleep(0.005)
+            client = await broker.connect()
+            ext = {"consumerGroup": "G", "clientId": consumer.client_id, "msgId": result.offset_message_id}
+            answers = [await client.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext) for _ in range(2)]
+            consumer.stop()
+        outcomes = [ConsumeResult.decode(answer.body) for answer in answers]
+        assert handled == [b"hello"] * 3
+        assert [(each.consume_result, each.remark, each.order) for each in outcomes] == [
+            ("CR_SUCCESS", "", True),
+            ("CR_THROW_EXCEPTION", "LookupError('seen twice')", True),
+        ]
 
 
 async def test_refusals_are_errors(tmp_path: Path) -> None:
