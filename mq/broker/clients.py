@@ -36,6 +36,10 @@ class ClientLimits:
     """Producer and consumer groups of one connection, each kind."""
     subscriptions_max: int = 1024
     """Topics of one consumer group."""
+    subscriptions_per_client_max: int = 8192
+    """Topics of all consumer groups of one connection."""
+    subscriptions_in_all_max: int = 200_000
+    """Topics of all consumer groups of everybody; one takes about a kilobyte."""
     expressions_length_max: int = 262_144
     """Characters of all expressions together."""
     sql_length_max: int = 65_536
@@ -84,6 +88,13 @@ class ConsumerGroup(Generic[ConnectionT]):
         """Ids of the members, sorted, each once: a client that reconnects may be here twice for a while."""
         return sorted({member.client_id for member in self.members.values()})
 
+    def has(self, client_id: str, connection: ConnectionT) -> bool:
+        """Whether a client is a member, most likely on ``connection``."""
+        member = self.members.get(connection)
+        if member is not None:
+            return member.client_id == client_id
+        return any(each.client_id == client_id for each in self.members.values())
+
 
 Notice = tuple[str, list[ConnectionT]]
 """A consumer group and the connections of its members."""
@@ -119,6 +130,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
         self._listed: dict[ConnectionT, _Listed] = {}
+        self._subscriptions = 0
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -145,14 +157,16 @@ class ClientRegistry(Generic[ConnectionT]):
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
                 new_groups.append(consumer.group)
-            before = group.client_ids(), set(group.subscriptions)
+            is_new = not group.has(heartbeat.client_id, connection)
+            topics = group.subscriptions.keys()
             group.members[connection] = Member(heartbeat.client_id, language, version, now)
             listed.consumer_groups.add(consumer.group)
             group.consume_type = consumer.consume_type
             group.message_model = consumer.message_model
             group.consume_from_where = consumer.consume_from_where
+            self._subscriptions += len(wanted) - len(group.subscriptions)
             group.subscriptions = _updated(group.subscriptions, wanted)
-            if before != (group.client_ids(), set(group.subscriptions)):
+            if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
@@ -250,7 +264,7 @@ class ClientRegistry(Generic[ConnectionT]):
             ("producer", [data.group for data in heartbeat.producers], listed.producer_groups),
             ("consumer", [data.group for data in heartbeat.consumers], listed.consumer_groups),
         ):
-            count = len(known.union(groups))
+            count = max(len(groups), len(known.union(groups)))
             if count > limits.groups_max:
                 raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
             for group in groups:
@@ -266,7 +280,28 @@ class ClientRegistry(Generic[ConnectionT]):
         ):
             if length > length_max:
                 raise HeartbeatRefused(f"{kind}expressions of {length} characters, allowed are {length_max} in all")
+        self._check_room(listed, heartbeat)
         return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
+
+    def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
+        limits = self._limits
+        after = {consumer.group: len(consumer.subscriptions) for consumer in heartbeat.consumers}
+        known = {
+            name: self._consumers[name] for name in listed.consumer_groups | after.keys() if name in self._consumers
+        }
+        before = {name: len(group.subscriptions) for name, group in known.items()}
+        # A group may stand in it twice; all that is there must be read.
+        count = max(sum((before | after).values()), sum(len(each.subscriptions) for each in heartbeat.consumers))
+        if count > limits.subscriptions_per_client_max:
+            raise HeartbeatRefused(
+                f"{count} subscriptions on one connection, allowed are {limits.subscriptions_per_client_max}"
+            )
+        grown = sum(after.values()) - sum(before.get(name, 0) for name in after)
+        if grown > 0 and self._subscriptions + grown > limits.subscriptions_in_all_max:
+            raise HeartbeatRefused(
+                f"{self._subscriptions} subscriptions of all clients already, allowed are "
+                f"{limits.subscriptions_in_all_max}"
+            )
 
     def _checked_subscriptions(self, consumer: ConsumerData) -> dict[str, GroupSubscription]:
         limits = self._limits
@@ -302,6 +337,7 @@ class ClientRegistry(Generic[ConnectionT]):
             del group.members[connection]
             if not group.members:
                 del self._consumers[group.name]
+                self._subscriptions -= len(group.subscriptions)
             listed = self._listed[connection]
             listed.consumer_groups.discard(group.name)
             self._forget_if_unlisted(connection, listed)

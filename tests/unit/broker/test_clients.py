@@ -180,7 +180,13 @@ def test_members_of_one_group_that_leave_together_are_told_of_once() -> None:
 
 
 TIGHT = ClientLimits(
-    client_id_length_max=8, groups_max=2, subscriptions_max=2, expressions_length_max=7, sql_length_max=5
+    client_id_length_max=8,
+    groups_max=2,
+    subscriptions_max=2,
+    subscriptions_per_client_max=3,
+    subscriptions_in_all_max=5,
+    expressions_length_max=7,
+    sql_length_max=5,
 )
 
 
@@ -192,6 +198,8 @@ TIGHT = ClientLimits(
         ("one", [consumer("g", "T"), consumer("h", "T"), consumer("i", "T")], []),
         ("one", [], ["p", "q", "r"]),
         ("one", [consumer("g", "T", "U", "V")], []),
+        ("one", [consumer("g", "T", "U"), consumer("first", "T", "U")], []),
+        ("one", [consumer("first", "T")] * 2, []),
         ("one", [consumer("g", subscription("T", "A||B"), subscription("U", "C||D"))], []),
         ("one", [consumer("g", subscription("T", "a = 12", expression_type="SQL92"))], []),
         ("one", [consumer("g", "T", model="C" * 65)], []),
@@ -206,6 +214,8 @@ TIGHT = ClientLimits(
         "many consumer groups",
         "many producer groups",
         "many topics",
+        "many topics in all",
+        "a group three times",
         "long expressions",
         "long SQL92 expressions",
         "long message model",
@@ -234,6 +244,26 @@ def test_groups_of_one_connection_are_bounded_over_its_life() -> None:
     registry.unregister("c1", "one", None, "g")
     beat(registry, "c1", "one", consumer("i", "T"))
     assert registry.consumer_ids("i") == ["one"]
+
+
+def test_topics_of_one_connection_and_of_all_are_bounded() -> None:
+    registry: ClientRegistry[str] = ClientRegistry(TIGHT)
+    beat(registry, "c1", "one", consumer("g", "T", "U"))
+    with pytest.raises(HeartbeatRefused, match="4 subscriptions on one connection, allowed are 3"):
+        beat(registry, "c1", "one", consumer("h", "T", "U"))
+    beat(registry, "c1", "one", consumer("h", "T"))
+    with pytest.raises(HeartbeatRefused, match="4 subscriptions on one connection, allowed are 3"):
+        beat(registry, "c1", "one", consumer("h", "T", "U"))
+    beat(registry, "c2", "two", consumer("g", "T", "U"), consumer("i", "T"))  # of g there are no more than before
+    with pytest.raises(HeartbeatRefused, match="4 subscriptions of all clients already, allowed are 5"):
+        beat(registry, "c3", "three", consumer("j", "T", "U"))
+    beat(registry, "c3", "three", consumer("j", "T"))
+    registry.connection_closed("c2")
+    beat(registry, "c3", "three", consumer("j", "T", "U"))
+    for connection in ("c1", "c3"):
+        registry.connection_closed(connection)
+    for connection in ("c4", "c5"):
+        beat(registry, connection, connection, consumer(f"g{connection}", "T", "U"))
 
 
 class RegistryAgainstTable(RuleBasedStateMachine):
