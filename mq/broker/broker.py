@@ -267,6 +267,10 @@ class Broker:
         for pull in self._polling.expired(self._clock()):
             self.areas.pulls.resume(pull)
 
+    def notify_members(self) -> None:
+        """Tell members of large groups that the group changed."""
+        self.areas.groups.notify_more()
+
     def expire_group_commands(self) -> None:
         """Answer operators whose change of the group does not come to an end, or who wait for a client."""
         self.areas.group_admin.expire()

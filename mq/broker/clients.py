@@ -331,17 +331,21 @@ class ClientRegistry(Generic[ConnectionT]):
     def _remove_consumers(
         self, gone: Iterable[tuple[ConsumerGroup[ConnectionT], ConnectionT]]
     ) -> list[Notice[ConnectionT]]:
-        before: dict[str, tuple[ConsumerGroup[ConnectionT], list[str]]] = {}
+        left: dict[str, tuple[ConsumerGroup[ConnectionT], set[str]]] = {}
         for group, connection in gone:
-            before.setdefault(group.name, (group, group.client_ids()))
-            del group.members[connection]
+            _, client_ids = left.setdefault(group.name, (group, set()))
+            client_ids.add(group.members.pop(connection).client_id)
             if not group.members:
                 del self._consumers[group.name]
                 self._subscriptions -= len(group.subscriptions)
             listed = self._listed[connection]
             listed.consumer_groups.discard(group.name)
             self._forget_if_unlisted(connection, listed)
-        return _notices(group for group, client_ids in before.values() if group.client_ids() != client_ids)
+        return _notices(
+            group
+            for group, client_ids in left.values()
+            if not client_ids <= {member.client_id for member in group.members.values()}
+        )
 
     def _forget_if_unlisted(self, connection: ConnectionT, listed: _Listed) -> None:
         if not listed.consumer_groups and not listed.producer_groups:

@@ -5,7 +5,6 @@ When the members or the topics of a consumer group change, every member is told 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,15 +13,15 @@ from mq.broker.clients import ClientRegistry, HeartbeatRefused
 from mq.broker.commands import CommandRefused, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.metadata import Metadata
+from mq.broker.notices import Notices
 from mq.broker.refusal import RequestRefused
 from mq.protocol import bodies
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import (
     GetConsumerListByGroup,
     HeartBeat,
     UnregisterClient,
-    encode_request,
     encode_response,
 )
 from mq.protocol.names import retry_topic
@@ -45,7 +44,7 @@ class Groups:
         self._appender = appender
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
-        self._opaque = itertools.count(1)
+        self._notices = Notices()
         self._creating: set[str] = set()
 
     def handlers(self) -> dict[type[Any], Handler]:
@@ -112,22 +111,17 @@ class Groups:
         """Forget clients that were silent for too long."""
         self.notify(self._clients.expire(self._clock()))
 
+    def notify_more(self) -> None:
+        """Tell those members of large groups that were not told yet; called by a timer."""
+        self._notices.go_on()
+
     def notify(self, groups: Iterable[tuple[str, Iterable[ClientConnection]]]) -> None:
         """Tell the members of groups to rebalance, unless a group is configured to stay quiet."""
         for group, connections in groups:
             config = self._metadata.groups.get(group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
-            for connection in connections:
-                if not connection.closed:
-                    connection.send(
-                        encode_request(
-                            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-                            next(self._opaque),
-                            ext={"consumerGroup": group},
-                            oneway=True,
-                        )
-                    )
+            self._notices.tell(group, connections)
 
     def note_group(self, group: str) -> None:
         """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it."""

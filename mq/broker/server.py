@@ -46,6 +46,7 @@ Log = structlog.stdlib.BoundLogger
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _DELIVER_SECONDS = 0.1
+_NOTIFY_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
 _LOOK_AT_QUEUES_SECONDS = 1.0
 _FLUSH_QUEUES_SECONDS = 0.2
@@ -177,6 +178,7 @@ class _Host:
                 for seconds, action in (
                     (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
                     (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
+                    (_NOTIFY_SECONDS, broker.notify_members),
                     (_DELIVER_SECONDS, broker.deliver_delayed),
                     (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
                     (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
