@@ -15,7 +15,7 @@ from typing import Protocol
 HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".interop"
 
-BUILD_SECONDS_MAX = 900.0
+BUILD_SECONDS_MAX = 1800.0
 
 
 class BuildFailed(Exception):
@@ -32,6 +32,10 @@ class Client(Protocol):
     @property
     def skips(self) -> Mapping[str, str]:
         """Scenarios that this client cannot play, and why."""
+
+    @property
+    def stays_away_seconds(self) -> float:
+        """How long it does not try an address again that did not answer."""
 
     def missing(self) -> str | None:
         """What this machine lacks to build and run it, or None."""
@@ -78,6 +82,7 @@ class JavaClient:
 
     name: str
     skips: Mapping[str, str] = field(default_factory=dict)
+    stays_away_seconds: float = 0
 
     @property
     def _output(self) -> Path:
@@ -127,6 +132,7 @@ class GoClient:
     """github.com/apache/rocketmq-client-go/v2 of the version that go/go.mod pins."""
 
     name: str = "go"
+    stays_away_seconds: float = 0
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -162,6 +168,7 @@ class NodeClient:
     """ali-ons of the version that node/package-lock.json pins."""
 
     name: str = "node"
+    stays_away_seconds: float = 0
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -206,7 +213,36 @@ class NodeClient:
         ]
 
 
+@dataclass(frozen=True)
+class RustClient:
+    """rocketmq-client-rust of the version that rust/Cargo.toml pins. Compiling it takes minutes."""
+
+    name: str = "rust"
+    stays_away_seconds: float = 30
+
+    @property
+    def skips(self) -> Mapping[str, str]:
+        return {"mqadmin": "a tool of the Java client"}
+
+    @property
+    def _output(self) -> Path:
+        return CACHE / self.name
+
+    def missing(self) -> str | None:
+        return tools_missing("cargo")
+
+    def is_built(self) -> bool:
+        return (self._output / "debug" / "interop").exists()
+
+    def build(self, *, offline: bool = False) -> None:
+        options = ["--locked", "--quiet", "--target-dir", str(self._output), *(["--offline"] if offline else [])]
+        run_tool(["cargo", "build", *options], HERE / "rust")
+
+    def command(self, directory: Path) -> list[str]:
+        return ["env", f"HOME={directory}", "RUST_LOG=warn", str(self._output / "debug" / "interop")]
+
+
 CLIENTS: dict[str, Client] = {
-    client.name: client for client in (JavaClient("java4"), JavaClient("java5"), GoClient(), NodeClient())
+    client.name: client for client in (JavaClient("java4"), JavaClient("java5"), GoClient(), NodeClient(), RustClient())
 }
 """By name, in the order of the report."""

@@ -70,7 +70,8 @@ class Performance:
             return
         directory = self.directory / scenario.name
         directory.mkdir(parents=True, exist_ok=True)
-        stage = Stage(cluster, self.client.command(directory), directory, f"{scenario.name}-{self.client.name}")
+        name, client = f"{scenario.name}-{self.client.name}", self.client
+        stage = Stage(cluster, client.command(directory), directory, name, client.stays_away_seconds)
         began, passed, note = trio.current_time(), False, f"not done within {scenario.seconds_max:g} s"
         try:
             with trio.move_on_after(scenario.seconds_max):

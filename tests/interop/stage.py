@@ -95,6 +95,8 @@ class Stage:
     command: list[str]
     directory: Path
     name: str
+    stays_away_seconds: float
+    """How long the client does not try an address again that did not answer."""
 
     @asynccontextmanager
     async def playing(self, scenario: str) -> AsyncIterator[Program]:

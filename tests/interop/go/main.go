@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	queues   = 4
-	patience = time.Minute
+	queues = 4
+	// Ordered consumers of this library do not unlock queues that they hand over: the next one waits until the lock
+	// expires, a minute, and looks every 20 seconds.
+	patience = 100 * time.Second
 )
 
 var out sync.Mutex

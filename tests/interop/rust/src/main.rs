@@ -1,0 +1,58 @@
+//! Runs one scenario: interop SCENARIO NAMESRV NAME. The scenarios are described in ../README.md.
+#![recursion_limit = "512"]
+
+mod admin;
+mod asking;
+mod consuming;
+mod load;
+mod scene;
+mod sending;
+
+use rocketmq_client_rust::{ClientRuntime, ClientRuntimeConfig};
+use rocketmq_runtime::{RuntimeConfig, RuntimeOwner};
+use serde_json::json;
+
+use scene::{event, Outcome, Scene};
+
+async fn run(scenario: &str, namesrv: &str, topic: &str) -> Outcome {
+    let owner = RuntimeOwner::plan(RuntimeConfig::default())?.build()?;
+    let telemetry = rocketmq_observability::install_global(&Default::default())?;
+    let runtime = ClientRuntime::try_new(
+        owner.root_context().component("client"),
+        ClientRuntimeConfig::default(),
+        telemetry.handle(),
+    )?;
+    let scene = Scene { runtime, namesrv: namesrv.into(), topic: topic.into(), group: format!("{topic}-group") };
+    let outcome = match scenario {
+        "send" => Box::pin(sending::send(&scene)).await,
+        "push" => Box::pin(consuming::push(&scene)).await,
+        "broadcast" => Box::pin(consuming::broadcast(&scene)).await,
+        "orderly" => Box::pin(consuming::orderly(&scene)).await,
+        "tags" => Box::pin(consuming::tags(&scene)).await,
+        "sql" => Box::pin(consuming::sql(&scene)).await,
+        "start" => Box::pin(consuming::start(&scene)).await,
+        "retry" => Box::pin(consuming::retry(&scene, false)).await,
+        "retry-orderly" => Box::pin(consuming::retry(&scene, true)).await,
+        "reset" => Box::pin(consuming::reset(&scene)).await,
+        "pull" => Box::pin(asking::pull(&scene)).await,
+        "lite-pull" => Box::pin(asking::lite_pull(&scene)).await,
+        "lookup" => Box::pin(asking::lookup(&scene)).await,
+        "admin" => Box::pin(admin::calls(&scene)).await,
+        "load" => Box::pin(load::load(&scene, false)).await,
+        "load-orderly" => Box::pin(load::load(&scene, true)).await,
+        _ => Err(format!("{scenario} is not among the scenarios").into()),
+    };
+    if let Err(error) = outcome {
+        event("failed", json!({"why": error.to_string()}));
+        std::process::exit(1);
+    }
+    event("done", json!({}));
+    std::process::exit(0);
+}
+
+#[tokio::main]
+async fn main() -> Outcome {
+    event("client", json!({"version": "rocketmq-client-rust 1.0.0", "runtime": "Rust"}));
+    let arguments: Vec<String> = std::env::args().collect();
+    run(&arguments[1], &arguments[2], &arguments[3]).await
+}
