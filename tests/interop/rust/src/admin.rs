@@ -26,7 +26,7 @@ pub async fn calls(scene: &Scene) -> Outcome {
     let mut admin = DefaultMQAdminExt::new(scene.runtime.clone());
     admin.set_namesrv_addr(scene.namesrv.clone());
     admin.start().await?;
-    event("lacking", json!({"calls": ["cloneGroupOffset"]}));
+    event("lacking", json!({"calls": ["cloneGroupOffset", "consumeTimeSpan"]}));
     let cluster = admin.examine_broker_cluster_info().await?;
     call("clusterInfo", Ok::<_, String>(format!("{:?}", cluster.cluster_addr_table)));
     let brokers = cluster.broker_addr_table.ok_or("no brokers")?;
@@ -100,11 +100,10 @@ pub async fn calls(scene: &Scene) -> Outcome {
     call("producerConnection", connection.map(|connection| connection.connection_set().len()));
     let info = admin.get_consumer_running_info(group(), client.clone(), false, None).await;
     call("consumerRunningInfo", info.map(|info| info.subscription_set.len()));
-    let status = admin.get_consume_status(topic(), group(), client.clone()).await;
-    call("consumerStatus", status.map(|status| status.contains_key(client.as_str())));
+    // It takes an answer for empty in which queues are the keys of a client's table, as Java writes it.
+    event("lacking", json!({"calls": ["consumerStatus"]}));
     let groups = TopicAdmin::query_topic_consume_by_who(&admin, topic()).await;
     call("whoConsumes", groups.map(|groups| groups.get_group_list().contains(scene.group.as_str())));
-    event("lacking", json!({"calls": ["consumeTimeSpan"]}));
     let stats = BrokerAdmin::fetch_broker_runtime_stats(&admin, leader.clone()).await;
     call("runtimeStats", stats.map(|stats| stats.table.contains_key("brokerVersionDesc")));
     let config = admin.get_broker_config(leader.clone()).await;
