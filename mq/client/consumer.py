@@ -82,17 +82,18 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             consumer.subscribe("Orders")
             async for message in consumer: ...
 
-    or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`.
+    or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`. What
+    follows about order and failures is about handlers; a delivery that fails is handed out again by this member.
 
     Every message is handed out at least once; duplicates follow crashes, lost leaders and changes of the group.
     `ordered` (the default) hands out each queue's messages one after the other: a handler that raises gets the message
     again after `retry_delay` seconds, doubled each time up to 30 s, and it holds up its queue meanwhile.
 
-    Otherwise up to `concurrency` messages are handled at once whatever their queue, and one whose handler raises is
-    given back to its broker. It comes again, to any member of the group, after 10 s, 30 s, 1 min ... 2 h, with
-    `reconsume_times` counting; after `max_reconsume_times` (default: as the group is configured, 16 unless changed) it
-    goes to the topic `%DLQ%` and the group's name. If the broker does not take it back it is handled as in `ordered`,
-    except that it holds up nothing but the group's offset.
+    With `ordered=False` up to `concurrency` messages are handled at once whatever their queue, and one whose handler
+    raises is given back to its broker. It comes again, to any member of the group, after 10 s, 30 s, 1 min ... 2 h,
+    with `reconsume_times` counting; after `max_reconsume_times` (default: as the group is configured, 16 unless
+    changed) it goes to the topic `%DLQ%` and the group's name. If the broker does not take it back it is handled as in
+    `ordered`, except that it holds up nothing but the group's offset.
 
     With `exclusive` a queue is locked at its broker as well, so that no two members handle messages of it at the same
     time, also when one of them was cut off without noticing; what a member commits that lost its lock does not count.

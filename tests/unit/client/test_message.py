@@ -1,0 +1,54 @@
+"""What applications see of a message."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from mq.client import Host, MessageQueue, ReceivedMessage
+from mq.protocol import properties as props
+from mq.protocol.records import decode_records, encode_host, encode_record
+
+ID = "7F00000100002A9F0000000000000000"
+
+
+def received(properties: dict[str, str], topic: str = "T") -> ReceivedMessage:
+    [record] = decode_records(
+        encode_record(
+            topic=topic,
+            queue_id=3,
+            queue_offset=7,
+            physical_offset=4096,
+            reconsume_times=2,
+            born_host=encode_host("10.0.0.1", 50_000),
+            store_host=encode_host("10.0.0.2", 10_911),
+            body=b"stored",
+            properties=props.encode(properties),
+            sys_flag=0,
+            flag=5,
+            born_timestamp_ms=1_600_000_000_000,
+            store_timestamp_ms=1_600_000_000_250,
+        )
+    )
+    return ReceivedMessage(record, MessageQueue(topic, "b-0", 3), b"inflated")
+
+
+def test_all_that_a_record_says_can_be_read() -> None:
+    message = received(
+        {"KEYS": "a b", "TAGS": "t", "UNIQ_KEY": "U", "__SHARDINGKEY": "s", "colour": "red", "__RMQ.TRANSIENT.x": "y"}
+    )
+    assert (message.body, message.topic, message.queue_offset, message.flag) == (b"inflated", "T", 7, 5)
+    assert (message.tags, message.keys, message.message_id, message.sharding_key) == ("t", ("a", "b"), "U", "s")
+    assert message.user_properties == {"colour": "red"}
+    assert (message.born_host, message.store_host) == (Host("10.0.0.1", 50_000), Host("10.0.0.2", 10_911))
+    assert message.stored_at - message.born_at == dt.timedelta(milliseconds=250)
+    assert message.offset_message_id == "0A00000200002A9F0000000000001000"
+    assert (message.reconsume_times, message.attempt) == (2, 1)
+    assert (message.delay_level, message.origin_message_id) == (None, None)
+
+
+def test_a_message_that_comes_again_tells_where_from() -> None:
+    message = received({"RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": ID, "DELAY": "3"}, topic="%RETRY%G")
+    assert (message.topic, message.queue.topic) == ("T", "%RETRY%G")
+    assert (message.origin_message_id, message.delay_level, message.user_properties) == (ID, 3, {})
+    assert message.message_id == message.offset_message_id, "nothing better without a UNIQ_KEY"
+    assert received({"DELAY": "soon"}).delay_level is None
