@@ -225,6 +225,11 @@ class Broker:
         self.areas.forwarder.lead()
         self.areas.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
+        self._announce()
+        self._on_registration_changed()
+
+    def _announce(self) -> None:
+        """Replicate what a leader has to say about itself, as far as it is not known already."""
         settings = self._settings
         missing = self._metadata.missing_system_topics(
             settings.cluster, settings.group, wall_clock_ms(), default_topic_queues=settings.default_topic_queues
@@ -233,7 +238,6 @@ class Broker:
             missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.areas.replica_address)))
         for command in missing:
             self.appender.add_command(command)
-        self._on_registration_changed()
 
     def _dispatch(self, entry: CommittedEntry) -> None:
         commands: list[bytes] = []
@@ -293,9 +297,11 @@ class Broker:
         self.areas.offsets.replicate_gathered()
 
     def expire_clients(self) -> None:
-        """Forget clients without heartbeat, and locks that nobody renewed."""
+        """Forget clients without heartbeat, and locks that nobody renewed; repeat what a full disk refused."""
         self.areas.groups.expire()
         self.areas.locks.expire()
+        if self.appender.is_open:
+            self._announce()
 
     def flush_queues(self) -> None:
         """Let consume queues reach their files, and forget what is gone from the log, a few at a time."""

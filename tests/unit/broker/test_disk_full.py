@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from mq.broker.metadata import Metadata
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import SCHEDULE_TOPIC
+from mq.store.checkpoint import load_checkpoint
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
 from tests.unit.broker.running import running, send_ext
@@ -41,3 +44,29 @@ async def test_disk_full_sends_are_refused_reads_go_on_and_room_heals(
             assert (await client.info())["raftmq.pendingBytes"] == "0"
         assert RaftCore.propose is propose
         assert (await client.send(body=b"after")).ext["queueOffset"] == "1"
+
+
+async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first topics, and its address, without which followers cannot hand on."""
+    monkeypatch.setattr("mq.broker.server._EXPIRE_CLIENTS_SECONDS", 0.05)
+    propose, refused = RaftCore.propose, 0
+
+    def full_at_first(core: RaftCore, *given: Any) -> int | Refusal:
+        nonlocal refused
+        refused += 1
+        return Refusal.DISK_FULL if refused <= 2 else propose(core, *given)
+
+    monkeypatch.setattr(RaftCore, "propose", full_at_first)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
+        assert refused > 2
+        assert (await client.send("Auto")).code == ResponseCode.SUCCESS
+    checkpoint = load_checkpoint(str(tmp_path))
+    assert checkpoint is not None
+    metadata = Metadata()
+    metadata.restore(checkpoint.state)
+    assert metadata.replicas == {"n0": broker.settings.listen}
+    assert SCHEDULE_TOPIC in metadata.topics
