@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+
+from raftlog.segment import RealDisk
 
 
 def disk_usage(directory: Path) -> tuple[int, int]:
-    """Free and total bytes of the disk that a directory is on. Raises OSError."""
-    usage = shutil.disk_usage(directory)
-    return usage.free, usage.total
+    """Free and total bytes of the disk that a directory is on, without what is kept for root. Raises OSError.
+
+    So `df` counts as well, and the replica that refuses messages for want of room.
+    """
+    return RealDisk().usage(str(directory))
 
 
 def disk_used(directory: Path) -> float:
