@@ -111,7 +111,10 @@ pub async fn calls(scene: &Scene) -> Outcome {
     let direct = producer.send(scene.message("direct")).await?.ok_or("sent without a result")?;
     let id = direct.offset_msg_id.unwrap_or_default();
     let outcome = admin.consume_message_directly(group(), client, topic(), id.into()).await;
-    call("consumeDirectly", outcome.map(|outcome| outcome.consume_result().map_or_else(String::new, |it| it.to_string())));
+    call(
+        "consumeDirectly",
+        outcome.map(|outcome| outcome.consume_result().map_or_else(String::new, |it| it.to_string())),
+    );
     let (space, key) = ("INTEROP", scene.topic.as_str());
     admin.create_and_update_kv_config(space.into(), key.into(), "v".into()).await?;
     call("kv", admin.get_kv_config(space.into(), key.into()).await);

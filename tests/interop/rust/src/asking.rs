@@ -141,10 +141,9 @@ pub async fn lookup(scene: &Scene) -> Outcome {
     let topic = scene.topic.as_str();
     // There is one call for unique ids. That nothing was found is told like a wrong argument.
     event("lacking", json!({"calls": ["by unique id", "by key, other time"]}));
-    for (name, key, number, begin, end) in [
-        ("by key", "k-7", 32, begin, end),
-        ("by shared key", "every", 64, begin, end),
-    ] {
+    for (name, key, number, begin, end) in
+        [("by key", "k-7", 32, begin, end), ("by shared key", "every", 64, begin, end)]
+    {
         match producer.query_message(topic, key, number, begin, end).await {
             Ok(found) => call(name, Ok(bodies(found.message_list()))),
             // So does the client tell that there is none.

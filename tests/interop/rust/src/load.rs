@@ -128,7 +128,8 @@ impl Loading {
                 false => (self.numbers.fetch_add(1, Ordering::SeqCst) + 1).to_string(),
             };
             let result = if ordered {
-                let select = |queues: &[_], message: &Message, key: &i32| SelectMessageQueueByHash.select(queues, message, key);
+                let select =
+                    |queues: &[_], message: &Message, key: &i32| SelectMessageQueueByHash.select(queues, message, key);
                 producer.send_with_selector(scene.message(&body), select, key as i32).await
             } else {
                 producer.send(scene.message(&body)).await

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rocketmq_client_rust::{
-    ClientConfig, ClientResult, ClientRuntime, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, ConsumeOrderlyContext,
-    ConsumeOrderlyStatus, DefaultMQProducer, DefaultMQPushConsumer, DefaultMQPushConsumerBuilder,
-    MQPushConsumer, MessageListenerConcurrently, MessageListenerOrderly,
+    ClientConfig, ClientResult, ClientRuntime, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus,
+    ConsumeOrderlyContext, ConsumeOrderlyStatus, DefaultMQProducer, DefaultMQPushConsumer,
+    DefaultMQPushConsumerBuilder, MQPushConsumer, MessageListenerConcurrently, MessageListenerOrderly,
 };
 use rocketmq_model::common::consumer::consume_from_where::ConsumeFromWhere;
 use rocketmq_model::common::message::message_ext::MessageExt;
