@@ -15,7 +15,11 @@ use serde_json::json;
 use scene::{event, Outcome, Scene};
 
 async fn run(scenario: &str, namesrv: &str, topic: &str) -> Outcome {
-    let owner = RuntimeOwner::plan(RuntimeConfig::default())?.build()?;
+    // Each message that is being consumed has a place in the queue of this lane; on a small machine the default is so
+    // short that messages are given back to the broker when many come at once.
+    let mut config = RuntimeConfig::default();
+    config.blocking_lane_policies.metadata_io.max_queue_depth = 10_000;
+    let owner = RuntimeOwner::plan(config)?.build()?;
     let telemetry = rocketmq_observability::install_global(&Default::default())?;
     let runtime = ClientRuntime::try_new(
         owner.root_context().component("client"),
