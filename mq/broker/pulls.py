@@ -18,7 +18,7 @@ from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
 from mq.store.consume_queue import ConsumeQueue
-from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
@@ -260,15 +260,14 @@ class Pulls:
     def _pick(self, entries: bytes, subscription: Subscription, wanted: int, budget: int) -> Selection:
         """Messages by their tag codes; their records are read in one piece."""
         if subscription.all_tags:
-            places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
-            nbytes = sum([size for _, size in places])
-            if len(places) <= wanted and nbytes <= budget:
-                position, size = places[-1]
-                return Selection(
-                    [self._records.read(places, nbytes)], nbytes, len(places), position + size, len(places)
-                )
+            sizes = entry_sizes(entries)
+            count, nbytes = len(sizes), sum(sizes)
+            if count <= wanted and nbytes <= budget:
+                records = self._records.read_entries(entries, nbytes)
+                position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+                return Selection([records], nbytes, count, position + size, count)
         codes = subscription.codes
-        places = []
+        places: list[Place] = []
         nbytes = scanned = end = 0
         for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
             if not codes or code in codes:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mq.filter.sql import SqlFilter
 from mq.protocol.records import RecordError, properties_text
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
 Place = tuple[int, int]
 """Physical offset and size of a record."""
@@ -50,11 +51,21 @@ class RecordReader:
 
     def read(self, places: list[Place], nbytes: int) -> bytes:
         """The records at these places, ``nbytes`` in sum, back to back. Raises SegmentError."""
-        start = places[0][0]
         last, size = places[-1]
+        return self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
+
+    def read_entries(self, entries: bytes, nbytes: int) -> bytes:
+        """`read` of the records that these consume queue entries are about."""
+        start, _, _ = QUEUE_ENTRY.unpack_from(entries)
+        last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+        return self._read_together(start, last, size, nbytes) or b"".join(
+            self._read_each([(position, length) for position, length, _ in QUEUE_ENTRY.iter_unpack(entries)])
+        )
+
+    def _read_together(self, start: int, last: int, size: int, nbytes: int) -> bytes:
         if last + size - start == nbytes and start // self._segment_bytes == last // self._segment_bytes:
             return self._read(start, nbytes)
-        return b"".join(self._read_each(places))
+        return b""
 
     def select(self, places: Iterator[Place], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
         """The first of these records whose properties satisfy ``sql``; the first wanted one however large it is.

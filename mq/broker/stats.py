@@ -7,7 +7,6 @@ time, so that all of them are within a few seconds, and when somebody asks, unle
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -20,7 +19,7 @@ from mq.protocol.headers import encode_response
 from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
 from mq.protocol.operator_requests import ViewBrokerStatsData
 from mq.store.consume_queue import ConsumeQueue
-from mq.store.dispatch import QUEUE_ENTRY_BYTES
+from mq.store.dispatch import entry_sizes
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
 
@@ -28,9 +27,6 @@ _LOOK_SECONDS_MIN: Final = 1.0
 _QUEUES_AT_ONCE: Final = 1000
 _SIZES_MAX: Final = 64
 """Of more new messages in one queue, only the last so many are asked for their sizes; the others count as these do."""
-
-_ENTRY_FIELDS: Final = QUEUE_ENTRY_BYTES // 4
-_SIZE_FIELD: Final = 2
 
 
 class Stats:
@@ -131,11 +127,10 @@ def _sizes(queue: ConsumeQueue, start: int, end: int) -> int:
     count = end - start
     counted = min(count, _SIZES_MAX)
     try:
-        entries = array("i", queue.read(end - counted, counted))
+        sizes = entry_sizes(queue.read(end - counted, counted))
     except (OSError, QueueFileDamaged):
         return 0  # whoever needs the queue will say what is wrong with it
-    entries.byteswap()
-    return sum(entries[_SIZE_FIELD::_ENTRY_FIELDS]) * count // counted
+    return sum(sizes) * count // counted
 
 
 def _shown(over: Over, sizes: bool) -> StatsOver:

@@ -245,4 +245,5 @@ class ConsumeQueue:
         return offset % self._entries_per_file * QUEUE_ENTRY_BYTES
 
     def _path(self, offset: int) -> str:
-        return os.path.join(self._directory, f"{self._file_start(offset) * QUEUE_ENTRY_BYTES:020d}")
+        start = offset - offset % self._entries_per_file
+        return f"{self._directory}{os.sep}{start * QUEUE_ENTRY_BYTES:020d}"

@@ -9,6 +9,8 @@ are scanned; both ways give the same runs, byte for byte.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable
 from struct import Struct
 
@@ -30,6 +32,9 @@ which the message is due.
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
 
+_ENTRY_WORDS = QUEUE_ENTRY_BYTES // 4
+_SIZE_WORD = 2
+
 ANNOTATION_FORMAT = 1
 ANNOTATION_START = bytes((ANNOTATION_FORMAT,))
 RUN_HEAD = Struct(">BiqI")
@@ -37,6 +42,14 @@ RUN_HEAD = Struct(">BiqI")
 
 _META_TOPIC_BYTES = META_TOPIC.encode()
 _SCHEDULE_TOPIC_BYTES = names.SCHEDULE_TOPIC.encode()
+
+
+def entry_sizes(entries: bytes) -> array[int]:
+    """The sizes of the records that these consume queue entries are about; a third of what unpacking them costs."""
+    words = array("i", entries)
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words[_SIZE_WORD::_ENTRY_WORDS]
 
 
 class QueueRun(msgspec.Struct, frozen=True, gc=False):

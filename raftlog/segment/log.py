@@ -36,7 +36,7 @@ from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.notes import CONF
-from raftlog.segment.pieces import Piece, read_across, read_pieces
+from raftlog.segment.pieces import Piece, PieceReader, read_across
 from raftlog.segment.reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
@@ -77,6 +77,7 @@ class SegmentLog:
         self._segment_bytes = opened.files.segment_bytes
         self._writer = writer
         self._tail = Tail(self.last_index + 1, tail_bytes_max)
+        self._pieces = PieceReader(self._files, self._tail)
         self._pending: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None
@@ -268,6 +269,7 @@ class SegmentLog:
         while self._pending and self._pending[-1].index >= from_index:
             self._pending_bytes -= self._pending.pop().size
         self._tail.truncate(from_index)
+        self._pieces.forget()
         self._index.truncate(from_index)
         self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
         self._file_end = min(self._file_end, self._end_of_file(end))
@@ -493,7 +495,7 @@ class SegmentLog:
         """Read ascending pieces, each (position, length) within one entry. Raises as `pread` does."""
         if pieces[0][0] < self._base.pos:
             raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)
-        return read_pieces(self._files, self._tail, pieces)
+        return self._pieces.read(pieces)
 
     def read_range(self, pos: int, length: int) -> bytes:
         """Read bytes below `durable_pos` from the files, blanks included. For any thread, unlike the rest.

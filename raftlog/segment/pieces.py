@@ -1,13 +1,15 @@
 """Many short pieces of a log, in as few reads as they lie in.
 
 Each piece lies within one entry. A read of the disk costs about as much as copying `GAP_BYTES_MAX` from the page cache,
-so what lies between two pieces is read along if it is less.
+so what lies between two pieces is read along if it is less. Whoever reads one of several things that lie in turns (a
+queue of a topic, say) often reads the next one soon after, whose pieces were all read along: such runs are kept.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.tail import Tail, blank_bytes
@@ -18,49 +20,99 @@ Piece = tuple[int, int]
 GAP_BYTES_MAX = 32 * 1024
 RUN_BYTES_MAX = 1024 * 1024
 
+KEPT_MAX = 4
+"""So many runs are kept, 4 MiB at most."""
 
-def read_pieces(files: SegmentFiles, tail: Tail, pieces: Sequence[Piece]) -> list[bytes]:
-    """The bytes of ascending pieces, each from memory if its entry is there.
+KEPT_BYTES_MIN = 32 * 1024
+"""A shorter run is read again for about what it costs to find it."""
 
-    Raises:
-        EntryGone, StorageCorrupt, StorageFailed: the disk does not give them.
+
+class _Run(NamedTuple):
+    begin: int
+    end: int
+    data: bytes
+
+
+class PieceReader:
+    """Reads pieces of one log; belongs to the thread of its owner.
+
+    What it keeps may be read again and again without a look at the files: bytes of entries that the log has, and its
+    owner says when some of them are no longer part of it.
     """
-    tail_pos = tail.pos
-    if tail_pos is None or pieces[-1][0] < tail_pos:
-        return _read_files(files, pieces)
-    if pieces[0][0] >= tail_pos:
-        return tail.read_pieces(pieces)
-    on_disk = bisect_left(pieces, (tail_pos, 0))
-    return _read_files(files, pieces[:on_disk]) + tail.read_pieces(pieces[on_disk:])
 
+    __slots__ = ("_files", "_kept", "_tail")
 
-def read_across(files: SegmentFiles, tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
-    """The bytes ``pos..end``, the first of which lie before the tail's entries and the last within.
+    def __init__(self, files: SegmentFiles, tail: Tail) -> None:
+        self._files = files
+        self._tail = tail
+        self._kept: list[_Run] = []
 
-    What lies between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe one that
-    is not written yet. Raises as `read_pieces` does.
-    """
-    tail_pos = tail.pos
-    assert tail_pos is not None, f"no entry is in memory, {pos}..{end} is read"
-    head = files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
-    gap = blank_bytes(disk_end, tail_pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
-    return head + gap + tail.read(tail_pos, end)
+    def forget(self) -> None:
+        """Keep nothing: the log was cut."""
+        self._kept.clear()
 
+    def read(self, pieces: Sequence[Piece]) -> list[bytes]:
+        """The bytes of ascending pieces, each from memory if its entry is there.
 
-def _read_files(files: SegmentFiles, pieces: Sequence[Piece]) -> list[bytes]:
-    read: list[bytes] = []
-    first = 0
-    while first < len(pieces):
+        Raises:
+            EntryGone, StorageCorrupt, StorageFailed: the disk does not give them.
+        """
+        tail_pos = self._tail.pos
+        if tail_pos is None or pieces[-1][0] < tail_pos:
+            return self._read_files(pieces)
+        if pieces[0][0] >= tail_pos:
+            return self._tail.read_pieces(pieces)
+        on_disk = bisect_left(pieces, (tail_pos, 0))
+        return self._read_files(pieces[:on_disk]) + self._tail.read_pieces(pieces[on_disk:])
+
+    def _read_files(self, pieces: Sequence[Piece]) -> list[bytes]:
+        read: list[bytes] = []
+        first = 0
+        while first < len(pieces):
+            begin, data, following = self._find(pieces, first) or self._load(pieces, first)
+            read += [data[pos - begin : pos - begin + length] for pos, length in pieces[first:following]]
+            first = following
+        return read
+
+    def _find(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int] | None:
+        """A run that was kept, where it begins, and which of the pieces is the next that it does not have."""
+        start, length = pieces[first]
+        for begin, end, data in self._kept:
+            if begin <= start and start + length <= end:
+                following = bisect_left(pieces, (end, 0), first)
+                pos, length = pieces[following - 1]
+                return begin, data, following if pos + length <= end else following - 1
+        return None
+
+    def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
+        """As `_find`, from the files."""
+        files = self._files
         start, length = pieces[first]
         end = start + length
+        wanted = length
         run_end = min(start + RUN_BYTES_MAX, files.start_of(start) + files.segment_bytes)
         following = first + 1
         for pos, length in pieces[following:]:
             if pos - end > GAP_BYTES_MAX or pos + length > run_end:
                 break
             end = pos + length
+            wanted += length
             following += 1
         data = files.pread(start, end - start)
-        read += [data[pos - start : pos - start + length] for pos, length in pieces[first:following]]
-        first = following
-    return read
+        if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
+            self._kept.append(_Run(start, end, data))
+            del self._kept[:-KEPT_MAX]
+        return start, data, following
+
+
+def read_across(files: SegmentFiles, tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
+    """The bytes ``pos..end``, the first of which lie before the tail's entries and the last within.
+
+    What lies between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe one that
+    is not written yet. Raises as `PieceReader.read` does.
+    """
+    tail_pos = tail.pos
+    assert tail_pos is not None, f"no entry is in memory, {pos}..{end} is read"
+    head = files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
+    gap = blank_bytes(disk_end, tail_pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
+    return head + gap + tail.read(tail_pos, end)

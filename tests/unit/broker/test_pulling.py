@@ -128,9 +128,9 @@ async def test_a_waiting_pull_is_answered_by_a_message_with_its_tag_only(tmp_pat
         assert answer.ext["nextBeginOffset"] == "3"
 
 
-@pytest.mark.parametrize("reader", [RecordReader, ConsumeQueue])
+@pytest.mark.parametrize(("reader", "method"), [(RecordReader, "read_entries"), (ConsumeQueue, "read")])
 async def test_a_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[Any], method: str
 ) -> None:
     def fails(*_: object) -> bytes:
         raise OSError(errno.EIO, "the disk does not answer")
@@ -141,7 +141,7 @@ async def test_a_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else
         opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD))
         await client.wait_for(lambda info: info["raftmq.heldPulls"] == "1")
         with monkeypatch.context() as patched:
-            patched.setattr(reader, "read", fails)
+            patched.setattr(reader, method, fails)
             assert (await client.send(body=b"stored all the same")).code == ResponseCode.SUCCESS
             answer = await waiting.answer(opaque)
             assert (answer.code, answer.opaque) == (ResponseCode.SYSTEM_ERROR, opaque)

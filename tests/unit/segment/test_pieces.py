@@ -77,3 +77,61 @@ def test_what_lies_below_the_base_is_gone() -> None:
     with pytest.raises(EntryGone):
         log.pread_each([(HEADER_BYTES, 10), (kept.pos + HEADER_BYTES, 1)])
     home.close_all()
+
+
+def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "KEPT_BYTES_MIN", 100)
+    rng = random.Random(1)
+    home = LogHome(segment_bytes=64 * 1024)
+    log = home.open(tail_bytes_max=0)
+    for _ in range(48):
+        home.put(log, rng.randbytes(100))
+    reads: list[tuple[int, int]] = []
+    pread = log.files.pread
+
+    def counted(pos: int, length: int) -> bytes:
+        reads.append((pos, length))
+        return pread(pos, length)
+
+    monkeypatch.setattr(log.files, "pread", counted)
+    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 49))]
+    bodies = [pread(pos, length) for pos, length in places]
+    reads.clear()
+    for queue in range(8):
+        assert log.pread_each(places[queue::8]) == bodies[queue::8]
+    # The first one reads what all have in common; the others have one piece each that lies behind that.
+    assert [length for _, length in reads[1:]] == [100] * 7
+    log.truncate(45)
+    for _ in range(45, 49):
+        home.put(log, rng.randbytes(100))
+    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 49))]
+    assert log.pread_each(places[4::8]) == [pread(pos, length) for pos, length in places[4::8]]
+    assert log.pread_each(places[4::8])[-1] != bodies[44]
+    home.close_all()
+
+
+def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "KEPT_BYTES_MIN", 100)
+    monkeypatch.setattr(pieces, "GAP_BYTES_MAX", 700)
+    home = LogHome(segment_bytes=64 * 1024)
+    log = home.open(tail_bytes_max=0)
+    home.put(log, *[bytes([number]) * 100 for number in range(100)])
+    reads: list[int] = []
+    pread = log.files.pread
+
+    def counted(pos: int, length: int) -> bytes:
+        reads.append(length)
+        return pread(pos, length)
+
+    monkeypatch.setattr(log.files, "pread", counted)
+    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 100))]
+    runs = [(places[at], places[at + 4]) for at in range(0, 90, 10)]
+    for run in runs:
+        log.pread_each(run)
+    reads.clear()
+    for run in runs[-pieces.KEPT_MAX :]:
+        log.pread_each(run)
+    assert not reads
+    log.pread_each(runs[0])
+    assert reads
+    home.close_all()
