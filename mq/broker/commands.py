@@ -96,12 +96,22 @@ class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PutTopic(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_topic"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+    tag="put_topic",
 ):
-    """Create a topic, or replace its configuration."""
+    """Create a topic, or replace its configuration.
+
+    With ``unless_there`` one that is there stays as it is: what the broker makes by itself replaces nothing.
+    """
 
     config: TopicConfig
     timestamp_ms: int
+    unless_there: bool = False
 
 
 class DeleteTopic(
@@ -114,12 +124,22 @@ class DeleteTopic(
 
 
 class PutGroup(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_group"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+    tag="put_group",
 ):
-    """Create a consumer group, or replace its configuration."""
+    """Create a consumer group, or replace its configuration.
+
+    With ``unless_there`` one that is there stays as it is: what the broker makes by itself replaces nothing.
+    """
 
     config: GroupConfig
     timestamp_ms: int
+    unless_there: bool = False
 
 
 class DeleteGroup(

@@ -131,7 +131,7 @@ class Groups:
             return  # it can consume all the same, but nobody will remember it
         config = GroupConfig(name=group)
         try:
-            put_group = encode_command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms()))
+            put_group = encode_command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         self._creating.add(group)
@@ -152,4 +152,4 @@ class Groups:
     def _put_retry_topic(self, config: GroupConfig) -> bytes:
         queues = config.retry_queues
         topic = TopicConfig(name=retry_topic(config.name), read_queues=queues, write_queues=queues)
-        return encode_command(PutTopic(config=topic, timestamp_ms=self._wall_clock_ms()))
+        return encode_command(PutTopic(config=topic, timestamp_ms=self._wall_clock_ms(), unless_there=True))

@@ -118,7 +118,10 @@ class Metadata:
         """Carry out one committed command; returns what changed."""
         match command:
             case PutTopic(config=topic, timestamp_ms=timestamp_ms):
-                if self.topics.get(topic.name) == topic or not self.has_room_for_topic(topic.name):
+                there = self.topics.get(topic.name)
+                if there is not None and (command.unless_there or there == topic):
+                    return Changes()
+                if not self.has_room_for_topic(topic.name):
                     return Changes()
                 self.topics[topic.name] = topic
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -133,7 +136,10 @@ class Metadata:
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
-                if self.groups.get(group.name) == group or not self.has_room_for_group(group.name):
+                known = self.groups.get(group.name)
+                if known is not None and (command.unless_there or known == group):
+                    return Changes()
+                if not self.has_room_for_group(group.name):
                     return Changes()
                 self.groups[group.name] = group
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -209,7 +215,7 @@ class Metadata:
     ) -> list[bytes]:
         """Encoded commands that create the topics a broker has from the start, as far as they are not there yet."""
         return [
-            encode_command(PutTopic(config=config, timestamp_ms=timestamp_ms))
+            encode_command(PutTopic(config=config, timestamp_ms=timestamp_ms, unless_there=True))
             for config in _system_topics(cluster, broker, default_topic_queues)
             if config.name not in self.topics
         ]
@@ -388,7 +394,7 @@ def auto_create(
         perm=config.perm & ~PERM_INHERIT,
         filter_type=config.filter_type,
     )
-    return PutTopic(config=created, timestamp_ms=timestamp_ms)
+    return PutTopic(config=created, timestamp_ms=timestamp_ms, unless_there=True)
 
 
 def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iterator[TopicConfig]:

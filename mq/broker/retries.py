@@ -96,7 +96,7 @@ class Retries:
         config = self._metadata.groups.get(ext.group)
         if config is None:
             config = self._new_group(ext.group)
-            group.append(self._command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms())))
+            group.append(self._command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True)))
         if config.retry_queues <= 0:
             return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
         message = self._message_at(ext.physical_offset)
@@ -166,7 +166,9 @@ class Retries:
                     f"topic {name} does not exist, and there are {len(self._metadata.topics)} already",
                 )
             config = TopicConfig(name=name, read_queues=queues, write_queues=queues)
-            return [self._command(PutTopic(config=config, timestamp_ms=self._wall_clock_ms()))], queues
+            return [
+                self._command(PutTopic(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
+            ], queues
         if not config.perm & PERM_WRITE or config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {name} is not writable")
         return [], min(queues, config.write_queues)
@@ -235,5 +237,7 @@ class Retries:
         if not self._metadata.has_room_for_topic(topic):
             return None
         return PutTopic(
-            config=TopicConfig(name=topic, read_queues=1, write_queues=1), timestamp_ms=self._wall_clock_ms()
+            config=TopicConfig(name=topic, read_queues=1, write_queues=1),
+            timestamp_ms=self._wall_clock_ms(),
+            unless_there=True,
         )

@@ -45,6 +45,8 @@ def commit(*rows: tuple[str, str, int, int]) -> CommitOffsets:
 
 EXAMPLES: list[Command] = [
     put(),
+    PutTopic(config=topic(), timestamp_ms=5, unless_there=True),
+    PutGroup(config=GroupConfig(name="g"), timestamp_ms=5, unless_there=True),
     DeleteTopic(name="T", timestamp_ms=5),
     PutGroup(config=GroupConfig(name="g", retry_times_max=-1), timestamp_ms=5),
     DeleteGroup(name="g", timestamp_ms=5, remove_offsets=True),
@@ -136,6 +138,20 @@ def test_put_topic_creates_replaces_and_counts_versions() -> None:
     assert metadata.topics == {"T": topic(queues=8)}
 
 
+def test_what_the_broker_makes_by_itself_replaces_nothing() -> None:
+    metadata = Metadata()
+    for unless_there, queues in ((True, 1), (True, 2), (False, 3), (True, 4)):
+        metadata.apply(PutTopic(config=topic(queues=queues), timestamp_ms=queues, unless_there=unless_there))
+        group = GroupConfig(name="g", retry_queues=queues)
+        metadata.apply(PutGroup(config=group, timestamp_ms=queues, unless_there=unless_there))
+        expected = {1: 1, 2: 1, 3: 3, 4: 3}[queues]
+        assert (metadata.topics["T"].read_queues, metadata.groups["g"].retry_queues) == (expected, expected)
+
+
+def test_a_command_of_an_operator_reads_as_it_always_did() -> None:
+    assert cbor2.loads(encode_command(put())).keys() == {"kind", "config", "timestamp_ms"}
+
+
 def test_delete_topic_takes_its_offsets_along() -> None:
     metadata = Metadata()
     for command in (put("T"), put("U"), commit(("g", "T", 0, 5), ("g", "U", 0, 6), ("h", "T", 1, 7))):
@@ -217,7 +233,8 @@ def metadata_with(*configs: TopicConfig) -> Metadata:
 def test_auto_create_takes_the_smaller_number_of_queues(template_queues: int, asked: int, created: int | None) -> None:
     metadata = metadata_with(topic("TBW102", template_queues, perm=7))
     command = auto_create(metadata, "new", "TBW102", asked, 77)
-    assert command == (None if created is None else PutTopic(config=topic("new", created, perm=6), timestamp_ms=77))
+    expected = PutTopic(config=topic("new", created or 1, perm=6), timestamp_ms=77, unless_there=True)
+    assert command == (None if created is None else expected)
 
 
 @pytest.mark.parametrize(
