@@ -66,7 +66,10 @@ def replicate(
         if not request.flag & ONEWAY_FLAG:
             connection.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
 
+    def refused(remark: str) -> None:
+        connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+
     *others, last = commands
     for command in others:
         appender.add_command(command)
-    appender.add_command(last, committed, lambda: connection.dispatch(request, body, serialization))
+    appender.add_command(last, committed, lambda: connection.dispatch(request, body, serialization), refused)

@@ -167,20 +167,22 @@ class Appender:
             elif isinstance(batch := item[1], PendingBatch):
                 _refuse_request(batch.sender, batch.request, batch.serialization, remark)
             else:
-                _refuse_group(batch)
+                _refuse_group(batch, remark)
 
     def add_command(
         self,
         command: bytes,
         on_committed: OnCommitted | None = None,
         on_returned: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         """Replicate a metadata command.
 
         ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows. When
-        leadership was lost before the command had begun, ``on_returned`` is called instead if there is one.
+        leadership was lost before the command had begun, ``on_returned`` is called instead if there is one; when the
+        disk is full, ``on_refused`` with a remark for the client.
         """
-        self.add_atomically([PendingCommand(command, on_committed, on_returned)])
+        self.add_atomically([PendingCommand(command, on_committed, on_returned, on_refused)])
 
     def add_record(self, record: MadeRecord) -> None:
         """Store a message that is not a client's plain send."""
@@ -468,10 +470,12 @@ def _return_group(group: PendingGroup) -> None:
             _refuse_group([item])
 
 
-def _refuse_group(group: PendingGroup) -> None:
+def _refuse_group(group: PendingGroup, remark: str | None = None) -> None:
     for item in group:
         if isinstance(item, PendingCommand):
-            if item.on_committed is not None:
+            if remark is not None and item.on_refused is not None:
+                item.on_refused(remark)
+            elif item.on_committed is not None:
                 item.on_committed(False)
         elif item.on_stored is not None:
             item.on_stored(NotStored.REFUSED)

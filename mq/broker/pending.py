@@ -84,6 +84,8 @@ class PendingCommand:
     on_committed: OnCommitted | None = None
     on_returned: Callable[[], None] | None = None
     """Called in its place when leadership was lost before the command had begun: certainly nothing happened."""
+    on_refused: Callable[[str], None] | None = None
+    """Called in its place, with a remark for the client, when the disk has no room for the command."""
 
     @property
     def nbytes(self) -> int:

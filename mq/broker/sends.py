@@ -71,7 +71,7 @@ class Sends:
         self._retries = retries
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
-        self._creating: dict[str, list[Callable[[bool], None]]] = {}
+        self._creating: dict[str, list[Callable[[bool, str | None], None]]] = {}
         self._tag_codes: dict[bytes, int] = {}
         self._suffix = f"CLUSTER\x01{settings.cluster}\x02".encode()
 
@@ -275,10 +275,13 @@ class Sends:
         size = len(body) + len(ext.properties)
         self._appender.pending_bytes += size
 
-        def created(known: bool) -> None:
+        def created(known: bool, refusal: str | None) -> None:
             self._appender.pending_bytes -= size
             if known:
                 sender.dispatch(request, body, serialization)
+            elif refusal is not None:
+                error = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, refusal)
+                sender.refuse(request, serialization, error)
             else:
                 sender.close("leadership was lost while a topic was being created")
 
@@ -287,12 +290,14 @@ class Sends:
             return
         waiting = self._creating[topic] = [created]
 
-        def committed(known: bool) -> None:
+        def settled(known: bool, refusal: str | None = None) -> None:
             self._creating.pop(topic, None)
             for callback in waiting:
-                callback(known)
+                callback(known, refusal)
 
-        self._appender.add_command(encode_command(command), committed, lambda: committed(True))
+        self._appender.add_command(
+            encode_command(command), settled, lambda: settled(True), lambda remark: settled(False, remark)
+        )
 
 
 def _value(properties: bytes, name: bytes) -> bytes:

@@ -39,6 +39,10 @@ async def test_disk_full_sends_are_refused_reads_go_on_and_room_heals(
                 assert answer.remark is not None
                 assert answer.remark.startswith("DISK_FULL: service not available now.")
                 assert "the broker's disk is full [CL:  0." in answer.remark
+            answer = await client.create_topic("U", 1)
+            assert (answer.code, "DISK_FULL" in (answer.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
+            answer = await client.send("Unheard")
+            assert (answer.code, "DISK_FULL" in (answer.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
             assert [record.body for record in (await client.pull()).records] == [b"before"]
             assert await client.offset(RequestCode.GET_MAX_OFFSET) == 1
             assert (await client.info())["raftmq.pendingBytes"] == "0"
