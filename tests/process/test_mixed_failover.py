@@ -111,6 +111,19 @@ async def torment(cluster: DevCluster, rng: random.Random) -> None:
                 os.kill(cluster.pid(node), signal.SIGCONT)
 
 
+async def fall_behind(cluster: DevCluster) -> None:
+    """A follower is away until the leader's log begins behind all that it has."""
+    leader = await cluster.leader()
+    follower = next(node for node in cluster.node_ids if node != leader)
+    async with Admin(cluster.namesrv) as admin:
+        await cluster.stop(follower)
+        has = int((await admin.broker_runtime(cluster.address(leader)))["raftmq.lastIndex"])
+        with trio.fail_after(60):
+            while int((await admin.broker_runtime(cluster.address(leader)))["raftmq.baseIndex"]) <= has:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+    await cluster.start(follower)
+
+
 async def all_stored(cluster: DevCluster) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
@@ -140,7 +153,9 @@ async def level(cluster: DevCluster) -> None:
 
 
 @asynccontextmanager
-async def tormented(directory: Path, counted: Counted, **settings: str) -> AsyncIterator[DevCluster]:
+async def tormented(
+    directory: Path, counted: Counted, *, falls_behind: bool = False, **settings: str
+) -> AsyncIterator[DevCluster]:
     """Three brokers that have been through it, and have settled."""
     rng = random.Random(1)
     ports = Ports.free(3, random.Random())
@@ -152,6 +167,8 @@ async def tormented(directory: Path, counted: Counted, **settings: str) -> Async
         async with trio.open_nursery() as nursery:
             for _ in range(CLIENTS):
                 nursery.start_soon(work, cluster, counted, random.Random(rng.random()))
+            if falls_behind:
+                await fall_behind(cluster)
             nursery.start_soon(torment, cluster, rng)
             await trio.sleep(SECONDS)
             nursery.cancel_scope.cancel()
@@ -197,7 +214,7 @@ async def test_replicas_stay_equal_and_messages_are_there_once(tmp_path: Path) -
 
 async def test_replicas_that_fall_behind_a_short_log_stay_equal(tmp_path: Path) -> None:
     """Those that were away too long take over files of the log, and the metadata as it is behind them."""
-    async with tormented(tmp_path, Counted(), **SHORT_LOG) as cluster:
+    async with tormented(tmp_path, Counted(), falls_behind=True, **SHORT_LOG) as cluster:
         pass
     logs = "".join(cluster.log_path(node).read_text() for node in cluster.node_ids)
     assert "reset_begun" in logs
