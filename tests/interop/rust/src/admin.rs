@@ -71,7 +71,7 @@ pub async fn calls(scene: &Scene) -> Outcome {
     scene.send(&producer, 0..40).await?;
     let mut consumer = all.start(scene, "a", scene.consumer("a")).await?;
     all.until_seen(40).await?;
-    sleep(6.0).await; // what it has read is stored every five seconds
+    sleep(12.0).await; // what it has read is stored for the first time after ten seconds
     let stats = admin.examine_topic_stats(topic(), Some(leader.clone())).await;
     call(
         "topicStats",
