@@ -13,6 +13,7 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
 from mq.protocol.forwarding import WrapEncoder
+from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import Forward, encode_response
 
 Log = structlog.stdlib.BoundLogger
@@ -92,6 +93,8 @@ class ForwardedRequests:
                 ResponseCode.SYSTEM_ERROR,
                 f"{len(incoming)} requests in {consumed} of {len(body)} bytes, from a host of {len(host)} bytes",
             )
+        if ext.serialization not in (JSON, BINARY):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no header is encoded in the way {ext.serialization}")
         inner, inner_body, _ = incoming[0]
         handler = self._leader_handlers.get(type(inner))
         if handler is None:

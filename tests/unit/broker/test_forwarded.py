@@ -134,6 +134,17 @@ async def test_garbage_is_refused(tmp_path: Path, what: str, given: dict[str, An
         assert await client.alive()
 
 
+@pytest.mark.parametrize("encoding", [-1, 2, 256, 2**31 - 1])
+async def test_an_encoding_that_no_header_has_is_refused(tmp_path: Path, encoding: int) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        fields = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": encoding}
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        assert (await client.request(FORWARD, fields, frame)).code == ResponseCode.SYSTEM_ERROR
+        assert await client.alive()
+
+
 async def test_the_log_of_another_group_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
