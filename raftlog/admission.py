@@ -24,7 +24,13 @@ def parse_address(text: str) -> Address:
     """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the text it could not read."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"{text[:300]!r} is no HOST:PORT")
+    try:
+        can_be_looked_up = host.isprintable() and bool(host.encode("idna"))
+    except UnicodeError:
+        can_be_looked_up = False
+    if not can_be_looked_up:
+        raise ValueError(f"{text[:300]!r}: no host can have this name")
     return host.strip("[]"), int(port)
 
 

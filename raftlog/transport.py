@@ -206,8 +206,8 @@ class Transport:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
                 sock, incarnation = await self._dial(peer, address, lane)
-            except (OSError, trio.TooSlowError, trio.BrokenResourceError, WireError, PeerRefused) as error:
-                failures += 1
+            except (OSError, ValueError, trio.TooSlowError, trio.BrokenResourceError, WireError, PeerRefused) as error:
+                failures += 1  # a ValueError: a name that no host can have
                 if isinstance(error, ConnectionRefusedError):
                     self._gone(peer)
                 if (text := str(error) or type(error).__name__) not in (reported, NOT_RECORDED):

@@ -38,7 +38,7 @@ Log = structlog.stdlib.BoundLogger
 CHANGE_SECONDS_MAX = 30.0
 """A change that is not committed for so long is answered as one of unknown outcome; it stays under way."""
 
-_NODE_ID = re.compile(r"[a-z]\d+")
+_NODE_ID = re.compile(r"[a-z][0-9]{1,8}")
 
 _KINDS = {
     "add": ConfChangeKind.ADD_LEARNER,
@@ -128,7 +128,8 @@ class GroupAdmin:
             replaced=NodeId(command.replaced) if command.replaced else None,
         )
         if _NODE_ID.fullmatch(change.node) is None:
-            return False, Refusal.INVALID_CHANGE.name, f"{change.node!r} is no node id: a letter and a number"
+            text = f"{change.node[:40]!r} is no node id: a letter and a number of up to 8 digits"
+            return False, Refusal.INVALID_CHANGE.name, text
         if change.kind is ConfChangeKind.ADD_LEARNER:
             try:
                 parse_address(change.address)

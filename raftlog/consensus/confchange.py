@@ -15,6 +15,9 @@ import msgspec
 from raftlog.consensus.types import ConfChange, ConfChangeKind, ConfState, NodeId
 
 CONF_BYTES_MAX: Final = 64 * 1024
+CONF_PROPOSED_BYTES_MAX: Final = 1100
+MEMBERS_MAX: Final = 16
+"""No change makes more of a group: every log keeps two configurations and a store of each member in its notes."""
 
 
 def why_invalid(conf: ConfState, change: ConfChange) -> str | None:

@@ -6,7 +6,14 @@ every replica. The leader lets changes begin one at a time, and ends a joint one
 
 from __future__ import annotations
 
-from raftlog.consensus.confchange import CONF_BYTES_MAX, changed, encode_conf, settled, why_invalid
+from raftlog.consensus.confchange import (
+    CONF_PROPOSED_BYTES_MAX,
+    MEMBERS_MAX,
+    changed,
+    encode_conf,
+    settled,
+    why_invalid,
+)
 from raftlog.consensus.leading import Leading
 from raftlog.consensus.types import (
     NOOP_BYTES,
@@ -34,7 +41,7 @@ class Membership(Leading):
         if (refusal := self._why_not(change)) is not None:
             return refusal
         conf = changed(self._conf, change)
-        if len(encode_conf(conf)) > CONF_BYTES_MAX:
+        if len(conf.members) > MEMBERS_MAX or len(encode_conf(conf)) > CONF_PROPOSED_BYTES_MAX:
             return Refusal.INVALID_CHANGE
         self._outranked_beats = 0
         return self._append_conf(conf)

@@ -61,7 +61,12 @@ async def test_a_learner_comes_and_goes_while_messages_are_taken(tmp_path: Path)
     [
         (("add", "n0", "h:1"), "n0 is a member already"),
         (("add", "seven", "h:1"), "'seven' is no node id"),
+        (("add", "n" + 9 * "1", "h:1"), "'n111111111' is no node id"),
         (("add", "n1", "h"), "'h' is no HOST:PORT"),
+        (("add", "n1", "10.0.0..5:1"), "no host can have this name"),
+        (("add", "n1", "h\0:1"), "no host can have this name"),
+        (("add", "n1", "x" * 64 + ":1"), "no host can have this name"),
+        (("add", "n1", ".".join(40 * ["name-of-a-part-of-a-host-name"]) + ":1"), "would be too large"),
         (("promote", "n0"), "n0 is no learner"),
         (("remove", "n5"), "n5 is no member"),
         (("remove", "n0"), "n0 is the only voter"),
@@ -75,6 +80,17 @@ async def test_a_change_that_makes_no_sense_is_refused_in_words(
         answer = await command(await broker.connect(), *given)
         assert (answer.done, answer.code) == (False, "INVALID_CHANGE")
         assert words in answer.text
+
+
+async def test_learners_are_bounded(tmp_path: Path) -> None:
+    """All members stand in the notes of the log, which are small; a configuration that does not fit ends all nodes."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for number in range(1, 16):
+            assert (await command(client, "add", f"n{number}", f"127.0.0.1:{number}")).done
+        answer = await command(client, "add", "n16", "127.0.0.1:16")
+        assert (answer.done, answer.code) == (False, "INVALID_CHANGE")
+        assert len(answer.view.members) == 16
 
 
 async def test_a_transfer_needs_somebody_who_can_take_over(tmp_path: Path) -> None:
