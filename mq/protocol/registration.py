@@ -19,6 +19,8 @@ from mq.protocol.loose_header import java_integer
 from mq.protocol.wire_names import I32, I64, wire
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+TOPICS_MAX: Final = 100_000
+"""Topics in one registration in the compressed form."""
 
 _I32: Final = struct.Struct(">i")
 
@@ -156,7 +158,7 @@ class _Reader:
 
     def lines(self) -> Iterator[bytes]:
         count = self._number()
-        if count < 0:
-            raise BodyError(f"registration of {count} topics")
+        if not 0 <= count <= TOPICS_MAX:
+            raise BodyError(f"registration of {count} topics, allowed are {TOPICS_MAX}")
         for _ in range(count):
             yield self.sized()

@@ -1,0 +1,190 @@
+"""Every request that brokers and name servers know, with each of its fields as it should not be, in both encodings.
+
+Whatever comes is answered with a code, nothing is logged as a failure of ours, and others are served.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from mq.protocol import admin_requests, group_requests, operator_requests, requests
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.requests import Request
+from tests.unit.broker.running import Client, properties, running, send_ext
+from tests.unit.namesrv.serving import name_server
+
+pytestmark = pytest.mark.trio
+
+LONG = "x" * 20_000
+TEXTS: Final = (
+    *("", "../../x", "T/../x", "a\x01b\x02c", "\x00", LONG, "\u00e9\u4e2d\U0001f600", "%RETRY%", "%DLQ%G", "."),
+    *("TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_raftmq_meta"),
+    *(";;T;T;", "-1", "a = 1 AND", "(" * 500, "T@G", "+a=b,-c", "T" * 128),
+)
+NUMBERS: Final = (
+    *("-1", "1", "1024", "32768", str(2**31 - 1), str(-(2**31)), str(2**31), str(2**63 - 1), str(-(2**63))),
+    *(str(2**63), "9" * 400, "1.5", "x", ""),
+)
+FLAGS: Final = ("TRUE", "1", "x", "")
+PLAIN: Final = {
+    "topic": "T",
+    "b": "T",
+    "defaultTopic": "TBW102",
+    "c": "TBW102",
+    "clientID": "c1",
+    "clientId": "nobody",  # what is relayed to a client that does not answer is another matter
+    "subscription": "*",
+    "expressionType": "TAG",
+    "brokerAddr": "10.0.0.2:10911",
+    "readQueueNums": "4",
+    "writeQueueNums": "4",
+    "perm": "6",
+    "maxNum": "4",
+    "maxMsgNums": "4",
+    "msgId": "7F000001000000000000000000000000",
+    "i": "",
+    "properties": "",
+}
+SLOW: Final = {RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS}
+"""They ask clients, and wait for these."""
+
+
+def _text(value: object) -> bytes:
+    return msgspec.json.encode(value)
+
+
+BODIES: Final = (
+    *(b"", b"{}", b"[]", b"null", b"\xff\x00", b"[" * 10_000, b'{"a":' * 10_000, b"a=b\nc", b"x" * 5000),
+    _text({"clientID": "c2", "consumerDataSet": [{"groupName": "../G"}]}),
+    _text({"clientID": "c2", "consumerDataSet": [{"groupName": "H", "subscriptionDataSet": [{"topic": "../T"}]}]}),
+    b'{"clientID":"c2","consumerDataSet":[{"groupName":"H","subscriptionDataSet":[{"topic":"T","subVersion":%d}]}]}'
+    % 10**30,
+    _text({"consumerGroup": "H", "clientId": "c2", "mqSet": [{"topic": "T", "brokerName": "b", "queueId": -1}]}),
+    _text({"topicConfigList": [{"topicName": "../x"}]}),
+    b'{"topicConfigList":[{"topicName":"N","readQueueNums":%d}]}' % 10**30,
+    b'{"groupName":"H","brokerId":%d}' % 10**30,
+    _text({"groupConfigList": [{"groupName": "../x"}]}),
+    _text({"action": "add", "node": "../x", "address": "::::"}),
+    _text({"subscriptionData": {"topic": "T", "subString": "(" * 5_000, "expressionType": "SQL92"}}),
+    b'{"queueDatas":[{"brokerName":"b-a","readQueueNums":%d,"writeQueueNums":-1,"perm":99}]}' % 10**30,
+    struct.pack(">iiiii", 100, 0, 0, 0, 0),
+    struct.pack(">i", 2**31 - 1) + b"x" * 40,
+    struct.pack(">i", -1) * 10,
+)
+"""Each is nonsense for nearly every request."""
+
+
+def all_requests() -> list[type[Request]]:
+    modules = (requests, admin_requests, group_requests, operator_requests)
+    found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    return sorted(
+        (each for each in found if issubclass(each, Request) and each is not Request), key=lambda each: code_of(each)
+    )
+
+
+def code_of(request: type[Request]) -> int:
+    return int(request.__struct_config__.tag)  # type: ignore[arg-type]
+
+
+def variants(request: type[Request], rng: random.Random) -> Iterator[dict[str, str]]:
+    """The header fields of one request: as they should be, and then each of them as it should not."""
+    fields = next((each.type for each in msgspec.structs.fields(request) if each.name == "ext"), None)
+    described: Any = msgspec.inspect.type_info(fields) if fields is not None else None
+    values: dict[str, tuple[str, ...]] = {}
+    plain: dict[str, str] = {}
+    for field in described.fields if described is not None else ():
+        kinds = getattr(field.type, "types", (field.type,))
+        if any(isinstance(kind, msgspec.inspect.StrType) for kind in kinds):
+            values[field.encode_name], usual = TEXTS, "G"
+        elif any(isinstance(kind, msgspec.inspect.BoolType) for kind in kinds):
+            values[field.encode_name], usual = FLAGS, "false"
+        else:
+            values[field.encode_name], usual = NUMBERS, "0"
+        plain[field.encode_name] = PLAIN.get(field.encode_name, usual)
+    yield plain
+    for name, wrong in values.items():
+        yield {other: value for other, value in plain.items() if other != name}
+        for value in wrong:
+            yield plain | {name: value}
+    for _ in range(10 if values else 0):
+        yield {name: rng.choice(wrong) for name, wrong in values.items()}
+
+
+def asked(request: type[Request], rng: random.Random, serialization: int) -> Iterator[tuple[dict[str, str], bytes]]:
+    every = list(variants(request, rng))
+    # Half of them in each encoding, and the bodies, which have nothing to do with it, in one.
+    for at, fields in enumerate(every):
+        if at % 2 == (serialization == BINARY):
+            yield fields, rng.choice(BODIES)
+    for body in BODIES if serialization == JSON else ():
+        yield every[0], body
+
+
+DOCUMENTED: Final = {int(code) for code in ResponseCode}
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_a_broker_answers_whatever_it_is_asked(tmp_path: Path, serialization: int) -> None:
+    rng = random.Random(serialization)
+    with capture_logs() as logs:
+        async with running(tmp_path) as broker:
+            other = await broker.connect()
+            await other.create_topic("T", 4)
+            await other.send("T", i=properties(KEYS="G"))
+            await other.heartbeat("c1", "G")
+            for request in all_requests():
+                if code_of(request) in SLOW:
+                    continue
+                client = await broker.connect()
+                for opaque, what in await _post_all(client, request, rng, serialization):
+                    answer = await client.answer(opaque)
+                    assert answer.code in DOCUMENTED, what
+                assert await other.alive()
+                assert (await other.create_topic("T", 4)).code == ResponseCode.SUCCESS
+                await client.stream.aclose()
+            assert (await other.send("T")).code == ResponseCode.SUCCESS
+            assert (await other.pull("T")).code in (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
+    assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
+
+
+async def _post_all(
+    client: Client, request: type[Request], rng: random.Random, serialization: int
+) -> list[tuple[int, object]]:
+    posted: list[tuple[int, object]] = []
+    for fields, body in asked(request, rng, serialization):
+        opaque = await client.post(code_of(request), fields, body, serialization=serialization)
+        posted.append((opaque, (request.__name__, {name: text[:100] for name, text in fields.items()}, body[:100])))
+    return posted
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_a_name_server_answers_whatever_it_is_asked(tmp_path: Path, serialization: int) -> None:
+    rng = random.Random(serialization)
+    with capture_logs() as logs:
+        async with name_server(data_dir=tmp_path) as server:
+            other = await server.connect()
+            await other.register("T9")
+            for request in all_requests():
+                peer = await server.connect()
+                for fields, body in asked(request, rng, serialization):
+                    answer, _ = await peer.ask(code_of(request), fields, body, serialization=serialization)
+                    assert answer.code in DOCUMENTED, (request.__name__, fields, body[:100])
+                assert await other.route("T9") is not None, request.__name__
+                await peer.stream.aclose()
+    assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
+
+
+async def test_a_request_that_no_broker_knows(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for code in (-32768, -1, 0, 999, 32767):
+            assert (await client.request(code, send_ext())).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
