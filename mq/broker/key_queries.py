@@ -122,6 +122,7 @@ class KeyQueries:
                 self._unanswered -= 1
 
     async def _answer(self, waiting: _Waiting) -> None:
+        await trio.lowlevel.checkpoint()
         connection, request, serialization, query = waiting
         end_pos, now_ms = self._index.applied_end, self._wall_clock_ms()
         deadline = self._clock() + SEARCH_SECONDS_MAX
@@ -168,6 +169,7 @@ class KeyQueries:
                 self._log.error("key_index_failed", error=str(error))  # the log itself is searched meanwhile
 
     async def _make_some(self) -> bool:
+        await trio.lowlevel.checkpoint()
         jobs = self._index.jobs()
         if not jobs:
             return False

@@ -51,6 +51,7 @@ class KvFile:
 
     async def save(self) -> None:
         """Return once all changes so far are on disk. Raises OSError."""
+        await trio.lowlevel.checkpoint()
         if self._path is None:
             return
         async with self._lock:
