@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mq.broker.answering import when_current
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.gradual import Answer, Gradually
@@ -160,7 +161,7 @@ class Lookup:
             fields = {"offset": str(offset)}
             return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
 
-        self._answer_when_current(connection, request, serialization, answer)
+        when_current(self._read, connection, request, serialization, answer)
 
     def handle_earliest(
         self, connection: ClientConnection, request: GetEarliestMsgStoretime, body: bytes, serialization: int
@@ -171,7 +172,7 @@ class Lookup:
             fields = {"timestamp": str(self.earliest_time(request.ext.topic, request.ext.queue_id))}
             return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
 
-        self._answer_when_current(connection, request, serialization, answer)
+        when_current(self._read, connection, request, serialization, answer)
 
     def handle_view(
         self, connection: ClientConnection, request: ViewMessageById, body: bytes, serialization: int
@@ -187,7 +188,7 @@ class Lookup:
 
         if not self._records.is_ahead(offset):
             return answer()
-        self._answer_when_current(connection, request, serialization, answer)
+        when_current(self._read, connection, request, serialization, answer)
         return None
 
     def handle_time_span(
@@ -255,24 +256,7 @@ class Lookup:
                 request.opaque, ResponseCode.SUCCESS, body=shown.encode(), serialization=serialization
             )
 
-        self._answer_when_current(connection, request, serialization, answer)
-
-    def _answer_when_current(
-        self, connection: ClientConnection, request: Any, serialization: int, answer: Callable[[], bytes]
-    ) -> None:
-        def known(is_known: bool) -> None:
-            if connection.closed:
-                return
-            try:
-                if not is_known:
-                    raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
-                reply = answer()
-            except Exception as error:
-                connection.refuse(request, serialization, error)
-            else:
-                connection.answer(request, reply)
-
-        self._read(known)
+        when_current(self._read, connection, request, serialization, answer)
 
 
 def _as_data(known: Subscription) -> SubscriptionData:
