@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+
+import pytest
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
-# Three replicas reserve three gigabytes with files of the usual length, for each of many clusters.
-os.environ.setdefault("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))
+
+@pytest.fixture(scope="module", autouse=True)
+def small_segments() -> Iterator[None]:
+    """With files of the usual length, three replicas reserve three gigabytes, for each of many clusters."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))
+        yield

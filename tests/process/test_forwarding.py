@@ -64,10 +64,10 @@ class StockClient:
         fields = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in ext.items()}
         frame = encode_request(code, opaque, ext=fields, body=body, oneway=oneway, language="JAVA")
         try:
-            await self.stream.send_all(frame)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.errors.append(f"send: {error!r}")
-            self.ended = True
+            with trio.CancelScope(shield=True):  # what is waited for has been sent
+                await self.stream.send_all(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.ended = True  # `receive` notices and tells
 
     async def receive(self) -> None:
         """Take answers until the connection is closed."""

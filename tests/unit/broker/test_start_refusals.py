@@ -56,10 +56,9 @@ async def test_an_address_of_another_machine(tmp_path: Path) -> None:
     assert text.startswith(f"client address 192.0.2.1:{port} cannot be used: ")
 
 
-@pytest.mark.trio
-async def test_a_host_name_that_leads_nowhere(tmp_path: Path) -> None:
-    text = await refusal(broker_settings(tmp_path, advertise="no..body:10911"))
-    assert "no..body:10911" in text
+def test_a_host_name_that_no_host_can_have(tmp_path: Path) -> None:
+    with pytest.raises(pydantic.ValidationError, match=r"'no\.\.body:10911': no host can have this name"):
+        broker_settings(tmp_path, advertise="no..body:10911")
 
 
 @pytest.mark.trio
