@@ -14,13 +14,13 @@ from mq.broker.connection import ClientConnection, Handler
 from mq.broker.gradual import Gradually
 from mq.broker.lookup import Lookup
 from mq.broker.members import Members
-from mq.broker.metadata import Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.progress import Progress
 from mq.broker.refusal import RequestRefused
 from mq.broker.running_settings import RunningSettings
 from mq.broker.runtime_info import RuntimeInfo
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.status import Status
 from mq.broker.subscription_groups import SubscriptionGroups

@@ -31,7 +31,6 @@ from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
 from mq.broker.made import MadeSends
-from mq.broker.metadata import Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.reads import PatientReads
@@ -40,6 +39,7 @@ from mq.broker.retries import Retries
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
 from mq.broker.slow_consumers import SlowConsumers
+from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails

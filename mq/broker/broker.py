@@ -14,16 +14,16 @@ import structlog
 
 from mq.broker.areas import Areas, wall_clock_ms
 from mq.broker.clients import ClientLimits, ClientRegistry
-from mq.broker.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.connection import ClientConnection
 from mq.broker.long_polling import LongPolling
-from mq.broker.metadata import Changes, Metadata
 from mq.broker.pulls import HeldPull
 from mq.broker.questions import Questions
 from mq.broker.reads import PatientReads
 from mq.broker.registration import Registration
 from mq.broker.settings import BrokerSettings
 from mq.broker.slow_consumers import LEADER_ID, broker_id_of
+from mq.broker.state.commands import DeleteTopic, PutReplica, decode_command, encode_command
+from mq.broker.state.metadata import Changes, Metadata
 from mq.protocol import bodies
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs

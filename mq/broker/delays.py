@@ -16,9 +16,9 @@ from typing import Final
 import structlog
 
 from mq.broker.appender import Appender
-from mq.broker.commands import AdvanceDelay, encode_command
-from mq.broker.metadata import Metadata
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
+from mq.broker.state.commands import AdvanceDelay, encode_command
+from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS

@@ -10,11 +10,12 @@ from typing import Any
 
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientRegistry, HeartbeatRefused
-from mq.broker.commands import CommandRefused, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import Metadata
 from mq.broker.notices import Notices
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.parts import CommandRefused
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError

@@ -18,8 +18,8 @@ import trio
 
 import mq
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage, encode_response
 from mq.store.key_index import KeyIndex

@@ -16,10 +16,10 @@ from typing import Any
 import structlog
 
 from mq.broker.appender import Appender
-from mq.broker.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
+from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.group_bodies import LockedQueues, QueueLocks

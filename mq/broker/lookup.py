@@ -16,8 +16,8 @@ from mq.broker.answering import when_current
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.gradual import Answer, Gradually
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import Subscription
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import ResponseCode

@@ -14,9 +14,9 @@ import msgspec
 
 from mq.broker.clients import ClientRegistry, ConsumerGroup, GroupSubscription, Member
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import Metadata
 from mq.broker.questions import NoAnswer
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.metadata import Metadata
 from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.locks import Locks
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
+from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import (
     GetMaxOffset,

@@ -13,14 +13,15 @@ from typing import Any
 from mq.broker.answering import Read, when_current
 from mq.broker.appender import Appender
 from mq.broker.clients import BROADCASTING, ClientRegistry
-from mq.broker.commands import CommandRefused, ForbidTopic, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.gradual import Answer, Gradually, check_length, joined
 from mq.broker.lookup import Lookup
 from mq.broker.members import subscribes
-from mq.broker.metadata import Metadata
 from mq.broker.offsets import Offsets
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import ForbidTopic, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.parts import CommandRefused
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
 from mq.protocol.group_requests import (

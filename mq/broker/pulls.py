@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.figures import Figures
 from mq.broker.long_polling import LongPolling
-from mq.broker.metadata import Metadata
 from mq.broker.record_reader import Place, RecordReader, Selection
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.slow_consumers import LEADER_ID, SlowConsumers
+from mq.broker.state.metadata import Metadata
 from mq.broker.subscriptions import Subscriptions
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode

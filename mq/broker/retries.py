@@ -12,15 +12,15 @@ from struct import Struct
 from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import put_off
 from mq.broker.figures import Figures
 from mq.broker.made import MadeSends, answer_when_stored, encode_properties
-from mq.broker.metadata import Metadata
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup, Sender, SendRequest, StoredAt
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
+from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode

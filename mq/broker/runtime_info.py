@@ -11,8 +11,8 @@ from typing import Final
 
 from mq.broker.appender import Appender
 from mq.broker.figures import Series
-from mq.broker.metadata import Metadata
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import SCHEDULE_TOPIC

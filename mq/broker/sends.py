@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.commands import PutTopic, encode_command
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import put_off
 from mq.broker.made import MadeSends
-from mq.broker.metadata import Metadata, auto_create
 from mq.broker.pending import BatchElement, PendingBatch
 from mq.broker.refusal import RequestRefused
 from mq.broker.retries import Retries
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PutTopic, encode_command
+from mq.broker.state.metadata import Metadata, auto_create
 from mq.broker.tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch

@@ -16,9 +16,10 @@ import trio
 
 from mq.broker.broker import Broker
 from mq.broker.figures import SAMPLE_SECONDS
-from mq.broker.metadata import Metadata, SnapshotDamaged
 from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.parts import SnapshotDamaged
 from mq.broker.tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.errors import StoreError, StoreLost

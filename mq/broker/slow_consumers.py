@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mq.broker.metadata import Metadata
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
 from raftlog import Replica
 from raftlog.consensus.types import PeerState
 from raftlog.segment import SegmentError

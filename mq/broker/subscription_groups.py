@@ -10,10 +10,11 @@ from typing import Any
 
 from mq.broker.answering import Read, replicate, when_current
 from mq.broker.appender import Appender
-from mq.broker.commands import CommandRefused, DeleteGroup, GroupConfig, PutGroup, encode_command
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import GROUPS_MAX, Metadata
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup, encode_command
+from mq.broker.state.metadata import GROUPS_MAX, Metadata
+from mq.broker.state.parts import CommandRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_response

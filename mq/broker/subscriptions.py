@@ -12,9 +12,9 @@ from typing import Any
 
 from mq.broker.clients import BROADCASTING, ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import CheckClientConfigBody
 from mq.protocol.codes import ResponseCode

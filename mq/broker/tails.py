@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mq.broker.metadata import Metadata
+from mq.broker.state.metadata import Metadata
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import FIXED
 

@@ -11,8 +11,8 @@ from typing import Any
 from mq.broker.answering import Read, when_current
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.gradual import Answer, Gradually, joined
-from mq.broker.metadata import Metadata, as_registered
 from mq.broker.refusal import RequestRefused
+from mq.broker.state.metadata import Metadata, as_registered
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import GetAllTopicConfig, encode_response

@@ -7,16 +7,16 @@ from typing import Any
 
 from mq.broker.answering import replicate
 from mq.broker.appender import Appender
-from mq.broker.commands import (
-    CommandRefused,
+from mq.broker.connection import ClientConnection, Handler
+from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import (
     DeleteTopic,
     PutTopic,
     TopicConfig,
     encode_command,
 )
-from mq.broker.connection import ClientConnection, Handler
-from mq.broker.metadata import TOPICS_MAX, Metadata
-from mq.broker.refusal import RequestRefused
+from mq.broker.state.metadata import TOPICS_MAX, Metadata
+from mq.broker.state.parts import CommandRefused
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError

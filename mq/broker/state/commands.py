@@ -2,7 +2,7 @@
 
 They are bodies of records in the log. A command is checked when it is encoded and again when it is decoded. One that
 this version does not know stops the replica (`CommandUnknown`): to skip it would make this replica's state differ for
-ever. What a command does is in `mq.broker.metadata`.
+ever. What a command does is in `mq.broker.state.metadata`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TypeAlias
 import cbor2
 import msgspec
 
+from mq.broker.state.marks import CompleteEntries, SkipEntries
+from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, check_range
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
@@ -34,18 +36,6 @@ ATTRIBUTES_BYTES_MAX = 1024
 
 _OFFSET_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
-
-
-class MetadataError(Exception):
-    """Base of the errors of replicated metadata."""
-
-
-class CommandRefused(MetadataError):
-    """A command may not enter the log: a name or a number in it is not allowed. Nothing has happened."""
-
-
-class CommandUnknown(MetadataError):
-    """A committed command is of a newer version or damaged. This replica cannot go on; a newer version can."""
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -233,6 +223,8 @@ Command: TypeAlias = (
     | AdvanceDelay
     | PutReplica
     | ForbidTopic
+    | CompleteEntries
+    | SkipEntries
 )
 
 OffsetRows = list[tuple[str, str, list[int]]]
@@ -257,6 +249,8 @@ _Written: TypeAlias = (
     | AdvanceDelay
     | PutReplica
     | ForbidTopic
+    | CompleteEntries
+    | SkipEntries
 )
 
 
@@ -312,8 +306,8 @@ def _check_command(command: Command) -> None:
                 check_topic(name)
             case PutGroup(config=group):
                 check_group(group.name)
-                _check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
-                _check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
+                check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
+                check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
             case DeleteGroup(name=name):
                 check_group(name)
             case CommitOffsets(offsets=offsets):
@@ -326,11 +320,13 @@ def _check_command(command: Command) -> None:
             case LockQueues() | UnlockQueues():
                 _check_locks(command)
             case AdvanceDelay(level=level, offset=offset):
-                _check_range("level", level, 1, LEVEL_MAX)
-                _check_range("offset", offset, 0, _OFFSET_MAX)
+                check_range("level", level, 1, LEVEL_MAX)
+                check_range("offset", offset, 0, _OFFSET_MAX)
             case PutReplica():
-                _check_range("length of node_id", len(command.node_id), 1, 64)
-                _check_range("length of address", len(command.address), 3, 64)
+                check_range("length of node_id", len(command.node_id), 1, 64)
+                check_range("length of address", len(command.address), 3, 64)
+            case PartCommand():
+                command.check()
     except NameRefused as error:
         raise CommandRefused(str(error)) from error
 
@@ -339,14 +335,14 @@ def _check_topic_config(topic: TopicConfig) -> None:
     check_topic(topic.name)
     if topic.name == META_TOPIC:
         raise CommandRefused(f"topic {META_TOPIC} is how metadata is replicated; it has no queues")
-    _check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
-    _check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
-    _check_range("perm", topic.perm, 0, 15)
-    _check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
+    check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
+    check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
+    check_range("perm", topic.perm, 0, 15)
+    check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
     if topic.filter_type not in FILTER_TYPES:
         raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}, allowed are {' and '.join(FILTER_TYPES)}")
     attributes = sum(len(name.encode()) + len(value.encode()) for name, value in topic.attributes.items())
-    _check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
+    check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
 
 
 def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
@@ -355,19 +351,14 @@ def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
     for topic in {row[1] for row in offsets}:
         check_topic(topic)
     for _, _, queue_id, offset in offsets:
-        _check_range("queue_id", queue_id, 0, _INT32_MAX)
-        _check_range("offset", offset, 0, _OFFSET_MAX)
+        check_range("queue_id", queue_id, 0, _INT32_MAX)
+        check_range("offset", offset, 0, _OFFSET_MAX)
 
 
 def _check_locks(command: LockQueues | UnlockQueues) -> None:
     check_group(command.group)
-    _check_range("client_id length", len(command.client_id), 1, CLIENT_ID_LENGTH_MAX)
+    check_range("client_id length", len(command.client_id), 1, CLIENT_ID_LENGTH_MAX)
     for topic in {topic for topic, _ in command.queues}:
         check_topic(topic)
     for _, queue_id in command.queues:
-        _check_range("queue_id", queue_id, 0, _INT32_MAX)
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise CommandRefused(f"{name} is {value}, allowed are {low} to {high}")
+        check_range("queue_id", queue_id, 0, _INT32_MAX)

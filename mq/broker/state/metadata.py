@@ -1,25 +1,26 @@
 """The replicated metadata of a broker group: topics, consumer groups, consumer offsets, progress of delays.
 
-A state machine. Its commands (`mq.broker.commands`) are records of the log, so every replica applies the same ones in
-the same order and comes to the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte for
-byte. Nothing in here looks at a clock or a setting: what a change needs to know is in its command.
+A state machine. Its commands (`mq.broker.state.commands`) are records of the log, so every replica applies the same
+ones in the same order and comes to the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte
+for byte. Nothing in here looks at a clock or a setting: what a change needs to know is in its command. Larger tables
+are parts with modules of their own (`mq.broker.state.parts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Any
 
 import cbor2
 import msgspec
 
-from mq.broker.commands import (
+from mq.broker.state.commands import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
     AdvanceDelay,
     Command,
-    CommandRefused,
     CommitOffsets,
     DataVersion,
     DeleteGroup,
@@ -27,7 +28,6 @@ from mq.broker.commands import (
     ForbidTopic,
     GroupConfig,
     LockQueues,
-    MetadataError,
     OffsetRows,
     PutGroup,
     PutReplica,
@@ -38,6 +38,8 @@ from mq.broker.commands import (
     encode_command,
     offset_pairs,
 )
+from mq.broker.state.marks import Marks
+from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, SCHEDULE_TOPIC, SELF_TEST_TOPIC, NameRefused, check_topic
@@ -53,10 +55,6 @@ _SNAPSHOT_FORMAT = 1
 
 LockRows = list[tuple[str, str, list[tuple[int, str]]]]
 """Locks as written: group, topic, and queue ids with the client that holds them."""
-
-
-class SnapshotDamaged(MetadataError):
-    """A snapshot is of a newer version or damaged."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -85,6 +83,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
     replicas: dict[str, str] = {}
     forbidden: list[tuple[str, str]] = []
+    parts: dict[str, Any] = {}
 
 
 class Metadata:
@@ -108,6 +107,11 @@ class Metadata:
         self.data_version = DataVersion()
         self.replicas: dict[str, str] = {}
         """Where a replica that led once serves clients, by node id: an IP address and a port."""
+        self.marks = Marks()
+        """Which messages of the broker's own queues are dealt with."""
+        self._parts: dict[str, Part] = {"marks": self.marks}
+        """By the name under which a part is in the snapshot."""
+        self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
 
     @property
     def system_topics(self) -> frozenset[str]:
@@ -133,6 +137,8 @@ class Metadata:
                 removed = self._remove_offsets(topic=name)
                 self._remove_locks(topic=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[1] != name}
+                for part in self._parts.values():
+                    part.topic_deleted(name)
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
@@ -148,6 +154,8 @@ class Metadata:
                 removed = self._remove_offsets(group=name) if command.remove_offsets else 0
                 self._remove_locks(group=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[0] != name}
+                for part in self._parts.values():
+                    part.group_deleted(name)
                 if self.groups.pop(name, None) is None:
                     return Changes(offsets=removed)
                 self.data_version = self.data_version.next(timestamp_ms)
@@ -176,6 +184,9 @@ class Metadata:
                     return Changes()
                 self.replicas[node_id] = address
                 return Changes(replicas=(node_id,))
+            case PartCommand():
+                self._part_of[type(command)].apply(command)
+                return Changes()
 
     def has_room_for_topic(self, name: str) -> bool:
         """Whether a topic of this name is there, or may be made."""
@@ -233,6 +244,7 @@ class Metadata:
         forbidden = set(self.forbidden)
         queue_locks = {key: dict(locks) for key, locks in self.queue_locks.items()}
         delay_offsets = dict(sorted(self.delay_offsets.items()))
+        parts = [(name, part.capture()) for name, part in sorted(self._parts.items())]
 
         def encode() -> bytes:
             state = _Snapshot(
@@ -248,6 +260,7 @@ class Metadata:
                 delay_offsets=delay_offsets,
                 replicas=replicas,
                 forbidden=sorted(forbidden),
+                parts={name: table for name, encode_part in parts if (table := encode_part()) is not None},
             )
             encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
             return encoded
@@ -272,6 +285,7 @@ class Metadata:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
             if state.format != _SNAPSHOT_FORMAT:
                 raise SnapshotDamaged(f"metadata snapshot has format {state.format}, known is {_SNAPSHOT_FORMAT}")
+        self._restore_parts(state.parts)
         self.topics = {topic.name: topic for topic in state.topics}
         self.groups = {group.name: group for group in state.groups}
         self.consumer_offsets = consumer_offsets
@@ -282,6 +296,18 @@ class Metadata:
         self.delay_offsets = state.delay_offsets
         self.data_version = state.data_version
         self.replicas = dict(state.replicas)
+
+    def _restore_parts(self, tables: dict[str, Any]) -> None:
+        if unknown := tables.keys() - self._parts.keys():
+            raise SnapshotDamaged(f"metadata snapshot has unknown parts: {', '.join(sorted(unknown))[:200]}")
+        before = [(part, part.capture()) for part in self._parts.values()]
+        try:
+            for name, part in self._parts.items():
+                part.restore(tables.get(name))
+        except (SnapshotDamaged, msgspec.ValidationError) as error:
+            for part, capture in before:
+                part.restore(capture())
+            raise SnapshotDamaged(f"metadata snapshot: {error}") from error
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         # A commit may be on its way while its topic is deleted; a later topic of that name must not find it.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mq.broker.commands import decode_command
-from mq.broker.metadata import Metadata
+from mq.broker.state.commands import decode_command
+from mq.broker.state.metadata import Metadata
 
 
 class Rounds:

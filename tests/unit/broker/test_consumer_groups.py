@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mq.broker import metadata
+from mq.broker.state import metadata
 from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import Answer, Client, running

@@ -11,7 +11,7 @@ import pytest
 
 from mq.broker.appender import Appender
 from mq.broker.broker import Broker
-from mq.broker.commands import DeleteTopic, encode_command
+from mq.broker.state.commands import DeleteTopic, encode_command
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS

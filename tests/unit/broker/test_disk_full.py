@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.metadata import Metadata
+from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.store.checkpoint import load_checkpoint

@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mq.broker.appender import Appender, MadeRecord, PendingCommand
-from mq.broker.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
 from mq.broker.made import MadeSends
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.broker.sends import Sends
+from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
+from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.chunks import decode_chunk

@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
-from mq.broker.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.locks import Locks
-from mq.broker.metadata import Metadata
+from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
+from mq.broker.state.metadata import Metadata
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.commands import (
+from mq.broker.state.commands import (
     AdvanceDelay,
     Command,
-    CommandRefused,
-    CommandUnknown,
     CommitOffsets,
     DataVersion,
     DeleteGroup,
@@ -27,7 +25,8 @@ from mq.broker.commands import (
     decode_command,
     encode_command,
 )
-from mq.broker.metadata import Changes, Metadata, SnapshotDamaged, auto_create
+from mq.broker.state.metadata import Changes, Metadata, auto_create
+from mq.broker.state.parts import CommandRefused, CommandUnknown, SnapshotDamaged
 from mq.store.dispatch import META_TOPIC
 
 

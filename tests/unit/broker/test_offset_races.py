@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mq.broker.commands import PutTopic, TopicConfig
-from mq.broker.metadata import Metadata
 from mq.broker.offsets import Offsets
+from mq.broker.state.commands import PutTopic, TopicConfig
+from mq.broker.state.metadata import Metadata
 from tests.unit.broker.rounds import Rounds
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from mq.broker.commands import GroupConfig, PutGroup
-from mq.broker.metadata import Metadata
 from mq.broker.settings import BrokerSettings
 from mq.broker.slow_consumers import SlowConsumers, memory_share
+from mq.broker.state.commands import GroupConfig, PutGroup
+from mq.broker.state.metadata import Metadata
 from raftlog import Replica
 from raftlog.consensus.types import PeerState, PeerStatus
 from raftlog.segment import EntryGone

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mq.broker.clients import BROADCASTING, ClientRegistry
-from mq.broker.commands import GroupConfig, PutGroup
 from mq.broker.connection import ClientConnection
-from mq.broker.metadata import Metadata
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import GroupConfig, PutGroup
+from mq.broker.state.metadata import Metadata
 from mq.broker.subscriptions import Subscriptions
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import ResponseCode
