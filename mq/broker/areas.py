@@ -39,10 +39,12 @@ from mq.broker.retries import Retries
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
 from mq.broker.slow_consumers import SlowConsumers
+from mq.broker.special_sends import SpecialSends
 from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
+from mq.broker.waiting import WaitingPlaces
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
@@ -128,6 +130,7 @@ class Areas:
             cluster=settings.cluster,
             body_bytes_max=settings.message_bytes_max,
         )
+        places = WaitingPlaces(tails=self.tails)
         retries = Retries(
             settings=settings,
             metadata=metadata,
@@ -136,6 +139,7 @@ class Areas:
             tails=self.tails,
             log=replica.log,
             made=made,
+            places=places,
             figures=self.stats.figures,
             rng=rng,
             wall_clock_ms=wall_clock_ms,
@@ -156,7 +160,7 @@ class Areas:
             appender=self.appender,
             tails=self.tails,
             unique_keys=unique_keys,
-            made=made,
+            special=SpecialSends(made=made, places=places, wall_clock_ms=wall_clock_ms),
             retries=retries,
             rng=rng,
             wall_clock_ms=wall_clock_ms,

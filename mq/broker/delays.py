@@ -19,7 +19,7 @@ from mq.broker.appender import Appender
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.tails import QueueTail, QueueTails
+from mq.broker.tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS
@@ -40,14 +40,6 @@ _COMMAND_BYTES_MAX = 256
 _PAUSE_MS = 1000
 _WARN_EVERY_MS = 60_000
 _IPV4_HOST_BYTES = 8
-
-
-def put_off(
-    tails: QueueTails, properties: dict[str, str], topic: str, queue_id: int, level: int
-) -> tuple[QueueTail, dict[str, str]]:
-    """Where a message to this queue waits at delay level 1 to 18, and the properties it has there."""
-    own = {props.DELAY: str(level), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
-    return tails.get(SCHEDULE_TOPIC, level - 1), properties | own
 
 
 class _Level:

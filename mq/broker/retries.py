@@ -13,7 +13,6 @@ from typing import Any
 
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.delays import put_off
 from mq.broker.figures import Figures
 from mq.broker.made import MadeSends, answer_when_stored, encode_properties
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup, Sender, SendRequest, StoredAt
@@ -22,9 +21,9 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
+from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ConsumerSendMsgBack, encode_response
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
@@ -65,6 +64,7 @@ class Retries:
         tails: QueueTails,
         log: SegmentLog,
         made: MadeSends,
+        places: WaitingPlaces,
         figures: Figures,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
@@ -77,6 +77,7 @@ class Retries:
         self._tails = tails
         self._log = log
         self._made = made
+        self._places = places
         self._record_bytes_max = settings.segment_bytes
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
@@ -114,8 +115,8 @@ class Retries:
             tail = self._tails.get(topic, 0)
             properties.pop(props.DELAY, None)
         else:
-            level = min(max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1), LEVEL_MAX)
-            tail, properties = put_off(self._tails, properties, topic, self._rng.randrange(queues), level)
+            level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
+            tail, properties = self._places.at_level(properties, topic, self._rng.randrange(queues), level)
 
         def stored(_: StoredAt) -> bytes:
             self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)

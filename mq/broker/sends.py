@@ -12,19 +12,17 @@ from typing import Any
 
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.delays import put_off
-from mq.broker.made import MadeSends
 from mq.broker.pending import BatchElement, PendingBatch
 from mq.broker.refusal import RequestRefused
 from mq.broker.retries import Retries
 from mq.broker.settings import BrokerSettings
+from mq.broker.special_sends import SpecialSends
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.metadata import Metadata, auto_create
 from mq.broker.tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import delay_level
 from mq.protocol.errors import BodyError
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
@@ -53,7 +51,7 @@ class Sends:
         appender: Appender,
         tails: QueueTails,
         unique_keys: UniqKeyGenerator,
-        made: MadeSends,
+        special: SpecialSends,
         retries: Retries,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
@@ -67,7 +65,7 @@ class Sends:
         # Of topics that were found to be there and writable.
         self._writable: dict[str, list[QueueTail]] = {}
         self._unique_keys = unique_keys
-        self._made = made
+        self._special = special
         self._retries = retries
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
@@ -115,11 +113,8 @@ class Sends:
             return
         text = ext.properties
         if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text:
-            known = props.decode(text)
-            if level := _delay_level(known):
-                tail, known = put_off(self._tails, known, ext.topic, queue_id, level)
-                self._made.add(sender, request, body, serialization, tail=tail, properties=known, queue_id=queue_id)
-                return
+            self._special.add(sender, request, body, serialization, props.decode(text), ext.topic, queue_id)
+            return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
         # Both values are found as `_value` finds them; the first place is nearly always it, and a call costs as much.
         at = properties.find(_UNIQUE_KEY)
@@ -308,22 +303,6 @@ def _value(properties: bytes, name: bytes) -> bytes:
     if at < 0:
         return b""
     return properties[at + len(name) : properties.find(b"\x02", at)]
-
-
-def _delay_level(known: dict[str, str]) -> int:
-    """The delay level a message asks for, 0 for none. Raises RequestRefused for what is not served."""
-    try:
-        level = delay_level(known.get(props.DELAY, "0"))
-    except ValueError:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"DELAY {known[props.DELAY][:40]!r} is no number") from None
-    if known.get(props.TRANSACTION_PREPARED) == "true":
-        raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
-    if not level and any(name in known for name in props.TIMER_PROPERTIES):
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "messages for a certain time are not served by this version, use a delay level",
-        )
-    return level
 
 
 def _refuse_in_batch(text: str, part: str) -> None:

@@ -15,9 +15,11 @@ from mq.broker.appender import Appender, MadeRecord, PendingCommand
 from mq.broker.made import MadeSends
 from mq.broker.refusal import RequestRefused
 from mq.broker.sends import Sends
+from mq.broker.special_sends import SpecialSends
 from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
+from mq.broker.waiting import WaitingPlaces
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
@@ -99,7 +101,7 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         appender=appender,
         tails=tails,
         unique_keys=keys,
-        made=made,
+        special=SpecialSends(made=made, places=WaitingPlaces(tails=tails), wall_clock_ms=lambda: next(times)),
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
         rng=random.Random(1),
         wall_clock_ms=lambda: next(times),

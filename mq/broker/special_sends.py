@@ -1,0 +1,41 @@
+"""Messages that clients send and that are not simply stored in their queue, for what their properties ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.broker.made import MadeSends
+from mq.broker.pending import Sender, SendRequest
+from mq.broker.refusal import RequestRefused
+from mq.broker.waiting import WaitingPlaces
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+
+
+class SpecialSends:
+    """What `mq.broker.sends` does with such messages once topic and queue are known to be right."""
+
+    def __init__(self, *, made: MadeSends, places: WaitingPlaces, wall_clock_ms: Callable[[], int]) -> None:
+        self._made = made
+        self._places = places
+        self._wall_clock_ms = wall_clock_ms
+
+    def add(
+        self,
+        sender: Sender,
+        request: SendRequest,
+        body: bytes,
+        serialization: int,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+    ) -> None:
+        """Queue one message whose properties may ask for something; its reply follows when it is committed.
+
+        Raises:
+            RequestRefused: it was not stored, and will not be.
+        """
+        if properties.get(props.TRANSACTION_PREPARED) == "true":
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
+        tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
+        self._made.add(sender, request, body, serialization, tail=tail, properties=properties, queue_id=queue_id)
