@@ -6,7 +6,6 @@ serve; which handlers those are, is said by the areas, and what a replica that d
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -72,6 +71,8 @@ class Areas:
         floor_pos: physical offset from which on the log is still needed.
         counters: figures of the broker itself.
         is_peer_host: whether a replica of this group is connected from an IP address, or to it.
+        wall_clock_ms: milliseconds since the epoch; may go back.
+        process_id: goes into the unique keys of messages whose sender gave none.
 
     Attributes:
         handlers: what serves each type of request at this moment.
@@ -92,6 +93,8 @@ class Areas:
         reads: PatientReads,
         rng: random.Random,
         clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        process_id: int,
         applied_index: Callable[[], int],
         floor_pos: Callable[[], int],
         counters: Callable[[], dict[str, int]],
@@ -121,7 +124,7 @@ class Areas:
         self.stats = Stats(cluster=settings.cluster, store=store, clock=clock)
         self.tails = QueueTails(metadata, store.max_offset)
         unique_keys = UniqKeyGenerator(
-            ip=store_ip, pid=os.getpid(), salt=rng.getrandbits(32), wall_clock_ms=wall_clock_ms
+            ip=store_ip, pid=process_id, salt=rng.getrandbits(32), wall_clock_ms=wall_clock_ms
         )
         made = MadeSends(
             appender=self.appender,

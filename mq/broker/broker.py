@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from mq.broker.areas import Areas, wall_clock_ms
+from mq.broker.areas import Areas
 from mq.broker.clients import ClientLimits, ClientRegistry
 from mq.broker.connection import ClientConnection
 from mq.broker.long_polling import LongPolling
@@ -41,6 +41,9 @@ class Broker:
         store_ip: the IPv4 address that message ids carry.
         metadata, store: as the checkpoint left them; the replica hands in every later entry.
         filling: not None when the metadata comes from a snapshot and the queues have still to reach it.
+        clock: monotonic seconds.
+        wall_clock_ms: milliseconds since the epoch; may go back.
+        process_id: goes into the unique keys of messages whose sender gave none.
         is_peer_host: whether a replica of this group is connected from an IP address, or to it.
         on_registration_changed: told when the name servers must learn something new.
         descriptors_max: connections with this file descriptor or a higher one are refused.
@@ -58,6 +61,8 @@ class Broker:
         checkpointer: Checkpointer,
         rng: random.Random,
         clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        process_id: int,
         is_peer_host: Callable[[str], bool],
         on_registration_changed: Callable[[], None],
         descriptors_max: int,
@@ -73,6 +78,8 @@ class Broker:
         self._store_ip = store_ip
         self._rng = rng
         self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._process_id = process_id
         self._is_peer_host = is_peer_host
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
@@ -105,6 +112,8 @@ class Broker:
             reads=self._reads,
             rng=self._rng,
             clock=self._clock,
+            wall_clock_ms=self._wall_clock_ms,
+            process_id=self._process_id,
             applied_index=lambda: self._applied_index,
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
@@ -232,7 +241,7 @@ class Broker:
         """Replicate what a leader has to say about itself, as far as it is not known already."""
         settings = self._settings
         missing = self._metadata.missing_system_topics(
-            settings.cluster, settings.group, wall_clock_ms(), default_topic_queues=settings.default_topic_queues
+            settings.cluster, settings.group, self._wall_clock_ms(), default_topic_queues=settings.default_topic_queues
         )
         if self._metadata.replicas.get(settings.node_id) != self.areas.replica_address:
             missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.areas.replica_address)))

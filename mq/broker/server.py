@@ -14,6 +14,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from mq.broker import areas
 from mq.broker.broker import Broker
 from mq.broker.figures import SAMPLE_SECONDS
 from mq.broker.registration import Registrar
@@ -139,6 +140,8 @@ class _Host:
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
             rng=random.Random(int.from_bytes(os.urandom(8), "big")),
             clock=trio.current_time,
+            wall_clock_ms=areas.wall_clock_ms,
+            process_id=os.getpid(),
             is_peer_host=lambda host: run.transport.is_peer_host(host),
             on_registration_changed=lambda: registrar.changed(),
             descriptors_max=allow_descriptors(),
@@ -176,19 +179,7 @@ class _Host:
 
         async def timers() -> None:
             async with trio.open_nursery() as nursery:
-                for seconds, action in (
-                    (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
-                    (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
-                    (_NOTIFY_SECONDS, broker.notify_members),
-                    (_DELIVER_SECONDS, broker.deliver_delayed),
-                    (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
-                    (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
-                    (SAMPLE_SECONDS, broker.sample_figures),
-                    (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
-                    (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
-                    (settings.offset_commit_seconds, broker.replicate_offsets),
-                    (settings.idle_seconds_max, broker.close_idle_connections),
-                ):
+                for seconds, action in periodic_actions(broker, settings, log):
                     nursery.start_soon(_every, seconds, action, reactor)
                 nursery.start_soon(broker.areas.gradually.run)
                 nursery.start_soon(broker.areas.keys.serve)
@@ -206,6 +197,25 @@ class _Host:
 
     def _closed(self) -> None:
         self._broker = None
+
+
+def periodic_actions(
+    broker: Broker, settings: BrokerSettings, log: Log
+) -> tuple[tuple[float, Callable[[], None]], ...]:
+    """What is to be done again and again while a broker runs, each with the seconds in between."""
+    return (
+        (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
+        (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
+        (_NOTIFY_SECONDS, broker.notify_members),
+        (_DELIVER_SECONDS, broker.deliver_delayed),
+        (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+        (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
+        (SAMPLE_SECONDS, broker.sample_figures),
+        (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
+        (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
+        (settings.offset_commit_seconds, broker.replicate_offsets),
+        (settings.idle_seconds_max, broker.close_idle_connections),
+    )
 
 
 async def _store_ip(settings: BrokerSettings) -> str:
