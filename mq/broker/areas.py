@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from mq.broker.administration import Administration
+from mq.broker.announcing import Announcements
 from mq.broker.appender import Appender
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
@@ -33,6 +34,8 @@ from mq.broker.made import MadeSends
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.reads import PatientReads
+from mq.broker.replica_calls import ReplicaCalls
+from mq.broker.replies import Replies
 from mq.broker.retention import Retention
 from mq.broker.retries import Retries
 from mq.broker.sends import Sends
@@ -267,6 +270,29 @@ class Areas:
             forward=self.forwarder.handle,
             log=log,
         )
+        calls = ReplicaCalls(reactor, clock)
+        self.announcements = Announcements(
+            settings=settings,
+            metadata=metadata,
+            appender=self.appender,
+            calls=calls,
+            members=self._members,
+            address=self.replica_address,
+            leader_address=self._leader_address,
+            admit=self.forwarded.admit,
+            clock=clock,
+        )
+        self.replies = Replies(
+            settings=settings,
+            clients=clients,
+            sends=self.sends,
+            appender=self.appender,
+            calls=calls,
+            other_replicas=self._other_replicas,
+            admit=self.forwarded.admit,
+            address=self.replica_address,
+            wall_clock_ms=wall_clock_ms,
+        )
         administration = Administration(
             settings=settings,
             replica=replica,
@@ -289,10 +315,10 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
-        areas = (self.pulls, self.groups, self.offsets, self.lookup, self.group_admin, self.forwarded)
-        for area in (*areas, self.keys, subscriptions, administration):
+        areas = (self.pulls, self.groups, self.offsets, self.lookup, self.group_admin, self.forwarded, self.replies)
+        for area in (*areas, self.keys, subscriptions, self.announcements, administration):
             self.handlers.update(area.handlers())
-        for leading_area in (self.sends, self.offsets, self.locks, retries, administration):
+        for leading_area in (self.sends, self.offsets, self.locks, retries, self.replies, administration):
             self._leader_handlers.update(leading_area.leader_handlers())
         self.serve_as_follower()
 
@@ -303,7 +329,7 @@ class Areas:
     def forget(self) -> None:
         """This replica does not lead any more: what areas keep as the leader is void."""
         self.tails.forget()
-        for area in (self.sends, self.offsets, self.locks, self.groups, self.delays):
+        for area in (self.sends, self.offsets, self.locks, self.groups, self.delays, self.replies):
             area.forget()
 
     def serve_as_leader(self) -> None:
@@ -318,6 +344,15 @@ class Areas:
         """Where another replica that leads serves clients, if that is known."""
         core = self._replica.core
         return None if core.leader_id in (None, core.node_id) else self._metadata.replicas.get(core.leader_id)
+
+    def _other_replicas(self) -> list[str]:
+        """Where the other members of the group serve clients, as far as they have said so."""
+        others = self._members() - {self._replica.core.node_id}
+        return [address for node_id, address in self._metadata.replicas.items() if node_id in others]
+
+    def _members(self) -> set[str]:
+        conf = self._replica.core.conf
+        return {*conf.voters, *conf.outgoing, *conf.learners}
 
     def _client_id(self, connection: ClientConnection | ForwardedSender, group: str) -> str | None:
         """Who a client is in a consumer group, also if it is connected to another replica."""

@@ -156,6 +156,7 @@ class Broker:
     def close_connections(self) -> None:
         """Close every client connection."""
         self.areas.forwarder.close()
+        self.areas.replies.forget()
         for connection in list(self._connections):
             connection.close("broker stops")
 
@@ -288,6 +289,8 @@ class Broker:
         """Answer operators whose change of the group does not come to an end, or who wait for a client."""
         self.areas.group_admin.expire()
         self._questions.expire()
+        self.areas.replies.expire()
+        self.areas.announcements.run()
 
     def deliver_delayed(self) -> None:
         """Put into their topics the delayed messages that are due."""
@@ -389,6 +392,7 @@ class Broker:
             "delayedDelivered": self.areas.delays.delivered,
             "delayedDropped": self.areas.delays.dropped,
             "delayedExpired": self.areas.delays.expired,
+            **self.areas.replies.counters(),
             **self.areas.forwarder.counters(),
             "forwardedTaken": self.areas.forwarded.taken,
         }

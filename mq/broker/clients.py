@@ -129,6 +129,8 @@ class ClientRegistry(Generic[ConnectionT]):
         self._limits = limits or ClientLimits()
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
+        # By client id, each with the number of its producer groups.
+        self._producers_at: dict[str, dict[ConnectionT, int]] = {}
         self._listed: dict[ConnectionT, _Listed] = {}
         self._subscriptions = 0
 
@@ -147,8 +149,7 @@ class ClientRegistry(Generic[ConnectionT]):
         if listed is None:
             listed = self._listed[connection] = _Listed()
         for producer in heartbeat.producers:
-            members = self._producers.setdefault(producer.group, {})
-            members[connection] = Member(heartbeat.client_id, language, version, now)
+            self._add_producer(producer.group, connection, Member(heartbeat.client_id, language, version, now))
             listed.producer_groups.add(producer.group)
         new_groups: list[str] = []
         notify: list[Notice[ConnectionT]] = []
@@ -247,6 +248,10 @@ class ClientRegistry(Generic[ConnectionT]):
         """All producer groups and their members."""
         return self._producers.items()
 
+    def producer(self, client_id: str) -> ConnectionT | None:
+        """The connection of a producer, whatever its groups; the latest, if it has several."""
+        return next(reversed(self._producers_at.get(client_id, {})), None)
+
     def producers(self, group: str) -> list[ConnectionT]:
         """Connections of a producer group, in order of their first heartbeat."""
         return list(self._producers.get(group, ()))
@@ -319,9 +324,27 @@ class ClientRegistry(Generic[ConnectionT]):
             wanted[data.topic] = _parsed(data)
         return wanted
 
+    def _add_producer(self, name: str, connection: ConnectionT, member: Member) -> None:
+        members = self._producers.setdefault(name, {})
+        known = members.get(connection)
+        if known is None or known.client_id != member.client_id:
+            if known is not None:
+                self._forget_producer(known.client_id, connection)
+            at = self._producers_at.setdefault(member.client_id, {})
+            at[connection] = at.get(connection, 0) + 1
+        members[connection] = member
+
+    def _forget_producer(self, client_id: str, connection: ConnectionT) -> None:
+        at = self._producers_at[client_id]
+        at[connection] -= 1
+        if not at[connection]:
+            del at[connection]
+            if not at:
+                del self._producers_at[client_id]
+
     def _remove_producer(self, name: str, connection: ConnectionT) -> None:
         members = self._producers[name]
-        del members[connection]
+        self._forget_producer(members.pop(connection).client_id, connection)
         if not members:
             del self._producers[name]
         listed = self._listed[connection]

@@ -66,16 +66,8 @@ class ForwardedRequests:
 
     def handle(self, connection: ClientConnection, request: Forward, body: bytes, serialization: int) -> None:
         """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""
-        if not connection.trusted:
-            if not self._is_trusted(connection.peer):
-                raise RequestRefused(
-                    ResponseCode.NO_PERMISSION,
-                    f"{connection.peer} is no replica of this group, see the setting admin_from",
-                )
-            connection.trusted = True
         ext = request.ext
-        if ext.identity != self._identity:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {ext.identity}")
+        self.admit(connection, ext.identity)
         if not self._leads():
             if self._is_elected() and self._held_bytes < self._held_bytes_max:
                 # Refused, it might be overtaken by one that is already on its way and comes in time.
@@ -104,6 +96,18 @@ class ForwardedRequests:
         self.taken += 1
         sender = ForwardedSender(self, connection, request.opaque, host, ext.client_id or None)
         sender.serve(handler, inner, inner_body, ext.serialization)
+
+    def admit(self, connection: ClientConnection, identity: str) -> None:
+        """Refuse (raise RequestRefused) who is no replica of this group, or of another log."""
+        if not connection.trusted:
+            if not self._is_trusted(connection.peer):
+                raise RequestRefused(
+                    ResponseCode.NO_PERMISSION,
+                    f"{connection.peer} is no replica of this group, see the setting admin_from",
+                )
+            connection.trusted = True
+        if identity != self._identity:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
 
     def role_changed(self) -> None:
         """This replica takes messages, or will not: serve or refuse what waited for it."""

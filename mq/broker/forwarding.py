@@ -48,6 +48,7 @@ from mq.protocol.operator_requests import (
     UpdateAndCreateSubscriptionGroupList,
     UpdateAndCreateTopicList,
 )
+from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
 from raftlog import Deadline, Reactor
 
 Log = structlog.stdlib.BoundLogger
@@ -63,7 +64,17 @@ _ONEWAY = 2
 _OPAQUE_MASK = 0x7FFFFFFF
 _NOT_SERVED = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION})
 
-_SENDS = frozenset({SendMessage, SendMessageV2, SendBatchMessage, ConsumerSendMsgBack, EndTransaction})
+_SENDS = frozenset(
+    {
+        SendMessage,
+        SendMessageV2,
+        SendBatchMessage,
+        SendReplyMessage,
+        SendReplyMessageV2,
+        ConsumerSendMsgBack,
+        EndTransaction,
+    }
+)
 _REPEATABLE = frozenset(
     {
         CloneGroupOffset,

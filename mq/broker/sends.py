@@ -145,6 +145,21 @@ class Sends:
         appender.pending.append((size, sender, request, serialization, tail, body, properties, code, unique_key))
         appender.pending_bytes += size
 
+    def queue_of(
+        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
+    ) -> QueueTail | None:
+        """The queue of a message that somebody else stores. Raises RequestRefused.
+
+        None if the request is served already, or will be once more when its topic is created.
+        """
+        ext = request.ext
+        if self._appender.pending_bytes > self._pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        tails = self._writable.get(ext.topic) or self._open_topic(sender, request, body, serialization)
+        if tails is None:
+            return None
+        return tails[ext.queue_id if 0 <= ext.queue_id < len(tails) else self._chosen_queue(ext, len(tails))]
+
     def handle_batch(
         self, sender: ClientConnection, request: SendBatchMessage, body: bytes, serialization: int
     ) -> None:

@@ -92,6 +92,7 @@ class BrokerSettings(ProcessSettings):
     auto_create_topics: bool = True
     default_topic_queues: int = Field(8, ge=1, le=1024)
     auto_create_groups: bool = Field(True, description="a consumer group is made when it first consumes")
+    store_reply_message: bool = Field(True, description="replies to messages are stored, and not only handed over")
     sql_filter: bool = Field(True, description="consumers may filter by SQL92 expressions")
     pull_messages_max: int = Field(32, ge=1)
     pull_bytes_max: int = Field(256 * 1024, ge=1024)

@@ -152,6 +152,20 @@ class Forward(Request, tag=int(Code.FORWARD)):
     ext: ForwardExt = msgspec.field(name="extFields")
 
 
+class AnnounceReplicaExt(Ext):
+    """One replica and its ``host:port`` for clients; ``identity`` is that of the replicated log."""
+
+    identity: str
+    node_id: str
+    address: str
+
+
+class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
+    """9004, our own, to the leader of a group: here is where clients reach me."""
+
+    ext: AnnounceReplicaExt = msgspec.field(name="extFields")
+
+
 # -- name servers ------------------------------------------------------------------------------------------------------
 
 

@@ -134,6 +134,10 @@ class RequestCode(IntEnum):
     """Our own: members of a broker group. Stock clients and brokers use no code near it."""
     FORWARD = 9002
     """Our own: a replica hands a client's request on to the one that leads."""
+    RELAY_REPLY = 9003
+    """Our own: a replica hands a reply on to the one that the client is connected to which waits for it."""
+    ANNOUNCE_REPLICA = 9004
+    """Our own: a replica that does not lead says where clients reach it."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

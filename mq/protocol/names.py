@@ -20,6 +20,7 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
 """Records of this topic change a group's replicated metadata. No client may write one."""
@@ -96,6 +97,11 @@ def retry_topic(group: str) -> str:
 def dead_letter_topic(group: str) -> str:
     """Where messages end that ``group`` could not handle however often it got them."""
     return DEAD_LETTER_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """Where the replies to messages of a cluster are sent, and stored."""
+    return cluster + REPLY_TOPIC_SUFFIX
 
 
 def _check(kind: str, name: str, length_max: int) -> None:

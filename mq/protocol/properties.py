@@ -33,6 +33,9 @@ SHARDING_KEY: Final = "__SHARDINGKEY"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+TTL: Final = "TTL"
+ARRIVE_TIME: Final = "ARRIVE_TIME"
+PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """A message with one of these wants to be delivered later."""
@@ -78,10 +81,10 @@ RESERVED: Final = frozenset(
         "EXTEND_UNIQ_INFO",
         CORRELATION_ID,
         REPLY_TO_CLIENT,
-        "TTL",
+        TTL,
         MESSAGE_TYPE,
-        "ARRIVE_TIME",
-        "PUSH_REPLY_TIME",
+        ARRIVE_TIME,
+        PUSH_REPLY_TIME,
         "POP_CK",
         "POP_CK_OFFSET",
         "1ST_POP_TIME",

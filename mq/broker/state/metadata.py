@@ -42,7 +42,15 @@ from mq.broker.state.marks import Marks
 from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX
-from mq.protocol.names import AUTO_CREATE_TEMPLATE, SCHEDULE_TOPIC, SELF_TEST_TOPIC, NameRefused, check_topic
+from mq.protocol.names import (
+    AUTO_CREATE_TEMPLATE,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    TRACE_TOPIC,
+    NameRefused,
+    check_topic,
+    reply_topic,
+)
 from mq.store.dispatch import META_TOPIC
 
 TOPICS_MAX = 50_000
@@ -431,6 +439,8 @@ def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iter
         (SCHEDULE_TOPIC, LEVEL_MAX, usual),
         (cluster, 16, usual | PERM_INHERIT),
         (broker, 1, usual | PERM_INHERIT),
+        (TRACE_TOPIC, 1, usual),
+        (reply_topic(cluster), 1, usual),
     ]
     seen: set[str] = set()
     for name, queues, perm in rules:

@@ -262,6 +262,8 @@ def test_system_topics_are_created_once_and_marked() -> None:
         "SCHEDULE_TOPIC_XXXX": (18, 6),
         "DefaultCluster": (16, 7),
         "broker-a": (1, 7),
+        "RMQ_SYS_TRACE_TOPIC": (1, 6),
+        "DefaultCluster_REPLY_TOPIC": (1, 6),
     }
     assert metadata.system_topics == frozenset(metadata.topics)
     assert metadata.missing_system_topics("DefaultCluster", "broker-a", 60) == []
@@ -272,7 +274,7 @@ def test_system_topics_are_created_once_and_marked() -> None:
 def test_a_cluster_whose_name_no_topic_may_have_gets_none() -> None:
     names = [decode_command(body) for body in Metadata().missing_system_topics("my.cluster", "TBW102", 50)]
     made = [command.config.name for command in names if isinstance(command, PutTopic)]
-    assert made == ["TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX"]
+    assert made == ["TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRACE_TOPIC"]
 
 
 def test_topic_table_has_every_topic() -> None:

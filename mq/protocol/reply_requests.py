@@ -1,0 +1,69 @@
+"""Typed requests around replies: a consumer answers a message, and the broker hands the answer to who had asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests import Ext, Request, SendExt, SendExtLong, SendMessage, SendMessageV2
+from mq.protocol.wire_names import I32, I64, wire
+
+
+class SendReplyMessage(SendMessage, tag=int(Code.SEND_REPLY_MESSAGE)):
+    """324: a reply, with the field names of 10."""
+
+    ext: SendExtLong = msgspec.field(name="extFields")
+
+
+class SendReplyMessageV2(SendMessageV2, tag=int(Code.SEND_REPLY_MESSAGE_V2)):
+    """325: a reply, with the field names of 310."""
+
+    ext: SendExt = msgspec.field(name="extFields")
+
+
+class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_timestamp_ms="storeTimestamp")):
+    """A reply without its body. ``born_host`` and ``store_host`` are ``ip:port``: of who replied, and of the broker."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp_ms: I64
+    flag: I32
+    born_host: str
+    store_host: str
+    store_timestamp_ms: I64
+    properties: str = ""
+    reconsume_times: I32 = 0
+    unit_mode: bool = False
+
+    def fields(self) -> dict[str, str]:
+        """The header fields as on the wire."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
+
+
+class PushReplyMessageToClient(Request, tag=int(Code.PUSH_REPLY_MESSAGE_TO_CLIENT)):
+    """326, broker to client: the reply to a message of yours is in the body."""
+
+    ext: PushReplyExt = msgspec.field(name="extFields")
+
+
+class RelayReplyExt(PushReplyExt, kw_only=True):
+    """Whom the reply is for; ``identity`` is that of the replicated log."""
+
+    identity: str
+    client_id: str
+
+
+class RelayReply(Request, tag=int(Code.RELAY_REPLY)):
+    """9003, our own, between replicas of a group: push this reply to a client, if it is connected to you.
+
+    SUCCESS: it has it; CONSUMER_NOT_ONLINE: it is not here; anything else: it is, and did not take it.
+    """
+
+    ext: RelayReplyExt = msgspec.field(name="extFields")
