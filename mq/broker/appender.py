@@ -46,7 +46,9 @@ from mq.protocol.records import (
     TRANSACTION_MASK,
     encode_record,
 )
+from mq.protocol.sequencing import SEQUENCE_MARK
 from mq.store.dispatch import ANNOTATION_START, META_TOPIC, QUEUE_ENTRY, RUN_HEAD
+from mq.store.sequenced import SequencedRecord, join_sequenced, sequenced_record
 from raftlog import Refusal
 
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -272,13 +274,14 @@ class Appender:
         sender: Sender | None = None
         replies: list[bytes] = []
         commands = False
+        sequenced: list[SequencedRecord] = []
         for item in batch:
             if len(item) == 2:
                 nbytes, other = item
                 if isinstance(other, PendingBatch):
                     self._build_batch(other, parts, touched, committing, pos, store_ms)
                 else:
-                    commands |= self._build_group(other, parts, touched, committing, pos, store_ms)
+                    commands |= self._build_group(other, parts, touched, committing, sequenced, pos, store_ms)
                 sender = None  # replies leave in the order of the entry
                 pos += nbytes
                 continue
@@ -328,7 +331,10 @@ class Appender:
             shipped += (pack_run(len(name), tail.queue_id, tail.first_offset, len(entries)), name, *entries)
             tail.entries = []
         # Without an annotation every replica reads the records themselves, and finds the commands there.
-        return b"".join(parts), b"" if commands else b"".join(shipped)
+        annotation = b"" if commands else b"".join(shipped)
+        if sequenced and annotation:
+            annotation = join_sequenced(sequenced, annotation)
+        return b"".join(parts), annotation
 
     def _build_batch(
         self,
@@ -388,6 +394,7 @@ class Appender:
         parts: list[bytes],
         touched: list[QueueTail],
         committing: _Committing,
+        sequenced: list[SequencedRecord],
         pos: int,
         store_ms: int,
     ) -> bool:
@@ -432,6 +439,9 @@ class Appender:
                     _PROPERTIES_LENGTH.pack(len(item.properties)),
                     item.properties,
                 )
+                # Only here: messages with a sequence number are made, and batches cannot have one.
+                if SEQUENCE_MARK in item.properties and (found := sequenced_record(item.properties, pos, store_ms)):
+                    sequenced.append(found)
                 if item.on_stored is not None:
                     committing.callbacks.append(partial(_stored, item.on_stored, StoredAt(offset, pos)))
             pos += item.nbytes

@@ -34,6 +34,7 @@ from mq.broker.made import MadeSends
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.reads import PatientReads
+from mq.broker.repeats import Repeats
 from mq.broker.replica_calls import ReplicaCalls
 from mq.broker.replies import Replies
 from mq.broker.retention import Retention
@@ -160,13 +161,20 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
+        self.repeats = Repeats(
+            sequences=metadata.sequences,
+            appender=self.appender,
+            reply_template=SendReplyTemplate(store_host),
+            log=replica.log,
+            record_bytes_max=settings.segment_bytes,
+        )
         self.sends = Sends(
             settings=settings,
             metadata=metadata,
             appender=self.appender,
             tails=self.tails,
             unique_keys=unique_keys,
-            special=SpecialSends(made=made, places=places, wall_clock_ms=wall_clock_ms),
+            special=SpecialSends(made=made, places=places, repeats=self.repeats, wall_clock_ms=wall_clock_ms),
             retries=retries,
             rng=rng,
             wall_clock_ms=wall_clock_ms,
@@ -329,7 +337,7 @@ class Areas:
     def forget(self) -> None:
         """This replica does not lead any more: what areas keep as the leader is void."""
         self.tails.forget()
-        for area in (self.sends, self.offsets, self.locks, self.groups, self.delays, self.replies):
+        for area in (self.sends, self.repeats, self.offsets, self.locks, self.groups, self.delays, self.replies):
             area.forget()
 
     def serve_as_leader(self) -> None:

@@ -29,6 +29,7 @@ from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, enc
 from mq.store.dispatch import scan_runs
 from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
+from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
 from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf
 
 Log = structlog.stdlib.BoundLogger
@@ -251,12 +252,20 @@ class Broker:
 
     def _dispatch(self, entry: CommittedEntry) -> None:
         commands: list[bytes] = []
-        if entry.annotation:
-            self._store.append_shipped(entry.annotation)
+        sequenced: list[SequencedRecord] = []
+        annotation = entry.annotation
+        if annotation:
+            if annotation[0] == SEQUENCED_FORMAT:
+                sequenced, annotation = split_sequenced(annotation)
+            self._store.append_shipped(annotation)
         else:
+            sequenced = scan_sequenced(entry.body)
             runs, commands = scan_runs(entry.body)
             for run in runs:
                 self._store.append_run(run)
+        if sequenced and self._filling is None:
+            for record in sequenced:
+                self._metadata.sequences.note(*record)
         for command in commands:
             decoded = decode_command(command)
             if self._filling is not None:
@@ -393,6 +402,7 @@ class Broker:
             "delayedDropped": self.areas.delays.dropped,
             "delayedExpired": self.areas.delays.expired,
             **self.areas.replies.counters(),
+            "repeatedSends": self.areas.repeats.answered,
             **self.areas.forwarder.counters(),
             "forwardedTaken": self.areas.forwarded.taken,
         }

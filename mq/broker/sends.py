@@ -27,13 +27,13 @@ from mq.protocol.errors import BodyError
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
 from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.sequencing import SEQUENCE_MARK
 
 PROPERTIES_BYTES_MAX = 32767
 _WRITABLE = 2
 _TAGS = b"TAGS\x01"
 _UNIQUE_KEY = b"UNIQ_KEY\x01"
 _VALUE_END = 2
-_NOT_IN_BATCHES = (b"DELAY\x01", b"TIMER_D", b"TRAN_MSG\x01")
 _TAG_CODES_MAX = 4096
 _TAG_BYTES_MAX = 128
 
@@ -112,7 +112,7 @@ class Sends:
             self._add_batch(sender, request, body, serialization, tails[queue_id])
             return
         text = ext.properties
-        if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text:
+        if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or "RAFTMQ_S" in text:
             self._special.add(sender, request, body, serialization, props.decode(text), ext.topic, queue_id)
             return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
@@ -184,7 +184,7 @@ class Sends:
         # Clients of 5.x give the batch a UNIQ_KEY, too; behind a message's own it would hide that from readers.
         given = [each for each in ext.properties.encode().split(b"\x02") if each and not each.startswith(_UNIQUE_KEY)]
         shared = b"".join(each + b"\x02" for each in given) + self._suffix
-        if any(name in shared for name in _NOT_IN_BATCHES):
+        if _asks_for_more(shared):
             _refuse_in_batch(ext.properties, "the head")
         elements: list[BatchElement] = []
         unique_keys: list[bytes] = []
@@ -199,7 +199,7 @@ class Sends:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"the properties of message {number} are not UTF-8"
                 ) from error
-            if any(name in properties for name in _NOT_IN_BATCHES):
+            if _asks_for_more(properties):
                 _refuse_in_batch(properties.decode(), f"message {len(elements)}")
             unique_key = _value(properties, _UNIQUE_KEY)
             if not unique_key:
@@ -320,8 +320,23 @@ def _value(properties: bytes, name: bytes) -> bytes:
     return properties[at + len(name) : properties.find(b"\x02", at)]
 
 
+def _asks_for_more(properties: bytes) -> bool:
+    """Whether a message may ask for something besides being stored, as far as a quick look tells."""
+    return (
+        b"DELAY\x01" in properties
+        or b"TIMER_D" in properties
+        or b"TRAN_MSG\x01" in properties
+        or SEQUENCE_MARK in properties
+    )
+
+
 def _refuse_in_batch(text: str, part: str) -> None:
     """What stock brokers store without its effect is refused here."""
+    if SEQUENCE_MARK.decode() in text:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"{part} of a batch has a {props.SEQUENCE}, which only messages by themselves can have",
+        )
     known = props.decode(text)
     delay = known.get("DELAY", "0").strip()
     if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):

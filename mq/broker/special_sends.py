@@ -7,17 +7,22 @@ from collections.abc import Callable
 from mq.broker.made import MadeSends
 from mq.broker.pending import Sender, SendRequest
 from mq.broker.refusal import RequestRefused
+from mq.broker.repeats import Repeats
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 
 class SpecialSends:
     """What `mq.broker.sends` does with such messages once topic and queue are known to be right."""
 
-    def __init__(self, *, made: MadeSends, places: WaitingPlaces, wall_clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, *, made: MadeSends, places: WaitingPlaces, repeats: Repeats, wall_clock_ms: Callable[[], int]
+    ) -> None:
         self._made = made
         self._places = places
+        self._repeats = repeats
         self._wall_clock_ms = wall_clock_ms
 
     def add(
@@ -35,6 +40,29 @@ class SpecialSends:
         Raises:
             RequestRefused: it was not stored, and will not be.
         """
+        # What goes to a retry topic is a copy that a consumer makes of a message it got, with all its properties.
+        if props.SEQUENCE not in properties or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            self._add(sender, request, body, serialization, properties, topic, queue_id)
+            return
+        flight = self._repeats.admit(sender, request, body, serialization, properties)
+        if flight is None:
+            return
+        try:
+            self._add(flight, flight.request, body, serialization, properties, topic, queue_id)
+        except RequestRefused:
+            flight.end()
+            raise
+
+    def _add(
+        self,
+        sender: Sender,
+        request: SendRequest,
+        body: bytes,
+        serialization: int,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+    ) -> None:
         if properties.get(props.TRANSACTION_PREPARED) == "true":
             raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
         tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())

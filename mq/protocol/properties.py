@@ -36,6 +36,9 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 ARRIVE_TIME: Final = "ARRIVE_TIME"
 PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
+PRODUCER_ID: Final = "RAFTMQ_PRODUCER"
+SEQUENCE: Final = "RAFTMQ_SEQUENCE"
+"""Not of RocketMQ, and for applications to set; see `mq.protocol.sequencing`."""
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """A message with one of these wants to be delivered later."""

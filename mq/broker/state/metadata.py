@@ -40,6 +40,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.marks import Marks
 from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
+from mq.broker.state.sequences import Sequences
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import (
@@ -117,7 +118,9 @@ class Metadata:
         """Where a replica that led once serves clients, by node id: an IP address and a port."""
         self.marks = Marks()
         """Which messages of the broker's own queues are dealt with."""
-        self._parts: dict[str, Part] = {"marks": self.marks}
+        self.sequences = Sequences()
+        """Which messages with a sequence number the log has."""
+        self._parts: dict[str, Part] = {"marks": self.marks, "sequences": self.sequences}
         """By the name under which a part is in the snapshot."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
 
@@ -270,7 +273,7 @@ class Metadata:
                 forbidden=sorted(forbidden),
                 parts={name: table for name, encode_part in parts if (table := encode_part()) is not None},
             )
-            encoded: bytes = cbor2.dumps(msgspec.to_builtins(state))
+            encoded: bytes = cbor2.dumps(msgspec.to_builtins(state, builtin_types=(bytes,)))
             return encoded
 
         return encode

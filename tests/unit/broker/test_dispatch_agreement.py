@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mq.broker.appender import Appender, MadeRecord, PendingCommand
 from mq.broker.made import MadeSends
 from mq.broker.refusal import RequestRefused
+from mq.broker.repeats import Repeats
 from mq.broker.sends import Sends
 from mq.broker.special_sends import SpecialSends
 from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
@@ -28,11 +29,13 @@ from mq.protocol.headers import SendReplyTemplate, encode_request
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import encode_host
 from mq.store.dispatch import decode_runs, scan_runs
+from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
 from raftlog import Refusal
 from tests.unit.broker.running import broker_settings, send_ext
 
-NAMES = st.sampled_from(["TAGS", "KEYS", "XTAGS", "UNIQ_KEY", "DELAY", "a", "TAGS ", "tags"])
-VALUES = st.sampled_from(["", "t", "TagA", "ü€😀", " x ", "3", "0", "TAGS\x01u", "x" * 200])
+NUMBERED = ("RAFTMQ_PRODUCER", "RAFTMQ_SEQUENCE", "RAFTMQ_SEQUENCE")
+NAMES = st.sampled_from(["TAGS", "KEYS", "XTAGS", "UNIQ_KEY", "DELAY", "a", "TAGS ", "tags", *NUMBERED])
+VALUES = st.sampled_from(["", "t", "TagA", "ü€😀", " x ", "3", "0", "TAGS\x01u", "RAFTMQ_SEQUENCE\x011", "x" * 200])
 PAIRS = st.lists(st.tuples(NAMES, VALUES), max_size=4)
 TEXTS = st.builds(
     lambda pairs, cut: "".join(f"{name}\x01{value}\x02" for name, value in pairs)[: -1 if cut else None],
@@ -101,7 +104,18 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         appender=appender,
         tails=tails,
         unique_keys=keys,
-        special=SpecialSends(made=made, places=WaitingPlaces(tails=tails), wall_clock_ms=lambda: next(times)),
+        special=SpecialSends(
+            made=made,
+            places=WaitingPlaces(tails=tails),
+            repeats=Repeats(
+                sequences=metadata.sequences,
+                appender=appender,
+                reply_template=SendReplyTemplate(store_host),
+                log=None,  # type: ignore[arg-type] # nothing is committed, so nothing is repeated
+                record_bytes_max=4096,
+            ),
+            wall_clock_ms=lambda: next(times),
+        ),
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
         rng=random.Random(1),
         wall_clock_ms=lambda: next(times),
@@ -111,6 +125,9 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
 
 @given(st.lists(st.one_of(PLAIN, BATCHES, GROUPS), min_size=1, max_size=8))
 @example([("batch", "T", 0, "TAGS\x01shared\x02", ["", "TAGS\x01own\x02"])])
+@example(
+    [(kind, "T", 0, "RAFTMQ_PRODUCER\x01p\x02RAFTMQ_SEQUENCE\x011\x02DELAY\x013", []) for kind in ("plain", "schedule")]
+)
 def test_what_the_leader_ships_is_what_the_records_say(
     items: list[tuple[str, str, int, str, list[str]]],
 ) -> None:
@@ -129,13 +146,20 @@ def test_what_the_leader_ships_is_what_the_records_say(
                 continue
         else:
             tail = tails.get(SCHEDULE_TOPIC if kind == "schedule" else topic, queue_id)
-            record = MadeRecord(tail=tail, body=b"b", properties=b"", born_timestamp_ms=1, born_host=Client.host)
+            record = MadeRecord(
+                tail=tail, body=b"b", properties=text.encode(), born_timestamp_ms=1, born_host=Client.host
+            )
             command = PendingCommand(encode_command(AdvanceDelay(level=1, offset=1)))
             appender.add_atomically([record] if kind == "schedule" else [record, command])
     appender.start_round()
     for body, annotation in log.entries:
         runs, commands = scan_runs(body)
-        if annotation:
-            assert (decode_runs(annotation), []) == (runs, commands)
-        else:
+        if not annotation:
             assert commands
+            continue
+        sequenced: list[SequencedRecord] = []
+        if annotation[0] == SEQUENCED_FORMAT:
+            sequenced, annotation = split_sequenced(annotation)
+            assert sequenced
+        assert (decode_runs(annotation), []) == (runs, commands)
+        assert sequenced == scan_sequenced(body)
