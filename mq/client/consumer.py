@@ -27,7 +27,7 @@ from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
 from mq.client.giving_back import give_back
 from mq.client.handling import Handler, HandlerT, Handling
-from mq.client.identity import new_client_id
+from mq.client.identity import new_client_id, new_unique_keys
 from mq.client.local_offsets import LocalOffsets
 from mq.client.locking import RENEW_SECONDS, QueueLocker
 from mq.client.logs import log
@@ -37,6 +37,7 @@ from mq.client.offsets import ConsumeFrom, GroupOffsets
 from mq.client.process_queue import ProcessQueue
 from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
+from mq.client.replying import make_reply, send_reply
 from mq.client.routes import TopicRoute
 from mq.client.self_report import read_reset, running_info, status
 from mq.client.subscribed import Subscribed, subscription_of
@@ -60,6 +61,8 @@ REBALANCE_RETRY_SECONDS_MIN = 0.05
 REBALANCE_RETRY_SECONDS_MAX = 0.5
 FOR_OPERATORS_MAX = 16
 """Messages that operators have handled right now, at most so many at once."""
+
+REPLY_SECONDS = 3.0
 
 LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
@@ -167,6 +170,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             give_back=None if ordered or broadcast is not None else self._give_back,
         )
         self._handling_for_operators = 0
+        self._unique_keys = new_unique_keys(rng or random.Random())
         self._remoting: Remoting | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._assignment: Assignment | None = None
@@ -476,6 +480,31 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     def stop(self) -> None:
         """End `run`, cancelling the handlers that are at work."""
         self._handling.stop()
+
+    async def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+    ) -> None:
+        """Answer a message whose sender waits for it, see `Producer.request`, and wait until the sender has the reply.
+
+        Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds what was
+        in the way. The reply is not acknowledgement: the message is done when its handler ends, as any other.
+        """
+        remoting = self._remoting
+        if remoting is None:
+            raise ClientClosed("enter the consumer first: async with PushConsumer(...) as consumer")
+        reply = make_reply(
+            message,
+            body,
+            properties=properties or {},
+            unique_key=self._unique_keys.next(),
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+        )
+        await send_reply(remoting, self.group, message, reply, timeout=timeout)
 
     async def _give_back(self, message: ReceivedMessage) -> bool:
         assert self._remoting is not None, "a message is given back before the consumer is entered"

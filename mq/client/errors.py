@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from mq.client.message import MessageQueue
+from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.verdict import judge_answer
 
 __all__ = [
@@ -19,9 +19,12 @@ __all__ = [
     "ConnectionLost",
     "MessageRefused",
     "NameServersUnavailable",
+    "NoReply",
     "NoRoute",
+    "NotARequest",
     "OffsetsFileDamaged",
     "ProducerBusy",
+    "ReplyNotDelivered",
     "RequestTimeout",
     "SendOutcomeUnknown",
     "SendRejected",
@@ -51,7 +54,7 @@ class MessageRefused(ClientError):
 
 
 class ProducerBusy(ClientError):
-    """`send_nowait` found `limit` messages in flight already; nothing was sent."""
+    """`limit` messages are in flight already, or wait for replies; nothing was sent."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} messages are in flight already")
@@ -138,6 +141,35 @@ class NoRoute(ClientError):
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"no broker for topic {topic}: {reason}")
         self.topic = topic
+        self.reason = reason
+
+
+class NoReply(ClientError):
+    """The message `message_id` is stored, and nobody replied within `seconds`; it may be handled all the same."""
+
+    stored: Stored = "unknown"
+
+    def __init__(self, seconds: float, message_id: str) -> None:
+        super().__init__(f"no reply to message {message_id} within {seconds:g} s")
+        self.seconds = seconds
+        self.message_id = message_id
+
+
+class NotARequest(ClientError):
+    """Whoever sent this message waits for no reply, or its broker did not say which cluster it belongs to."""
+
+    def __init__(self, message: ReceivedMessage) -> None:
+        super().__init__(f"{message} wants no reply")
+        self.message = message
+
+
+class ReplyNotDelivered(ClientError):
+    """No broker could hand the reply to who asked: gone, or silent. It may be stored in the reply topic."""
+
+    stored: Stored = "unknown"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the reply was not delivered: {reason}")
         self.reason = reason
 
 

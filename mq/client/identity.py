@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import socket
 import time
 
-__all__ = ["local_ip", "new_client_id"]
+from mq.protocol.hashes import UniqKeyGenerator
+
+__all__ = ["local_ip", "new_client_id", "new_unique_keys"]
 
 # Process ids repeat (every container has a process 1), and a group must never see two members of one name: the
 # numbers go on from the start time of the process.
@@ -27,3 +30,10 @@ def local_ip() -> str:
 def new_client_id() -> str:
     """A name no other client in the cluster has."""
     return f"{local_ip()}@{os.getpid()}#{next(_numbers)}"
+
+
+def new_unique_keys(rng: random.Random) -> UniqKeyGenerator:
+    """Ids for the messages of one client."""
+    return UniqKeyGenerator(
+        ip=local_ip(), pid=os.getpid(), salt=rng.getrandbits(32), wall_clock_ms=lambda: time.time_ns() // 1_000_000
+    )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
 import anyio
 import anyio.lowlevel
 
-from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoRoute, ProducerBusy
-from mq.client.identity import local_ip, new_client_id
-from mq.client.message import Message, MessageQueue, SendResult
+from mq.client.asking import OpenRequests, connect_for_replies
+from mq.client.connection import AnswerLater, refuse_server_request
+from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
+from mq.client.identity import new_client_id, new_unique_keys
+from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.send_pipeline import RetryPolicy, SendPipeline, send_fields
 from mq.client.sending import OnDone, OutgoingMessage, Pending, make_batch_ready, make_ready, split_result
@@ -22,8 +23,9 @@ from mq.client.task_group import open_task_group
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODECS, Codec
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import Request, UnknownRequest
 from mq.protocol.names import check_group
+from mq.protocol.reply_requests import PushReplyMessageToClient
 
 __all__ = ["Producer"]
 
@@ -92,18 +94,18 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._rng = rng or random.Random()
-        self._unique_keys = UniqKeyGenerator(
-            ip=local_ip(), pid=os.getpid(), salt=self._rng.getrandbits(32), wall_clock_ms=_wall_clock_ms
-        )
+        self._unique_keys = new_unique_keys(self._rng)
         self._remoting: Remoting | None = None
         self._pipeline: SendPipeline | None = None
         self._submits = 0
+        self._requests = OpenRequests(self.client_id, limit=in_flight_max, rng=self._rng)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         async with Remoting.open(
             self._name_servers,
             heartbeat_body=self._heartbeat_body,
+            on_server_request=self._answer_server,
             settings=self._remoting_settings,
             rng=self._rng,
         ) as remoting:
@@ -122,6 +124,13 @@ class Producer(anyio.AsyncContextManagerMixin):
             finally:
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id, producer_group=self.group)
+
+    def _answer_server(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
+        if isinstance(request, PushReplyMessageToClient):
+            return self._requests.pushed(request, body, _wall_clock_ms())
+        return refuse_server_request(request, body, answer_later)
 
     def _heartbeat_body(self) -> bytes:
         return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
@@ -146,11 +155,16 @@ class Producer(anyio.AsyncContextManagerMixin):
         ConnectFailed, NameServersUnavailable (nobody to ask within the timeout), ClientClosed. Cancelled, it makes no
         further attempt, and the message may or may not have been stored.
         """
+        return await self._send(message, self._budget(timeout), queue)
+
+    async def _send(
+        self, message: Message, seconds: float, queue: MessageQueue | None, *, own: Mapping[str, str] | None = None
+    ) -> SendResult:
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
-        outgoing = self._make_ready(message, queue)
+        outgoing = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
-        number = pipeline.start(outgoing, pending.settle, timeout=self._budget(timeout), queue=queue)
+        number = pipeline.start(outgoing, pending.settle, timeout=seconds, queue=queue)
         try:
             return await pending.wait()
         finally:
@@ -214,6 +228,35 @@ class Producer(anyio.AsyncContextManagerMixin):
         fields = send_fields(self.group, outgoing, chosen)
         connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
         await anyio.lowlevel.checkpoint()
+
+    async def request(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> ReceivedMessage:
+        """Send one message to a consumer that replies, and wait for the reply; `timeout` is for both.
+
+        Raises NoReply when the message is stored and no reply came, ProducerBusy while `in_flight_max` others wait,
+        and what `send` raises. Of several replies the first one counts.
+        """
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        seconds = self._budget(timeout)
+        deadline = anyio.current_time() + seconds
+        request = self._requests.open()
+        try:
+            with anyio.move_on_at(deadline):
+                await connect_for_replies(self._remoting, message.topic)
+            left = max(deadline - anyio.current_time(), 0.0)
+            sent = await self._send(message, left, queue, own=self._requests.properties(request, seconds))
+            with anyio.move_on_at(deadline):
+                return await request.wait()
+        finally:
+            self._requests.close(request)
+        raise NoReply(seconds, sent.message_id)
+
+    @property
+    def dropped_replies(self) -> int:
+        """Replies that came when nobody waited for them (any more)."""
+        return self._requests.dropped
 
     # Many messages.
 
@@ -279,7 +322,9 @@ class Producer(anyio.AsyncContextManagerMixin):
         while pipeline.in_flight >= self._in_flight_max:
             await pipeline.wait_finished()
 
-    def _make_ready(self, message: Message, queue: MessageQueue | None) -> OutgoingMessage:
+    def _make_ready(
+        self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
+    ) -> OutgoingMessage:
         self._check_queue(message.topic, queue)
         return make_ready(
             message,
@@ -287,6 +332,7 @@ class Producer(anyio.AsyncContextManagerMixin):
             born_timestamp_ms=_wall_clock_ms(),
             compress=self._compress,
             compress_bytes_min=self._compress_bytes_min,
+            own=own,
         )
 
     @staticmethod

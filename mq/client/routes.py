@@ -29,6 +29,7 @@ class TopicRoute:
     read_queues: tuple[MessageQueue, ...]
     write_queues: tuple[MessageQueue, ...]
     brokers: Mapping[str, Mapping[int, str]]
+    clusters: frozenset[str] = frozenset()
 
     @classmethod
     def from_body(cls, topic: str, body: Route, *, queues_max: int | None = None) -> TopicRoute:
@@ -54,6 +55,7 @@ class TopicRoute:
             read_queues=queues(PERM_READ, "read"),
             write_queues=queues(PERM_WRITE, "write"),
             brokers={broker.broker_name: dict(broker.broker_addrs) for broker in body.broker_datas},
+            clusters=frozenset(broker.cluster for broker in body.broker_datas),
         )
 
     def leader_address(self, broker_name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -52,11 +52,18 @@ _checked_topics: set[str] = set()
 
 
 def make_ready(
-    message: Message, *, unique_key: str, born_timestamp_ms: int, compress: Codec | None, compress_bytes_min: int
+    message: Message,
+    *,
+    unique_key: str,
+    born_timestamp_ms: int,
+    compress: Codec | None,
+    compress_bytes_min: int,
+    own: Mapping[str, str] | None = None,
 ) -> OutgoingMessage:
     """Check `message` against the limits of the protocol and encode what does not change between attempts.
 
-    A body of `compress_bytes_min` bytes or more is compressed if that makes it smaller. Raises MessageRefused.
+    A body of `compress_bytes_min` bytes or more is compressed if that makes it smaller. `own` are properties of the
+    system which the application cannot set. Raises MessageRefused.
     """
     if message.topic not in _checked_topics:
         try:
@@ -73,6 +80,8 @@ def make_ready(
     if compress is not None and len(body) >= compress_bytes_min:
         sys_flag, body = deflate(compress, body)
     properties = _encode_properties(message, unique_key)
+    if own:
+        properties += props.encode(own)
     try:
         properties_bytes = len(properties.encode())
     except UnicodeEncodeError as error:

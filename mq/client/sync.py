@@ -104,6 +104,7 @@ class SyncProducer(_Facade[Producer]):
     send_oneway = _waits(Producer.send_oneway)
     send_batch = _waits(Producer.send_batch)
     send_many = _waits(Producer.send_many)
+    request = _waits(Producer.request)
     flush = _waits(Producer.flush)
     queues = _waits(Producer.queues)
 
@@ -119,6 +120,11 @@ class SyncProducer(_Facade[Producer]):
     def in_flight(self) -> int:
         """Messages on their way."""
         return self._client.in_flight
+
+    @property
+    def dropped_replies(self) -> int:
+        """As `Producer.dropped_replies`."""
+        return self._client.dropped_replies
 
 
 class SyncConsumer(_Facade[PushConsumer]):
@@ -154,6 +160,7 @@ class SyncConsumer(_Facade[PushConsumer]):
     resume = _at_once(PushConsumer.resume)
     stop = _at_once(PushConsumer.stop)
     commit = _waits(PushConsumer.commit)
+    reply = _waits(PushConsumer.reply)
     wait_assigned = _waits(PushConsumer.wait_assigned)
 
     @property
