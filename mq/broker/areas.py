@@ -17,6 +17,7 @@ import structlog
 from mq.broker.administration import Administration
 from mq.broker.announcing import Announcements
 from mq.broker.appender import Appender
+from mq.broker.check_backs import CheckBacks
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.delays import Delays
@@ -26,6 +27,7 @@ from mq.broker.forwarding import Forwarder
 from mq.broker.gradual import Gradually
 from mq.broker.group_admin import GroupAdmin
 from mq.broker.groups import Groups
+from mq.broker.half_messages import HalfMessages
 from mq.broker.key_queries import KeyQueries
 from mq.broker.locks import Locks
 from mq.broker.long_polling import LongPolling
@@ -47,6 +49,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
+from mq.broker.transactions import Transactions
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
@@ -138,6 +141,28 @@ class Areas:
             body_bytes_max=settings.message_bytes_max,
         )
         places = WaitingPlaces(tails=self.tails)
+        halves = HalfMessages(metadata=metadata, store=store, read=replica.log.pread)
+        self.transactions = Transactions(
+            settings=settings,
+            metadata=metadata,
+            halves=halves,
+            appender=self.appender,
+            tails=self.tails,
+            places=places,
+            host=store_host,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self.check_backs = CheckBacks(
+            settings=settings,
+            metadata=metadata,
+            halves=halves,
+            transactions=self.transactions,
+            appender=self.appender,
+            clients=clients,
+            clock=clock,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
         retries = Retries(
             settings=settings,
             metadata=metadata,
@@ -174,7 +199,9 @@ class Areas:
             appender=self.appender,
             tails=self.tails,
             unique_keys=unique_keys,
-            special=SpecialSends(made=made, places=places, repeats=self.repeats, wall_clock_ms=wall_clock_ms),
+            special=SpecialSends(
+                made=made, places=places, repeats=self.repeats, transactions=self.transactions, wall_clock_ms=wall_clock_ms
+            ),
             retries=retries,
             rng=rng,
             wall_clock_ms=wall_clock_ms,
@@ -326,7 +353,9 @@ class Areas:
         areas = (self.pulls, self.groups, self.offsets, self.lookup, self.group_admin, self.forwarded, self.replies)
         for area in (*areas, self.keys, subscriptions, self.announcements, administration):
             self.handlers.update(area.handlers())
-        for leading_area in (self.sends, self.offsets, self.locks, retries, self.replies, administration):
+        for leading_area in (
+            self.sends, self.transactions, self.offsets, self.locks, retries, self.replies, administration
+        ):
             self._leader_handlers.update(leading_area.leader_handlers())
         self.serve_as_follower()
 
@@ -337,7 +366,17 @@ class Areas:
     def forget(self) -> None:
         """This replica does not lead any more: what areas keep as the leader is void."""
         self.tails.forget()
-        for area in (self.sends, self.repeats, self.offsets, self.locks, self.groups, self.delays, self.replies):
+        for area in (
+            self.sends,
+            self.repeats,
+            self.transactions,
+            self.check_backs,
+            self.offsets,
+            self.locks,
+            self.groups,
+            self.delays,
+            self.replies,
+        ):
             area.forget()
 
     def serve_as_leader(self) -> None:

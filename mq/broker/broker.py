@@ -224,6 +224,7 @@ class Broker:
     def end_turn(self) -> None:
         """React to what came in; called before sockets are flushed."""
         self._replica.pump()
+        self.areas.transactions.end_turn()
         if self.appender.start_round():
             self._replica.pump()
 
@@ -233,6 +234,7 @@ class Broker:
         self.appender.open()
         self.areas.locks.lead()
         self.areas.delays.lead()
+        self.areas.check_backs.lead()
         self.areas.forwarder.lead()
         self.areas.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
@@ -304,6 +306,10 @@ class Broker:
     def deliver_delayed(self) -> None:
         """Put into their topics the delayed messages that are due."""
         self.areas.delays.run()
+
+    def check_back(self) -> None:
+        """Ask producers what became of their transactions."""
+        self.areas.check_backs.run()
 
     def look_at_queues(self) -> None:
         """Count what came into some of the queues."""
@@ -403,6 +409,7 @@ class Broker:
             "delayedExpired": self.areas.delays.expired,
             **self.areas.replies.counters(),
             "repeatedSends": self.areas.repeats.answered,
+            **self.areas.check_backs.counters(),
             **self.areas.forwarder.counters(),
             "forwardedTaken": self.areas.forwarded.taken,
         }

@@ -80,6 +80,7 @@ _REPEATABLE = frozenset(
         CloneGroupOffset,
         DeleteSubscriptionGroup,
         DeleteTopicInBroker,
+        EndTransaction,
         InvokeBrokerToResetOffset,
         LockBatchMq,
         UnlockBatchMq,

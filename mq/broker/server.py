@@ -48,6 +48,7 @@ Log = structlog.stdlib.BoundLogger
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _DELIVER_SECONDS = 0.1
+_CHECK_BACK_SECONDS = 0.1
 _NOTIFY_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
 _LOOK_AT_QUEUES_SECONDS = 1.0
@@ -208,6 +209,7 @@ def periodic_actions(
         (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
         (_NOTIFY_SECONDS, broker.notify_members),
         (_DELIVER_SECONDS, broker.deliver_delayed),
+        (_CHECK_BACK_SECONDS, broker.check_back),
         (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
         (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
         (SAMPLE_SECONDS, broker.sample_figures),

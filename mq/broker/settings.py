@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from mq.broker.state.checks import CHECKS_MAX
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
 from raftlog import parse_address
@@ -93,6 +94,14 @@ class BrokerSettings(ProcessSettings):
     default_topic_queues: int = Field(8, ge=1, le=1024)
     auto_create_groups: bool = Field(True, description="a consumer group is made when it first consumes")
     store_reply_message: bool = Field(True, description="replies to messages are stored, and not only handed over")
+    transactions: bool = Field(True, description="producers may send transactional messages")
+    transaction_timeout_seconds: float = Field(
+        6.0, gt=0, description="so long a transaction may be open before its producers are asked about it"
+    )
+    transaction_check_seconds: float = Field(30.0, gt=0, description="they are asked again as much later")
+    transaction_checks_max: int = Field(
+        15, ge=1, le=CHECKS_MAX, description="asked so often in vain, its message is put aside"
+    )
     sql_filter: bool = Field(True, description="consumers may filter by SQL92 expressions")
     pull_messages_max: int = Field(32, ge=1)
     pull_bytes_max: int = Field(256 * 1024, ge=1024)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mq.broker.half_messages import is_half
 from mq.broker.made import MadeSends
 from mq.broker.pending import Sender, SendRequest
 from mq.broker.refusal import RequestRefused
 from mq.broker.repeats import Repeats
+from mq.broker.transactions import Transactions
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
-from mq.protocol.codes import ResponseCode
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 
@@ -18,11 +19,18 @@ class SpecialSends:
     """What `mq.broker.sends` does with such messages once topic and queue are known to be right."""
 
     def __init__(
-        self, *, made: MadeSends, places: WaitingPlaces, repeats: Repeats, wall_clock_ms: Callable[[], int]
+        self,
+        *,
+        made: MadeSends,
+        places: WaitingPlaces,
+        repeats: Repeats,
+        transactions: Transactions,
+        wall_clock_ms: Callable[[], int],
     ) -> None:
         self._made = made
         self._places = places
         self._repeats = repeats
+        self._transactions = transactions
         self._wall_clock_ms = wall_clock_ms
 
     def add(
@@ -63,7 +71,8 @@ class SpecialSends:
         topic: str,
         queue_id: int,
     ) -> None:
-        if properties.get(props.TRANSACTION_PREPARED) == "true":
-            raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not served by this version")
-        tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
+        if is_half(properties, request.ext.reconsume_times):
+            tail, properties = self._transactions.place_half(properties, topic, queue_id)
+        else:
+            tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
         self._made.add(sender, request, body, serialization, tail=tail, properties=properties, queue_id=queue_id)

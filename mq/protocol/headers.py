@@ -59,6 +59,8 @@ from mq.protocol.encoding import (
     pull_response_header,
 )
 from mq.protocol.requests import (
+    CheckTransactionState,
+    CheckTransactionStateExt,
     ConsumerSendMsgBack,
     EndTransaction,
     EndTransactionExt,
@@ -95,6 +97,8 @@ __all__ = [
     "BrokerExt",
     "BrokerNameExt",
     "CheckClientConfig",
+    "CheckTransactionState",
+    "CheckTransactionStateExt",
     "ConsumeTimeSpanExt",
     "ConsumerGroupExt",
     "ConsumerSendMsgBack",

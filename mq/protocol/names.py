@@ -19,6 +19,8 @@ AUTO_CREATE_TEMPLATE: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+UNENDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Where half messages go that nobody ended, however often their producers were asked."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
@@ -30,7 +32,7 @@ SEND_FORBIDDEN_TOPICS: Final = frozenset(
         SCHEDULE_TOPIC,
         HALF_TOPIC,
         HALF_OP_TOPIC,
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        UNENDED_TOPIC,
         SELF_TEST_TOPIC,
         "OFFSET_MOVED_EVENT",
         METADATA_TOPIC,

@@ -30,6 +30,7 @@ from mq.protocol.hashes import java_string_hash, offset_message_id
 __all__ = [
     "BODY_BYTES_MAX",
     "BORN_HOST_IPV6",
+    "COMMITTED",
     "CRC_MASK",
     "FIXED",
     "HEAD",
@@ -69,6 +70,7 @@ HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 BORN_HOST_IPV6: Final = 0x10
 STORE_HOST_IPV6: Final = 0x20
 PREPARED: Final = 0x4
+COMMITTED: Final = 0x8
 ROLLBACK: Final = 0xC
 TRANSACTION_MASK: Final = 0xC
 

@@ -161,6 +161,25 @@ class EndTransaction(Request, tag=int(Code.END_TRANSACTION)):
     ext: EndTransactionExt = msgspec.field(name="extFields")
 
 
+class CheckTransactionStateExt(
+    Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
+):
+    """A half message, with which `EndTransactionExt` names it; ``msg_id`` is its UNIQ_KEY, and so is the other one."""
+
+    half_queue_offset: I64
+    half_physical_offset: I64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    topic: str | None = None
+
+
+class CheckTransactionState(Request, tag=int(Code.CHECK_TRANSACTION_STATE)):
+    """39, broker to client, one-way: what became of the transaction of the message in the body? Answered with a 37."""
+
+    ext: CheckTransactionStateExt = msgspec.field(name="extFields")
+
+
 # -- messages out ------------------------------------------------------------------------------------------------------
 
 

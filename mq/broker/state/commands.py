@@ -13,6 +13,7 @@ from typing import TypeAlias
 import cbor2
 import msgspec
 
+from mq.broker.state.checks import AdvanceChecks
 from mq.broker.state.marks import CompleteEntries, SkipEntries
 from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, check_range
 from mq.protocol.delay import LEVEL_MAX
@@ -225,6 +226,7 @@ Command: TypeAlias = (
     | ForbidTopic
     | CompleteEntries
     | SkipEntries
+    | AdvanceChecks
 )
 
 OffsetRows = list[tuple[str, str, list[int]]]
@@ -251,6 +253,7 @@ _Written: TypeAlias = (
     | ForbidTopic
     | CompleteEntries
     | SkipEntries
+    | AdvanceChecks
 )
 
 

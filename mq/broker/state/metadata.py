@@ -15,6 +15,7 @@ from typing import Any
 import cbor2
 import msgspec
 
+from mq.broker.state.checks import Checks
 from mq.broker.state.commands import (
     PERM_INHERIT,
     PERM_READ,
@@ -45,9 +46,12 @@ from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,
+    HALF_OP_TOPIC,
+    HALF_TOPIC,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     TRACE_TOPIC,
+    UNENDED_TOPIC,
     NameRefused,
     check_topic,
     reply_topic,
@@ -120,7 +124,9 @@ class Metadata:
         """Which messages of the broker's own queues are dealt with."""
         self.sequences = Sequences()
         """Which messages with a sequence number the log has."""
-        self._parts: dict[str, Part] = {"marks": self.marks, "sequences": self.sequences}
+        self.checks = Checks()
+        """How often was asked about which half messages."""
+        self._parts: dict[str, Part] = {"marks": self.marks, "sequences": self.sequences, "checks": self.checks}
         """By the name under which a part is in the snapshot."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
 
@@ -440,6 +446,9 @@ def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iter
         (AUTO_CREATE_TEMPLATE, default_topic_queues, usual | PERM_INHERIT),
         (SELF_TEST_TOPIC, 1, usual),
         (SCHEDULE_TOPIC, LEVEL_MAX, usual),
+        (HALF_TOPIC, 1, usual),
+        (HALF_OP_TOPIC, 1, usual),
+        (UNENDED_TOPIC, 1, usual),
         (cluster, 16, usual | PERM_INHERIT),
         (broker, 1, usual | PERM_INHERIT),
         (TRACE_TOPIC, 1, usual),

@@ -114,6 +114,7 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
                 log=None,  # type: ignore[arg-type] # nothing is committed, so nothing is repeated
                 record_bytes_max=4096,
             ),
+            transactions=None,  # type: ignore[arg-type] # nothing is half a transaction
             wall_clock_ms=lambda: next(times),
         ),
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic

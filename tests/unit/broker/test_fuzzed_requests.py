@@ -48,6 +48,7 @@ PLAIN: Final = {
     "readQueueNums": "4",
     "writeQueueNums": "4",
     "perm": "6",
+    "commitOrRollback": "8",  # 0 is not answered
     "maxNum": "4",
     "maxMsgNums": "4",
     "msgId": "7F000001000000000000000000000000",

@@ -214,7 +214,6 @@ REFUSED: list[tuple[str, dict[str, Any], bytes, ResponseCode]] = [
     ("delay in seconds", {"i": properties(TIMER_DELAY_SEC="3")}, b"", ResponseCode.MESSAGE_ILLEGAL),
     ("delay in milliseconds", {"i": properties(TIMER_DELAY_MS="3")}, b"", ResponseCode.MESSAGE_ILLEGAL),
     ("delivery time", {"i": properties(TIMER_DELIVER_MS="3")}, b"", ResponseCode.MESSAGE_ILLEGAL),
-    ("half message", {"i": properties(TRAN_MSG="true", PGROUP="P")}, b"", ResponseCode.NO_PERMISSION),
 ]
 
 

@@ -1,0 +1,295 @@
+"""Transactions through a real broker: half messages, their ends, and what is no end of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC
+from mq.protocol.records import Host, StoredMessage
+from tests.unit.broker.running import LONG_NAMES, Answer, Client, properties, running, send_ext, until
+
+pytestmark = pytest.mark.trio
+
+COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+PREPARED = 4
+
+
+def half_text(**more: str) -> str:
+    return properties(**({"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "0A0B"} | more))
+
+
+async def send_half(client: Client, body: bytes = b"body", topic: str = "T", queue: int = 0, **more: str) -> Answer:
+    answer = await client.send(topic, body, e=queue, f=PREPARED, i=half_text(**more))
+    assert answer.code == 0, answer
+    return answer
+
+
+def end_ext(half: Answer, outcome: int, **given: Any) -> dict[str, Any]:
+    """The fields of END_TRANSACTION about a half message, by the answer to its send."""
+    fields: dict[str, Any] = {
+        "producerGroup": "P",
+        "tranStateTableOffset": half.ext["queueOffset"],
+        "commitLogOffset": parse_offset_message_id(half.ext["msgId"]).physical_offset,
+        "commitOrRollback": outcome,
+        "fromTransactionCheck": False,
+        "msgId": half.ext["transactionId"],
+        "transactionId": half.ext["transactionId"],
+    }
+    return fields | given
+
+
+async def end(client: Client, half: Answer, outcome: int, *, serialization: int = JSON, **given: Any) -> Answer:
+    ext = end_ext(half, outcome, **given)
+    return await client.request(RequestCode.END_TRANSACTION, ext, serialization=serialization)
+
+
+async def stored(client: Client, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+    records: list[StoredMessage] = []
+    while (answer := await client.pull(topic, queue_id, len(records))).code == ResponseCode.SUCCESS:
+        records += answer.records
+    return records
+
+
+async def figure(client: Client, name: str) -> int:
+    return int((await client.info())[f"raftmq.{name}"])
+
+
+# -- one transaction ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+async def test_a_committed_message_is_seen_and_says_where_it_waited(
+    tmp_path: Path, code: int, serialization: int
+) -> None:
+    text = half_text(KEYS="k", TAGS="café", WAIT="true", own="\u20ac")
+    async with running(tmp_path, cluster="C1") as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 4)
+        ext: dict[str, Any] = send_ext("T", e=2, f=PREPARED | 1, h=-7, i=text)
+        if code == RequestCode.SEND_MESSAGE:
+            ext = {LONG_NAMES[name]: value for name, value in ext.items()}
+        half = await client.request(code, ext, b"body", serialization=serialization)
+        place = parse_offset_message_id(half.ext["msgId"])
+        assert (half.code, half.serialization) == (0, serialization)
+        assert {name: value for name, value in half.ext.items() if name != "msgId"} == {
+            "queueId": "2",
+            "queueOffset": "0",
+            "transactionId": "0A0B",
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+        }
+        [waiting] = await stored(client, HALF_TOPIC)
+        expected = props.decode(text) | {"CLUSTER": "C1", "REAL_TOPIC": "T", "REAL_QID": "2"}
+        assert waiting.physical_offset == place.physical_offset
+        assert (waiting.properties, waiting.sys_flag, waiting.queue_offset) == (expected, 1, 0)
+        assert await stored(client, "T", 2) == []
+
+        answer = await end(client, half, COMMIT, serialization=serialization)
+        assert (answer.code, answer.remark, answer.serialization) == (0, None, serialization)
+        assert answer.ext in (None, {})
+        [message] = await stored(client, "T", 2)
+        born = client.stream.socket.getsockname()
+        assert message.properties == expected
+        assert (message.body, message.flag, message.sys_flag) == (b"body", -7, 1 | COMMIT)
+        assert (message.born_host, message.born_timestamp_ms) == (Host(born[0], born[1]), 1_700_000_000_000)
+        assert (message.prepared_offset, message.queue_offset) == (place.physical_offset, 0)
+        assert len((await client.pull("T", 2, subscription="café")).records) == 1, "the tag code is that of the tags"
+        [ended] = await stored(client, HALF_OP_TOPIC)
+        assert (ended.body, ended.properties) == (b"0,", {"TAGS": "d"})
+        assert await figure(client, "transactionsCommitted") == 1
+
+
+async def test_a_message_that_was_rolled_back_is_never_seen(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await send_half(client)
+        assert (await end(client, half, ROLLBACK)).code == 0
+        again = await end(client, half, COMMIT)
+        assert again.code == 0, "as stock brokers answer"
+        assert await stored(client) == []
+        assert [each.body for each in await stored(client, HALF_OP_TOPIC)] == [b"0,"]
+        assert await figure(client, "transactionsRolledBack") == 1
+        assert await figure(client, "transactionsEndedAgain") == 1
+
+
+async def test_ends_without_an_answer_and_twice_make_one_copy(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await send_half(client)
+        for _ in range(3):
+            await client.post(RequestCode.END_TRANSACTION, end_ext(half, COMMIT), oneway=True)
+        assert (await end(client, half, COMMIT)).code == 0, "the second waits for the first"
+        assert len(await stored(client)) == 1
+        assert await figure(client, "transactionsEndedAgain") == 3
+
+
+async def test_ends_that_come_together_enter_the_log_together(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        halves = [await send_half(client, b"%d" % number) for number in range(100)]
+        frames = [
+            client.frame(RequestCode.END_TRANSACTION, end_ext(half, ROLLBACK if number % 10 == 3 else COMMIT))
+            for number, half in enumerate(halves)
+        ]
+        await client.stream.send_all(b"".join(data for _, data in frames))
+        for opaque, _ in frames:
+            assert (await client.answer(opaque)).code == 0
+        bodies = [message.body for message in await stored(client)]
+        assert bodies == [b"%d" % number for number in range(100) if number % 10 != 3]
+        ended = [message.body for message in await stored(client, HALF_OP_TOPIC)]
+        assert len(ended) < 20
+        assert b"".join(ended) == b"".join(b"%d," % number for number in range(100))
+
+
+async def test_an_unknown_outcome_changes_nothing_and_is_not_answered(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await send_half(client)
+        opaque = await client.post(RequestCode.END_TRANSACTION, end_ext(half, UNKNOWN))
+        assert (await end(client, half, COMMIT)).code == 0
+        assert opaque not in client.answers
+        assert len(await stored(client)) == 1
+
+
+async def test_a_delay_begins_with_the_commit(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await send_half(client, DELAY="1")
+        assert len(await stored(client, HALF_TOPIC)) == 1
+        assert (await end(client, half, COMMIT)).code == 0
+        assert len(await stored(client, "SCHEDULE_TOPIC_XXXX", 0)) == 1
+
+        async def delivered() -> bool:
+            return await client.offset(RequestCode.GET_MAX_OFFSET) == 1
+
+        await until(delivered)
+        [message] = await stored(client)
+        assert (message.body, message.sys_flag) == (b"body", COMMIT)
+        assert message.prepared_offset == parse_offset_message_id(half.ext["msgId"]).physical_offset
+
+
+async def test_ended_stays_ended_over_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        committed, rolled_back, opened = [await send_half(client, body) for body in (b"a", b"b", b"c")]
+        assert (await end(client, committed, COMMIT)).code == 0
+        assert (await end(client, rolled_back, ROLLBACK)).code == 0
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for half in (committed, rolled_back, opened):
+            assert (await end(client, half, COMMIT)).code == 0
+        assert [message.body for message in await stored(client)] == [b"a", b"c"]
+
+
+# -- what is none ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"tranStateTableOffset": -1}, ResponseCode.SYSTEM_ERROR),
+        ({"tranStateTableOffset": -(2**63)}, ResponseCode.SYSTEM_ERROR),
+        ({"tranStateTableOffset": 2**63 - 1}, ResponseCode.SYSTEM_ERROR),
+        ({"tranStateTableOffset": 2}, ResponseCode.SYSTEM_ERROR),
+        ({"tranStateTableOffset": 1}, ResponseCode.SYSTEM_ERROR),
+        ({"commitLogOffset": -1}, ResponseCode.SYSTEM_ERROR),
+        ({"commitLogOffset": 2**63 - 1}, ResponseCode.SYSTEM_ERROR),
+        ({"producerGroup": "other"}, ResponseCode.SYSTEM_ERROR),
+        ({"producerGroup": ""}, ResponseCode.SYSTEM_ERROR),
+        ({"commitOrRollback": 4}, ResponseCode.SYSTEM_ERROR),
+        ({"commitOrRollback": -8}, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_an_end_of_nothing_is_refused_and_changes_nothing(
+    tmp_path: Path, given: dict[str, Any], code: int
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await send_half(client)
+        await send_half(client, b"another")
+        answer = await end(client, half, COMMIT, **given)
+        assert (answer.code, bool(answer.remark)) == (code, True)
+        assert await stored(client) == []
+        assert (await end(client, half, COMMIT)).code == 0
+        assert [message.body for message in await stored(client)] == [b"body"]
+
+
+async def test_a_plain_message_or_the_middle_of_a_record_is_no_half_message(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        plain = await client.send(i=properties(PGROUP="P"))
+        assert (await end(client, plain, COMMIT)).code == ResponseCode.SYSTEM_ERROR, "there is no half message at all"
+        half = await send_half(client)
+        position = parse_offset_message_id(half.ext["msgId"]).physical_offset
+        for wrong in (parse_offset_message_id(plain.ext["msgId"]).physical_offset, position + 1, position - 1, 0):
+            answer = await end(client, half, COMMIT, commitLogOffset=wrong)
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+        assert len(await stored(client)) == 1
+
+
+async def test_a_commit_to_a_topic_that_is_gone_leaves_the_message_open(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        half = await send_half(client)
+        await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+        assert (await end(client, half, COMMIT)).code == ResponseCode.TOPIC_NOT_EXIST
+        await client.create_topic("T")
+        assert (await end(client, half, COMMIT)).code == 0
+        assert len(await stored(client)) == 1
+
+
+async def test_a_queue_that_is_gone_is_replaced_by_another(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 4)
+        half = await send_half(client, queue=3)
+        await client.create_topic("T", 2)
+        assert (await end(client, half, COMMIT)).code == 0
+        assert len(await stored(client, "T", 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (properties(TRAN_MSG="true"), ResponseCode.MESSAGE_ILLEGAL),
+        (properties(TRAN_MSG="true", PGROUP="a b"), ResponseCode.MESSAGE_ILLEGAL),
+        (half_text(DELAY="soon"), ResponseCode.MESSAGE_ILLEGAL),
+    ],
+)
+async def test_half_messages_that_cannot_be_are_refused(tmp_path: Path, text: str, code: int) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        answer = await client.send(f=PREPARED, i=text)
+        assert (answer.code, bool(answer.remark)) == (code, True)
+        assert await stored(client, HALF_TOPIC) == []
+
+
+async def test_half_messages_to_topics_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, auto_create_topics=False) as broker:
+        client = await broker.connect()
+        assert (await client.send("missing", i=half_text())).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await client.send(HALF_TOPIC, i=half_text())).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_broker_may_refuse_all_of_them(tmp_path: Path) -> None:
+    async with running(tmp_path, transactions=False) as broker:
+        client = await broker.connect()
+        assert (await client.send(i=half_text())).code == ResponseCode.NO_PERMISSION
+        assert (await client.send(i=properties(TRAN_MSG="false"))).code == 0
+
+
+async def test_a_message_that_comes_again_is_none(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await client.send(i=half_text(DELAY="3"), j=1)).code == 0
+        assert await stored(client, HALF_TOPIC) == []
+        assert len(await stored(client, "SCHEDULE_TOPIC_XXXX", 2)) == 1
