@@ -200,7 +200,11 @@ class Areas:
             tails=self.tails,
             unique_keys=unique_keys,
             special=SpecialSends(
-                made=made, places=places, repeats=self.repeats, transactions=self.transactions, wall_clock_ms=wall_clock_ms
+                made=made,
+                places=places,
+                repeats=self.repeats,
+                transactions=self.transactions,
+                wall_clock_ms=wall_clock_ms,
             ),
             retries=retries,
             rng=rng,
@@ -354,7 +358,13 @@ class Areas:
         for area in (*areas, self.keys, subscriptions, self.announcements, administration):
             self.handlers.update(area.handlers())
         for leading_area in (
-            self.sends, self.transactions, self.offsets, self.locks, retries, self.replies, administration
+            self.sends,
+            self.transactions,
+            self.offsets,
+            self.locks,
+            retries,
+            self.replies,
+            administration,
         ):
             self._leader_handlers.update(leading_area.leader_handlers())
         self.serve_as_follower()
