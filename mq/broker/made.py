@@ -99,7 +99,7 @@ class MadeSends:
                 ResponseCode.MESSAGE_ILLEGAL, f"body of {len(body)} bytes, allowed are {self._body_bytes_max}"
             )
         unique_key = properties.get(props.UNIQUE_KEY) or self._unique_keys.next()
-        properties |= {props.UNIQUE_KEY: unique_key, props.CLUSTER: self._cluster}
+        properties |= {props.UNIQUE_KEY: unique_key} | props.of_cluster(self._cluster)
 
         def render(at: StoredAt) -> bytes:
             return self._render(

@@ -71,7 +71,7 @@ class Sends:
         self._wall_clock_ms = wall_clock_ms
         self._creating: dict[str, list[Callable[[bool, str | None], None]]] = {}
         self._tag_codes: dict[bytes, int] = {}
-        self._suffix = f"CLUSTER\x01{settings.cluster}\x02".encode()
+        self._suffix = props.encode(props.of_cluster(settings.cluster)).encode()
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
         """What only the leader serves."""

@@ -31,6 +31,8 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 RECONSUME_TIME: Final = "RECONSUME_TIME"
 MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
 CLUSTER: Final = "CLUSTER"
+MESSAGE_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 CORRELATION_ID: Final = "CORRELATION_ID"
@@ -44,6 +46,9 @@ SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """A message with one of these wants to be delivered later."""
+
+REGION: Final = "DefaultRegion"
+"""The only one there is."""
 
 RESERVED: Final = frozenset(
     {
@@ -75,8 +80,8 @@ RESERVED: Final = frozenset(
         "MAX_OFFSET",
         "CONSUME_START_TIME",
         CLUSTER,
-        "MSG_REGION",
-        "TRACE_ON",
+        MESSAGE_REGION,
+        TRACE_ON,
         SHARDING_KEY,
         "INSTANCE_ID",
         "BUYER_ID",
@@ -165,3 +170,8 @@ def check_user_properties(properties: Mapping[str, str]) -> None:
         for text in (name, value):
             if NAME_END in text or VALUE_END in text:
                 raise PropertyRefused(name, "contains a separator, 0x01 or 0x02")
+
+
+def of_cluster(cluster: str) -> dict[str, str]:
+    """What a broker adds to each message. Consumers of 5.x trace only messages that tell their region."""
+    return {CLUSTER: cluster, MESSAGE_REGION: REGION, TRACE_ON: "true"}

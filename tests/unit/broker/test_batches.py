@@ -57,6 +57,8 @@ async def test_a_batch_is_stored_in_order_and_answered_once(tmp_path: Path, code
             "own": "\u20ac",
             "WAIT": "true",
             "CLUSTER": "C1",
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
         }
         assert {record.born_timestamp_ms for record in stored} == {1_700_000_000_000}
 

@@ -99,7 +99,7 @@ async def test_a_delayed_message_comes_when_it_is_due(
         }
         [waiting] = await stored(client, SCHEDULE_TOPIC, 2)
         assert waiting.physical_offset == place.physical_offset
-        expected = props.decode(text) | {"CLUSTER": "C1", "REAL_TOPIC": "T", "REAL_QID": "2"}
+        expected = props.decode(text) | props.of_cluster("C1") | {"REAL_TOPIC": "T", "REAL_QID": "2"}
         assert waiting.properties == expected
 
         clock.now_ms = sent_ms + DELAY_LEVELS_MS[2] - 1

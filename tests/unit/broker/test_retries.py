@@ -58,6 +58,8 @@ async def test_a_message_given_back_comes_again_later(tmp_path: Path, clock: Wal
             "TAGS": "x",
             "UNIQ_KEY": "0A0B",
             "CLUSTER": "DefaultCluster",
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
             "RETRY_TOPIC": "T",
             "ORIGIN_MESSAGE_ID": first.offset_message_id,
             "DELAY": "3",
@@ -220,7 +222,7 @@ async def test_a_message_whose_topic_was_deleted_cannot_be_given_back(tmp_path: 
 async def test_properties_that_become_too_long_are_refused(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
-        message = await one_message(client, i=properties(UNIQ_KEY="k", long="x" * 32_700))
+        message = await one_message(client, i=properties(UNIQ_KEY="k", long="x" * 32_660))
         assert (await give_back(client, message)).code == ResponseCode.MESSAGE_ILLEGAL
 
 

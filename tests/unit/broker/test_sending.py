@@ -19,6 +19,8 @@ from tests.unit.broker.running import LONG_NAMES, Client, properties, running, s
 
 pytestmark = pytest.mark.trio
 
+ADDED = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+
 GET_MAX, GET_MIN = RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET
 
 
@@ -66,7 +68,7 @@ async def test_a_message_is_stored_as_it_was_sent(tmp_path: Path, code: int, ser
             topic="T",
             queue_id=2,
             body=body,
-            properties=text + "CLUSTER\x01C1\x02",
+            properties=text + properties(**ADDED),
             queue_offset=0,
             physical_offset=stored.physical_offset,
             born_timestamp_ms=1_700_000_000_000,
@@ -97,9 +99,9 @@ async def test_a_message_without_a_unique_key_gets_one(tmp_path: Path) -> None:
         assert len(set(keys)) == 3
         assert all(len(key) == 32 and int(key, 16) for key in keys)
         assert [set(record.properties) for record in records] == [
-            {"TAGS", "UNIQ_KEY", "CLUSTER"},
-            {"XUNIQ_KEY", "UNIQ_KEY", "CLUSTER"},
-            {"UNIQ_KEY", "CLUSTER"},
+            {"TAGS", "UNIQ_KEY", *ADDED},
+            {"XUNIQ_KEY", "UNIQ_KEY", *ADDED},
+            {"UNIQ_KEY", *ADDED},
         ]
 
 
@@ -241,8 +243,8 @@ def _topic(given: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_the_limits_themselves_are_allowed(tmp_path: Path) -> None:
-    unique, cluster = "UNIQ_KEY\x01u\x02", "CLUSTER\x01DefaultCluster\x02"
-    longest = properties(KEYS="k" * (32_767 - len(unique) - len(cluster) - len(properties(KEYS=""))))
+    unique, added = "UNIQ_KEY\x01u\x02", properties(**ADDED | {"CLUSTER": "DefaultCluster"})
+    longest = properties(KEYS="k" * (32_767 - len(unique) - len(added) - len(properties(KEYS=""))))
     async with running(tmp_path, message_bytes_max=4096) as broker:
         client = await broker.connect()
         assert (await client.send("t" * 127, bytes(4096), e=3, i=longest + unique)).code == 0
