@@ -19,10 +19,13 @@ from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
 from tests.interop.clients import CLIENTS, HERE, BuildFailed, Client
 from tests.interop.report import Outcome, markdown, table
-from tests.interop.scenarios import SCENARIOS, Scenario
+from tests.interop.scenarios import Scenario
+from tests.interop.special import SCENARIOS
 from tests.interop.stage import QUEUES, Stage, Unmet
 
 REPORT = HERE.parent.parent / "docs" / "reports" / "interop.md"
+
+SETTINGS = {"segment_bytes": str(64 * 1024 * 1024)}  # five clusters' worth of reserved files would fill a small disk
 
 
 class Plan(argparse.Namespace):
@@ -49,7 +52,7 @@ class Performance:
     async def run(self) -> None:
         """Raises DevClusterFailed when the cluster cannot be started, or a server ends that nobody stopped."""
         ports = Ports.free(3)
-        async with DevCluster.open(self.directory / "cluster", ports=ports) as cluster:
+        async with DevCluster.open(self.directory / "cluster", ports=ports, settings=SETTINGS) as cluster:
             together = [each for each in self.scenarios if not each.alone]
             limiter = trio.CapacityLimiter(self.jobs)
             async with trio.open_nursery() as nursery:
@@ -162,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = _plan(sys.argv[1:] if arguments is None else arguments)
     if plan.list:
         for each in SCENARIOS.values():
-            print(f"{each.name:<16}{each.title}")
+            print(f"{each.name:<24}{each.title}")
         return 0
     if plan.dir is not None:
         plan.dir.mkdir(parents=True, exist_ok=True)

@@ -261,7 +261,8 @@ final class Admins {
         producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
     }
 
-    private static String output(String line) {
+    /** What the tool prints. */
+    static String output(String line) {
         PrintStream normal = System.out;
         PrintStream errors = System.err;
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();

@@ -1,6 +1,7 @@
 package interop;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -29,15 +30,16 @@ import org.apache.rocketmq.common.message.MessageExt;
  * flow; reads "stop" from standard input; then reports what was acknowledged, what failed and what arrived.
  *
  * Concurrent: a number is sent once, and one in fifty is given back to the broker when it comes first. Ordered: each
- * thread sends under a key of its own and sends a number again until it is acknowledged; two consumers.
+ * thread sends under a key of its own and sends a number again until it is acknowledged; two consumers. What else
+ * messages can be, subclasses say.
  */
-final class Loading {
+class Loading {
     private static final int THREADS = 4;
     private static final int GIVEN_BACK_EACH = 50;
     private static final long PACE_MS = 5;
     private static final long FAILURE_MS = 100;
 
-    private final Scene scene;
+    final Scene scene;
     private final boolean ordered;
     private final AtomicBoolean stopped = new AtomicBoolean();
     private final AtomicInteger numbers = new AtomicInteger();
@@ -50,7 +52,7 @@ final class Loading {
     private final int[] expected = new int[THREADS];
     private final AtomicInteger disorder = new AtomicInteger();
 
-    private Loading(Scene scene, boolean ordered) {
+    Loading(Scene scene, boolean ordered) {
         this.scene = scene;
         this.ordered = ordered;
     }
@@ -63,10 +65,44 @@ final class Loading {
         new Loading(scene, true).run();
     }
 
-    private void run() throws Exception {
+    /** The producer that all threads use, started. */
+    DefaultMQProducer producer() throws Exception {
+        DefaultMQProducer producer = scene.unstartedProducer("producer");
+        producer.start();
+        return producer;
+    }
+
+    /** One that has neither a subscription nor a listener yet. */
+    DefaultMQPushConsumer consumer(String instance) throws Exception {
+        return scene.consumer(instance);
+    }
+
+    /** Whether the message was taken; any exception is counted by its name. */
+    boolean send(DefaultMQProducer producer, int key, String body) throws Exception {
+        SendResult result = ordered ? producer.send(scene.message(body), new SelectMessageQueueByHash(), key)
+            : producer.send(scene.message(body));
+        return result.getSendStatus() == SendStatus.SEND_OK;
+    }
+
+    /** Whether it is to be consumed later once. */
+    boolean isGivenBack(MessageExt message, String body) {
+        return message.getReconsumeTimes() == 0 && Integer.parseInt(body) % GIVEN_BACK_EACH == 0;
+    }
+
+    /** Whether it is to arrive once it was taken, or must not. */
+    boolean isWanted(String body) {
+        return true;
+    }
+
+    /** What else is told at the end, names and values in turn, while all is still running. */
+    Object[] more(DefaultMQProducer producer) throws Exception {
+        return new Object[0];
+    }
+
+    void run() throws Exception {
         List<DefaultMQPushConsumer> consumers = new ArrayList<>();
         for (String instance : ordered ? List.of("a", "b") : List.of("a")) {
-            DefaultMQPushConsumer consumer = scene.consumer(instance);
+            DefaultMQPushConsumer consumer = consumer(instance);
             consumer.subscribe(scene.topic, "*");
             if (ordered) {
                 consumer.registerMessageListener(orderly());
@@ -76,8 +112,7 @@ final class Loading {
             consumer.start();
             consumers.add(consumer);
         }
-        DefaultMQProducer producer = scene.unstartedProducer("producer");
-        producer.start();
+        DefaultMQProducer producer = producer();
         List<Thread> threads = new ArrayList<>();
         for (int i = 0; i < THREADS; i++) {
             int key = i;
@@ -97,25 +132,35 @@ final class Loading {
         longestGapMs.accumulateAndGet(System.currentTimeMillis() - newest.get(), Math::max);
         Out.event("stopping", "command", command, "received", received.size());
         try {
-            Scene.await("all that was acknowledged", () -> received.keySet().containsAll(acknowledged));
+            Scene.await("all that was acknowledged", () -> missing().isEmpty());
         } catch (Exception error) {
             Out.event("late", "why", error.toString());
         }
-        Set<String> missing = new TreeSet<>(acknowledged);
-        missing.removeAll(received.keySet());
-        Out.event("load", "acknowledged", acknowledged.size(), "errors", new TreeMap<>(errors),
-            "received", received.size(), "missing", missing,
+        Thread.sleep(500); // what must not arrive may be on its way
+        Set<String> unwanted = new TreeSet<>(received.keySet());
+        unwanted.removeIf(this::isWanted);
+        List<Object> fields = new ArrayList<>(List.of("acknowledged", acknowledged.size(), "errors", new TreeMap<>(errors),
+            "wanted", acknowledged.stream().filter(this::isWanted).count(),
+            "received", received.size(), "missing", missing(), "unwanted", unwanted,
             "twice", received.values().stream().filter(times -> times.get() > 1).count(),
-            "longest_gap_ms", longestGapMs.get(), "disorder", disorder.get());
+            "longest_gap_ms", longestGapMs.get(), "disorder", disorder.get()));
+        fields.addAll(Arrays.asList(more(producer)));
+        Out.event("load", fields.toArray());
         consumers.forEach(DefaultMQPushConsumer::shutdown);
         producer.shutdown();
+    }
+
+    private Set<String> missing() {
+        Set<String> missing = new TreeSet<>(acknowledged);
+        missing.removeIf(body -> received.containsKey(body) || !isWanted(body));
+        return missing;
     }
 
     private MessageListenerConcurrently concurrently() {
         return (messages, context) -> {
             MessageExt message = messages.get(0); // one at a time by default
             String body = Scene.text(message);
-            if (message.getReconsumeTimes() == 0 && Integer.parseInt(body) % GIVEN_BACK_EACH == 0) {
+            if (isGivenBack(message, body)) {
                 context.setDelayLevelWhenNextConsume(1);
                 return ConsumeConcurrentlyStatus.RECONSUME_LATER;
             }
@@ -143,17 +188,12 @@ final class Loading {
         };
     }
 
-    private SendResult send(DefaultMQProducer producer, int key, String body) throws Exception {
-        return ordered ? producer.send(scene.message(body), new SelectMessageQueueByHash(), key)
-            : producer.send(scene.message(body));
-    }
-
     private void send(DefaultMQProducer producer, int key) {
         int number = 0;
         while (!stopped.get()) {
             String body = ordered ? key + "-" + number : String.valueOf(numbers.incrementAndGet());
             try {
-                if (send(producer, key, body).getSendStatus() == SendStatus.SEND_OK) {
+                if (send(producer, key, body)) {
                     number++;
                     acknowledged.add(body);
                     long now = System.currentTimeMillis();

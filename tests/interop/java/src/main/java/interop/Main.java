@@ -28,15 +28,36 @@ public final class Main {
         Map.entry("lookup", Admins::lookup),
         Map.entry("admin", Admins::calls),
         Map.entry("mqadmin", Admins::commands),
+        Map.entry("delays", Delaying::run),
+        Map.entry("transactions", Transactions::run),
+        Map.entry("request-reply", Requesting::run),
+        Map.entry("trace", Tracing::run),
         Map.entry("load", Loading::concurrent),
-        Map.entry("load-orderly", Loading::ordered)));
+        Map.entry("load-orderly", Loading::ordered),
+        Map.entry("load-delays", scene -> new Delaying.Load(scene).run()),
+        Map.entry("load-transactions", scene -> new Transactions.Load(scene).run()),
+        Map.entry("load-requests", scene -> new Requesting.Load(scene).run()),
+        Map.entry("load-trace", scene -> new Tracing.Load(scene).run())));
 
     private Main() {
+    }
+
+    /** What the library has from version 5 on; with an older one these classes are not compiled. */
+    @SuppressWarnings("unchecked")
+    private static void addNewer() throws ReflectiveOperationException {
+        Class<?> newer;
+        try {
+            newer = Class.forName("interop.Newer");
+        } catch (ClassNotFoundException missing) {
+            return;
+        }
+        SCENARIOS.putAll((Map<String, Scenario>) newer.getDeclaredField("SCENARIOS").get(null));
     }
 
     public static void main(String[] arguments) {
         int status = 0;
         try {
+            addNewer();
             Scenario scenario = SCENARIOS.get(arguments[0]);
             if (scenario == null) {
                 throw new IllegalArgumentException(arguments[0] + " is none of " + SCENARIOS.keySet());
