@@ -25,7 +25,11 @@ from tests.interop.stage import QUEUES, Stage, Unmet
 
 REPORT = HERE.parent.parent / "docs" / "reports" / "interop.md"
 
-SETTINGS = {"segment_bytes": str(64 * 1024 * 1024)}  # five clusters' worth of reserved files would fill a small disk
+SETTINGS = {
+    "segment_bytes": str(64 * 1024 * 1024),  # five clusters' worth of reserved files would fill a small disk
+    "transaction_timeout_seconds": "3",  # nobody wants to wait for checks
+    "transaction_check_seconds": "3",
+}
 
 
 class Plan(argparse.Namespace):
