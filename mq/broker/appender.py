@@ -35,7 +35,6 @@ from mq.broker.pending import (
 from mq.broker.refusal import RequestRefused
 from mq.broker.tails import QueueTail
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import due_ms
 from mq.protocol.headers import SendReplyTemplate, encode_response
 from mq.protocol.records import (
     BORN_HOST_IPV6,
@@ -413,7 +412,8 @@ class Appender:
                 if not tail.entries:
                     tail.first_offset = offset
                     touched.append(tail)
-                tag_code = due_ms(store_ms, tail.queue_id) if tail.is_schedule else item.tag_code
+                turn_ms = tail.turn_ms
+                tag_code = item.tag_code if turn_ms is None else turn_ms(store_ms, tail.queue_id, item.properties)
                 size = item.nbytes
                 tail.entries.append(QUEUE_ENTRY.pack(pos, size, tag_code))
                 parts += (

@@ -36,6 +36,7 @@ from mq.broker.made import MadeSends
 from mq.broker.offsets import Offsets
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.reads import PatientReads
+from mq.broker.recalls import Recalls
 from mq.broker.repeats import Repeats
 from mq.broker.replica_calls import ReplicaCalls
 from mq.broker.replies import Replies
@@ -49,6 +50,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
+from mq.broker.timers import Timers
 from mq.broker.transactions import Transactions
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol.hashes import UniqKeyGenerator
@@ -140,7 +142,7 @@ class Areas:
             cluster=settings.cluster,
             body_bytes_max=settings.message_bytes_max,
         )
-        places = WaitingPlaces(tails=self.tails)
+        places = WaitingPlaces(settings=settings, tails=self.tails)
         halves = HalfMessages(metadata=metadata, store=store, read=replica.log.pread)
         self.transactions = Transactions(
             settings=settings,
@@ -193,6 +195,16 @@ class Areas:
             log=replica.log,
             record_bytes_max=settings.segment_bytes,
         )
+        self.timers = Timers(
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            tails=self.tails,
+            read=replica.log.pread,
+            pending_bytes_max=settings.pending_bytes_max // 2,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
         self.sends = Sends(
             settings=settings,
             metadata=metadata,
@@ -200,6 +212,7 @@ class Areas:
             tails=self.tails,
             unique_keys=unique_keys,
             special=SpecialSends(
+                broker_name=settings.group,
                 made=made,
                 places=places,
                 repeats=self.repeats,
@@ -208,6 +221,15 @@ class Areas:
             ),
             retries=retries,
             rng=rng,
+            wall_clock_ms=wall_clock_ms,
+        )
+        recalls = Recalls(
+            broker_name=settings.group,
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            timers=self.timers,
+            delay_max_ms=settings.timer_delay_max_seconds * 1000,
             wall_clock_ms=wall_clock_ms,
         )
         self.locks = Locks(
@@ -363,6 +385,7 @@ class Areas:
             self.offsets,
             self.locks,
             retries,
+            recalls,
             self.replies,
             administration,
         ):
@@ -385,6 +408,7 @@ class Areas:
             self.locks,
             self.groups,
             self.delays,
+            self.timers,
             self.replies,
         ):
             area.forget()

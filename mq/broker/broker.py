@@ -234,6 +234,7 @@ class Broker:
         self.appender.open()
         self.areas.locks.lead()
         self.areas.delays.lead()
+        self.areas.timers.lead()
         self.areas.check_backs.lead()
         self.areas.forwarder.lead()
         self.areas.forwarded.role_changed()
@@ -306,6 +307,7 @@ class Broker:
     def deliver_delayed(self) -> None:
         """Put into their topics the delayed messages that are due."""
         self.areas.delays.run()
+        self.areas.timers.run()
 
     def check_back(self) -> None:
         """Ask producers what became of their transactions."""
@@ -407,6 +409,7 @@ class Broker:
             "delayedDelivered": self.areas.delays.delivered,
             "delayedDropped": self.areas.delays.dropped,
             "delayedExpired": self.areas.delays.expired,
+            **self.areas.timers.counters(),
             **self.areas.replies.counters(),
             "repeatedSends": self.areas.repeats.answered,
             **self.areas.check_backs.counters(),

@@ -1,4 +1,4 @@
-"""Delayed messages: the leader delivers them from the schedule topic when they are due.
+"""Delayed messages of the default levels: the leader delivers them from the schedule topic when they are due.
 
 Theory of operation. A message with a delay level waits in the queue of the schedule topic that belongs to its level; so
 each queue is in the order in which its messages are due, and one look at its first undelivered entry says whether
@@ -16,14 +16,15 @@ from typing import Final
 import structlog
 
 from mq.broker.appender import Appender
+from mq.broker.copies import copy_to
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
-from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, RecordError, split_record, tag_code_of
+from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.records import RecordError, split_record
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
@@ -39,7 +40,6 @@ _GROUPS_IN_FLIGHT_MAX = 8
 _COMMAND_BYTES_MAX = 256
 _PAUSE_MS = 1000
 _WARN_EVERY_MS = 60_000
-_IPV4_HOST_BYTES = 8
 
 
 class _Level:
@@ -208,26 +208,12 @@ class Delays:
         raw = split_record(data)
         text = raw.properties.decode("utf-8", "replace")
         topic = props.find(text, props.REAL_TOPIC) or ""
-        config = self._metadata.topics.get(topic)
-        if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
+        queue_id = int(props.find(text, props.REAL_QUEUE_ID) or 0)
+        record = copy_to(topic, queue_id, raw, raw.properties, metadata=self._metadata, tails=self._tails)
+        if record is None:
             self.dropped += 1
             self._warn("delayed_message_dropped", now_ms, topic=topic, reason="no such topic", dropped=self.dropped)
-            return None
-        queue_id = int(props.find(text, props.REAL_QUEUE_ID) or 0)
-        if not 0 <= queue_id < max(config.read_queues, config.write_queues):
-            queue_id %= config.write_queues  # the topic has become smaller meanwhile
-        return MadeRecord(
-            tail=self._tails.get(topic, queue_id),
-            body=raw.body,
-            properties=raw.properties,
-            tag_code=tag_code_of(raw.properties),
-            flag=raw.flag,
-            sys_flag=raw.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6),
-            born_timestamp_ms=raw.born_timestamp_ms,
-            born_host=raw.born_host if len(raw.born_host) == _IPV4_HOST_BYTES else bytes(_IPV4_HOST_BYTES),
-            reconsume_times=raw.reconsume_times,
-            prepared_offset=raw.prepared_offset,
-        )
+        return record
 
     def _warn(self, event: str, now_ms: int, **values: object) -> None:
         """Log what may happen for each of many messages, once a minute."""

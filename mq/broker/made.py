@@ -72,7 +72,7 @@ class MadeSends:
         body_bytes_max: int,
     ) -> None:
         self._appender = appender
-        self._render = reply_template.render
+        self._reply_template = reply_template
         self._unique_keys = unique_keys
         self._cluster = cluster
         self._body_bytes_max = body_bytes_max
@@ -88,10 +88,12 @@ class MadeSends:
         properties: dict[str, str],
         queue_id: int,
         before: PendingGroup | None = None,
+        more: Callable[[StoredAt, str], dict[str, str]] | None = None,
     ) -> None:
         """Store the message at ``tail``, in one entry with the commands in ``before``.
 
-        The answer names ``queue_id``, and the place where the message is. Raises RequestRefused.
+        The answer names ``queue_id``, and the place where the message is; ``more`` makes further fields of it from that
+        place and the message's unique key. Raises RequestRefused.
         """
         ext = request.ext
         if len(body) > self._body_bytes_max:
@@ -102,8 +104,14 @@ class MadeSends:
         properties |= {props.UNIQUE_KEY: unique_key} | props.of_cluster(self._cluster)
 
         def render(at: StoredAt) -> bytes:
-            return self._render(
-                request.opaque, queue_id, at.queue_offset, at.physical_offset, unique_key.encode(), serialization
+            return self._reply_template.render_batch(
+                request.opaque,
+                queue_id,
+                at.queue_offset,
+                [at.physical_offset],
+                unique_key.encode(),
+                serialization,
+                None if more is None else more(at, unique_key),
             )
 
         record = MadeRecord(

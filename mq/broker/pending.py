@@ -54,7 +54,7 @@ OnStored = Callable[[StoredAt | NotStored], None]
 class MadeRecord:
     """A message that does not come straight from a plain send: delayed, retried, or made by the broker itself.
 
-    In a queue of the schedule topic ``tag_code`` is of no meaning.
+    Where messages wait for their turn, ``tag_code`` is of no meaning.
     """
 
     tail: QueueTail

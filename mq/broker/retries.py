@@ -116,7 +116,8 @@ class Retries:
             properties.pop(props.DELAY, None)
         else:
             level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
-            tail, properties = self._places.at_level(properties, topic, self._rng.randrange(queues), level)
+            queue_id = self._rng.randrange(queues)
+            tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
 
         def stored(_: StoredAt) -> bytes:
             self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)

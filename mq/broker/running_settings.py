@@ -15,7 +15,6 @@ from mq.broker.connection import ClientConnection, Handler
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.encoding import encode_response
 from mq.protocol.errors import ProtocolError
 from mq.protocol.names import TRACE_TOPIC
@@ -134,7 +133,10 @@ class RunningSettings:
             "transactionCheckInterval": str(round(settings.transaction_check_seconds * 1000)),
             "transactionCheckMax": str(settings.transaction_checks_max),
             "filterServerNums": "0",
-            "messageDelayLevel": " ".join(_span(each) for each in DELAY_LEVELS_MS),
+            "messageDelayLevel": settings.delay_levels,
+            "timerMaxDelaySec": str(settings.timer_delay_max_seconds),
+            "timerWheelEnable": "true",
+            "recallMessageEnable": "true",
             "msgTraceTopicName": TRACE_TOPIC,
             "storeReplyMessageEnable": _text(settings.store_reply_message),
             "traceOn": "true",
@@ -168,14 +170,6 @@ class RunningSettings:
                     ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker is started anew"
                 )
         return changes
-
-
-def _span(milliseconds: int) -> str:
-    seconds = milliseconds // 1000
-    for unit, size in (("h", 3600), ("m", 60)):
-        if seconds % size == 0:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 def _text(value: object) -> str:

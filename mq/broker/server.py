@@ -47,7 +47,8 @@ Log = structlog.stdlib.BoundLogger
 
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
-_DELIVER_SECONDS = 0.1
+_DELIVER_SECONDS = 0.02
+"""A message is late by this much at most, and by what it takes to commit it."""
 _CHECK_BACK_SECONDS = 0.1
 _NOTIFY_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0

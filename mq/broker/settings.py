@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.broker.state.checks import CHECKS_MAX
+from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
 from raftlog import parse_address
@@ -103,6 +104,12 @@ class BrokerSettings(ProcessSettings):
         15, ge=1, le=CHECKS_MAX, description="asked so often in vain, its message is put aside"
     )
     sql_filter: bool = Field(True, description="consumers may filter by SQL92 expressions")
+    delay_levels: str = Field(
+        format_levels(DELAY_LEVELS_MS), description="how long messages of levels 1, 2, ... wait; units s, m, h, d"
+    )
+    timer_delay_max_seconds: int = Field(
+        40 * 86_400, ge=1, le=366 * 86_400, description="how far ahead a message may ask to be delivered"
+    )
     pull_messages_max: int = Field(32, ge=1)
     pull_bytes_max: int = Field(256 * 1024, ge=1024)
     slow_consumer_bytes: int | None = Field(
@@ -137,6 +144,12 @@ class BrokerSettings(ProcessSettings):
             parse_address(value)
         return value
 
+    @field_validator("delay_levels")
+    @classmethod
+    def _is_level_table(cls, value: str) -> str:
+        parse_levels(value)
+        return value
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> BrokerSettings:
         if parse_address(self.advertise or self.listen)[0] in ("0.0.0.0", "::"):  # noqa: S104 - refused, not bound
@@ -168,6 +181,11 @@ class BrokerSettings(ProcessSettings):
             )
         _ = self.namesrv_addresses
         return self
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Milliseconds of delay levels 1, 2, and so on."""
+        return parse_levels(self.delay_levels)
 
     @property
     def members(self) -> dict[str, Address]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from mq.broker.half_messages import is_half
 from mq.broker.made import MadeSends
-from mq.broker.pending import Sender, SendRequest
+from mq.broker.pending import Sender, SendRequest, StoredAt
 from mq.broker.refusal import RequestRefused
 from mq.broker.repeats import Repeats
 from mq.broker.transactions import Transactions
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
-from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
+from mq.protocol.recall import RecallHandle
 
 
 class SpecialSends:
@@ -21,12 +22,14 @@ class SpecialSends:
     def __init__(
         self,
         *,
+        broker_name: str,
         made: MadeSends,
         places: WaitingPlaces,
         repeats: Repeats,
         transactions: Transactions,
         wall_clock_ms: Callable[[], int],
     ) -> None:
+        self._broker_name = broker_name
         self._made = made
         self._places = places
         self._repeats = repeats
@@ -75,4 +78,27 @@ class SpecialSends:
             tail, properties = self._transactions.place_half(properties, topic, queue_id)
         else:
             tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
-        self._made.add(sender, request, body, serialization, tail=tail, properties=properties, queue_id=queue_id)
+        self._made.add(
+            sender,
+            request,
+            body,
+            serialization,
+            tail=tail,
+            properties=properties,
+            queue_id=queue_id,
+            more=self._recall_handle(topic, properties) if tail.topic == TIMER_TOPIC else None,
+        )
+
+    def _recall_handle(
+        self, topic: str, properties: dict[str, str]
+    ) -> Callable[[StoredAt, str], dict[str, str]] | None:
+        """What says in the answer how the message can be recalled; those with a delay level cannot be."""
+        if props.DELAY in properties or topic.startswith(RETRY_PREFIX):
+            return None
+        due_ms = int(properties[props.TIMER_OUT_MS])
+
+        def more(at: StoredAt, unique_key: str) -> dict[str, str]:
+            handle = RecallHandle(topic, self._broker_name, due_ms, unique_key, at.queue_offset).encode()
+            return {} if handle is None else {"recallHandle": handle}
+
+        return more

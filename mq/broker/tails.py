@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mq.broker.state.metadata import Metadata
-from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.delay import TURNS_MS
 from mq.protocol.records import FIXED
 
 
@@ -16,12 +16,12 @@ class QueueTail:
         "entries",
         "first_offset",
         "fixed_bytes",
-        "is_schedule",
         "next_offset",
         "queue_id",
         "topic",
         "topic_bytes",
         "topic_field",
+        "turn_ms",
     )
 
     def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
@@ -34,8 +34,8 @@ class QueueTail:
         self.next_offset = next_offset
         self.first_offset = 0
         self.entries: list[bytes] = []
-        self.is_schedule = topic == SCHEDULE_TOPIC
-        """Whether the queue's tag codes are the times at which its messages are due."""
+        self.turn_ms = TURNS_MS.get(topic)
+        """Where messages wait: what makes of store time, queue id and properties the tag code; else None."""
 
 
 class QueueTails:

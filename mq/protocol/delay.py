@@ -1,12 +1,23 @@
-"""Delay levels: how long a message waits that names one (property DELAY), and where it waits."""
+"""How long messages wait that ask for it: at a delay level (property DELAY), or until a time of their own (timers).
+
+Messages of the default levels wait in the schedule topic, a queue for each level. All others wait in the timer topic,
+whose queues are a wheel: one for each minute of the day (UTC), by the time at which a message is due. Each is looked at
+once within a day after it was stored, its *turn*: then it is delivered, or stored anew to wait for the next day.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from mq.protocol import names
+from mq.protocol import properties as props
 
 _SECOND: Final = 1000
 _MINUTE: Final = 60 * _SECOND
 _HOUR: Final = 60 * _MINUTE
+_DAY: Final = 24 * _HOUR
 
 DELAY_LEVELS_MS: Final = (
     *(seconds * _SECOND for seconds in (1, 5, 10, 30)),
@@ -16,11 +27,56 @@ DELAY_LEVELS_MS: Final = (
 """Milliseconds of levels 1 to 18. The same everywhere and for ever: replicas derive from them when a message is due."""
 
 LEVEL_MAX: Final = len(DELAY_LEVELS_MS)
+"""Levels of the schedule topic. A table of one's own may have more; see `parse_levels`."""
+
+LEVELS_MAX: Final = 64
+"""Levels of any table."""
+
+LEVEL_MS_MAX: Final = 40 * _DAY
+
+TIMER_SLOTS: Final = _DAY // _MINUTE
+"""Queues of the timer topic. The same everywhere and for ever."""
+
+TIMER_SLOT_MS: Final = _MINUTE
+TURN_MS_MAX: Final = _DAY
+"""No message waits longer in one place of the log: else the retention of the log would reach it."""
+
+_UNITS: Final = {"s": _SECOND, "m": _MINUTE, "h": _HOUR, "d": _DAY}
+_SPAN: Final = re.compile(r"([0-9]{1,9})([smhd])")
+_DUE: Final = props.TIMER_OUT_MS.encode() + b"\x01"
 
 
 def delay_level(text: str) -> int:
-    """The level that a DELAY property asks for: 0 for none, 18 at most. Raises ValueError if it is no number."""
-    return min(max(int(text), 0), LEVEL_MAX)
+    """The level that a DELAY property asks for, 0 for none. Raises ValueError if it is no number."""
+    return max(int(text), 0)
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """A table of levels, as ``1s 5s 10m 2h 1d``: milliseconds of each. Raises ValueError, which says where and why."""
+    levels: list[int] = []
+    for number, part in enumerate(text.split(), 1):
+        match = _SPAN.fullmatch(part)
+        if match is None:
+            raise ValueError(f"delay level {number} is {part[:40]!r}, not a number and one of the units s, m, h, d")
+        span_ms = int(match[1]) * _UNITS[match[2]]
+        if not 0 < span_ms <= LEVEL_MS_MAX:
+            raise ValueError(f"delay level {number} is {part}, allowed are 1s to {LEVEL_MS_MAX // _DAY}d")
+        levels.append(span_ms)
+    if not 1 <= len(levels) <= LEVELS_MAX:
+        raise ValueError(f"{len(levels)} delay levels, allowed are 1 to {LEVELS_MAX}")
+    return tuple(levels)
+
+
+def format_levels(levels_ms: Sequence[int]) -> str:
+    """A table of levels as text, each in the largest unit that divides it, up to hours."""
+    return " ".join(_format_span(level_ms) for level_ms in levels_ms)
+
+
+def _format_span(span_ms: int) -> str:
+    for unit in ("h", "m"):
+        if span_ms % _UNITS[unit] == 0:
+            return f"{span_ms // _UNITS[unit]}{unit}"
+    return f"{span_ms // _SECOND}s"
 
 
 def due_ms(store_timestamp_ms: int, queue_id: int) -> int:
@@ -29,3 +85,40 @@ def due_ms(store_timestamp_ms: int, queue_id: int) -> int:
     A queue that stands for no level delays nothing.
     """
     return store_timestamp_ms + (DELAY_LEVELS_MS[queue_id] if 0 <= queue_id < LEVEL_MAX else 0)
+
+
+def timer_slot(due_ms: int) -> int:
+    """In which queue of the timer topic a message waits that is due at ``due_ms``, however often it is stored anew."""
+    return due_ms // TIMER_SLOT_MS % TIMER_SLOTS
+
+
+def timer_turn_ms(store_timestamp_ms: int, due_ms: int) -> int:
+    """When to look at a message that was stored at ``store_timestamp_ms``: within a day, or earlier if it is due then.
+
+    That is a whole number of days before it is due, so that its slot stays the same.
+    """
+    days = max(due_ms - store_timestamp_ms - 1, 0) // TURN_MS_MAX
+    return due_ms - days * TURN_MS_MAX
+
+
+def _level_turn_ms(store_timestamp_ms: int, queue_id: int, properties: bytes) -> int:
+    return due_ms(store_timestamp_ms, queue_id)
+
+
+def _timer_turn_ms(store_timestamp_ms: int, queue_id: int, properties: bytes) -> int:
+    at = properties.find(_DUE)
+    while at > 0 and properties[at - 1] != 2:
+        at = properties.find(_DUE, at + 1)
+    text = properties[at + len(_DUE) : at + len(_DUE) + 18].partition(b"\x02")[0] if at >= 0 else b""
+    # One that does not say when it is due is no message of ours, and waits for nothing.
+    return timer_turn_ms(store_timestamp_ms, int(text)) if text.isdigit() else store_timestamp_ms
+
+
+TURNS_MS: Final[Mapping[str, Callable[[int, int, bytes], int]]] = {
+    names.SCHEDULE_TOPIC: _level_turn_ms,
+    names.TIMER_TOPIC: _timer_turn_ms,
+}
+"""For each topic whose messages wait: from store time, queue id and encoded properties to the time of the turn.
+
+It is the tag code of the message's queue entry. Replicas derive it from the record alone.
+"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -161,8 +161,12 @@ class SendReplyTemplate:
         physical_offsets: Sequence[int],
         unique_keys: bytes,
         serialization: int = JSON,
+        more: Mapping[str, str] | None = None,
     ) -> bytes:
-        """The same for several messages; ``queue_offset`` is that of the first, keys and ids are joined by commas."""
+        """The same for several messages; ``queue_offset`` is that of the first, keys and ids are joined by commas.
+
+        ``more`` are further fields of the header.
+        """
         ext = {
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "true",
@@ -170,6 +174,7 @@ class SendReplyTemplate:
             "queueId": str(queue_id),
             "queueOffset": str(queue_offset),
             "transactionId": unique_keys.decode(),
+            **(more or {}),
         }
         return encode_response(opaque, 0, ext=ext, serialization=serialization)
 

@@ -17,6 +17,7 @@ SYSTEM_PREFIX: Final = "rmq_sys_"
 
 AUTO_CREATE_TEMPLATE: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 UNENDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -30,6 +31,7 @@ METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
 SEND_FORBIDDEN_TOPICS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         HALF_TOPIC,
         HALF_OP_TOPIC,
         UNENDED_TOPIC,

@@ -143,6 +143,8 @@ class RawRecord(NamedTuple):
     prepared_offset: int
     body: bytes
     properties: bytes
+    store_timestamp_ms: int
+    """Of the record itself; a copy gets its own."""
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:
@@ -258,6 +260,7 @@ def split_record(data: bytes) -> RawRecord:
         prepared_offset=head[13],
         body=body,
         properties=data[text_start:size],
+        store_timestamp_ms=head[10],
     )
 
 

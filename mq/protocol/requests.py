@@ -140,6 +140,20 @@ class ConsumerSendMsgBack(Request, tag=int(Code.CONSUMER_SEND_MSG_BACK)):
     ext: SendBackExt = msgspec.field(name="extFields")
 
 
+class RecallExt(Ext):
+    """A message that was sent to ``topic`` and waits; the handle came with the answer to its send."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str = ""
+
+
+class RecallMessage(Request, tag=int(Code.RECALL_MESSAGE)):
+    """370: do not deliver a message that waits for its time."""
+
+    ext: RecallExt = msgspec.field(name="extFields")
+
+
 class EndTransactionExt(
     Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
 ):

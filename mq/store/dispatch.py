@@ -17,7 +17,7 @@ from struct import Struct
 import msgspec
 
 from mq.protocol import names, records
-from mq.protocol.delay import due_ms
+from mq.protocol.delay import TURNS_MS
 from mq.store.errors import AnnotationDamaged
 
 META_TOPIC = names.METADATA_TOPIC
@@ -26,8 +26,8 @@ META_TOPIC = names.METADATA_TOPIC
 QUEUE_ENTRY = Struct(">qiq")
 """One consume queue entry: physical offset, size of the record in bytes, tag code.
 
-The tag code is the hash of the message's tags; in a queue of the schedule topic it is the time in epoch milliseconds at
-which the message is due.
+The tag code is the hash of the message's tags; where messages wait it is the time in epoch milliseconds at which it is
+the message's turn (`mq.protocol.delay.TURNS_MS`).
 """
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
@@ -41,7 +41,7 @@ RUN_HEAD = Struct(">BiqI")
 """Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
 
 _META_TOPIC_BYTES = META_TOPIC.encode()
-_SCHEDULE_TOPIC_BYTES = names.SCHEDULE_TOPIC.encode()
+_TURNS_MS = {topic.encode(): turn_ms for topic, turn_ms in TURNS_MS.items()}
 
 
 def entry_sizes(entries: bytes) -> array[int]:
@@ -169,8 +169,8 @@ def scan_runs(body: bytes | memoryview) -> tuple[list[QueueRun], list[bytes]]:
             name = topics.get(topic)
             if name is None:
                 name = topics[topic] = topic.decode()
-            if topic == _SCHEDULE_TOPIC_BYTES:
-                record = records.decode_record(view[position : position + size])
-                tag_code = due_ms(record.store_timestamp_ms, queue_id)
+            if (turn_ms := _TURNS_MS.get(topic)) is not None:
+                record = records.split_record(bytes(view[position : position + size]))
+                tag_code = turn_ms(record.store_timestamp_ms, queue_id, record.properties)
             builder.add(name, queue_id, queue_offset, physical_offset, size, tag_code)
     return builder.runs(), commands

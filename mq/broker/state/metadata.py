@@ -43,13 +43,14 @@ from mq.broker.state.marks import Marks
 from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
 from mq.broker.state.sequences import Sequences
 from mq.protocol import bodies
-from mq.protocol.delay import LEVEL_MAX
+from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,
     HALF_OP_TOPIC,
     HALF_TOPIC,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    TIMER_TOPIC,
     TRACE_TOPIC,
     UNENDED_TOPIC,
     NameRefused,
@@ -446,6 +447,7 @@ def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iter
         (AUTO_CREATE_TEMPLATE, default_topic_queues, usual | PERM_INHERIT),
         (SELF_TEST_TOPIC, 1, usual),
         (SCHEDULE_TOPIC, LEVEL_MAX, usual),
+        (TIMER_TOPIC, TIMER_SLOTS, usual),
         (HALF_TOPIC, 1, usual),
         (HALF_OP_TOPIC, 1, usual),
         (UNENDED_TOPIC, 1, usual),

@@ -16,7 +16,7 @@ from tests.unit.broker.running import Answer, Client, running
 
 pytestmark = pytest.mark.trio
 
-SYSTEM_TOPICS = 10
+SYSTEM_TOPICS = 11
 """What a new group makes for itself: the template, and those of cluster, broker, self test and delays."""
 
 REBALANCE = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED

@@ -105,8 +105,9 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         tails=tails,
         unique_keys=keys,
         special=SpecialSends(
+            broker_name="b",
             made=made,
-            places=WaitingPlaces(tails=tails),
+            places=WaitingPlaces(settings=broker_settings(Path("unused")), tails=tails),
             repeats=Repeats(
                 sequences=metadata.sequences,
                 appender=appender,

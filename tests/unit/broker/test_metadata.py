@@ -260,6 +260,7 @@ def test_system_topics_are_created_once_and_marked() -> None:
         "TBW102": (8, 7),
         "SELF_TEST_TOPIC": (1, 6),
         "SCHEDULE_TOPIC_XXXX": (18, 6),
+        "rmq_sys_wheel_timer": (1440, 6),
         "RMQ_SYS_TRANS_HALF_TOPIC": (1, 6),
         "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 6),
         "TRANS_CHECK_MAX_TIME_TOPIC": (1, 6),

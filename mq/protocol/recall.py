@@ -1,0 +1,62 @@
+"""The handle by which a producer recalls a message that waits for its time: Base64 of five words and one of ours.
+
+``v1 <topic> <broker name> <due ms + 1> <unique key> <queue offset>``. Stock clients read the first five words, to know
+which broker to ask; the sixth says where the message was stored first. A handle is a client's input: nothing in it is
+true until it was looked up.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final, NamedTuple
+
+from mq.protocol.errors import ProtocolError
+
+_VERSION: Final = "v1"
+_HANDLE_LENGTH_MAX: Final = 4096
+_DIGITS_MAX: Final = 18
+
+
+class HandleRefused(ProtocolError):
+    """A text is no handle."""
+
+
+class RecallHandle(NamedTuple):
+    """What a handle says. ``queue_offset`` is None when it does not say so."""
+
+    topic: str
+    broker_name: str
+    due_ms: int
+    unique_key: str
+    queue_offset: int | None = None
+
+    def encode(self) -> str | None:
+        """The text; None if a name has a blank, so that nobody could read it."""
+        words = [_VERSION, self.topic, self.broker_name, str(self.due_ms + 1), self.unique_key]
+        if any(" " in word or not word for word in words):
+            return None
+        if self.queue_offset is not None:
+            words.append(str(self.queue_offset))
+        return base64.urlsafe_b64encode(" ".join(words).encode()).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> RecallHandle:
+        """Read a handle, with or without the padding of Base64. Raises HandleRefused."""
+        if len(text) > _HANDLE_LENGTH_MAX:
+            raise HandleRefused("recall handle is invalid: it is too long")
+        try:
+            padded = text + "=" * (-len(text) % 4)
+            words = base64.b64decode(padded, altchars=b"-_", validate=True).decode().split(" ")
+        except (binascii.Error, ValueError) as error:
+            raise HandleRefused("recall handle is invalid") from error
+        if len(words) not in (5, 6) or words[0] != _VERSION or not all(words):
+            raise HandleRefused("recall handle is invalid")
+        numbers = [_number(word) for word in (words[3], *words[5:])]
+        return cls(words[1], words[2], numbers[0] - 1, words[4], numbers[1] if len(numbers) > 1 else None)
+
+
+def _number(word: str) -> int:
+    if not (word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX):
+        raise HandleRefused(f"recall handle is invalid: {word[:40]!r} is no number")
+    return int(word)
