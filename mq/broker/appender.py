@@ -47,6 +47,7 @@ from mq.protocol.records import (
 )
 from mq.protocol.sequencing import SEQUENCE_MARK
 from mq.store.dispatch import ANNOTATION_START, META_TOPIC, QUEUE_ENTRY, RUN_HEAD
+from mq.store.queue_store import BuiltRun
 from mq.store.sequenced import SequencedRecord, join_sequenced, sequenced_record
 from raftlog import Refusal
 
@@ -66,13 +67,15 @@ _DISK_FULL = (
 class _Committing:
     """An entry under way, and who waits for it."""
 
-    __slots__ = ("callbacks", "index", "nbytes", "replies")
+    __slots__ = ("annotation", "callbacks", "index", "nbytes", "replies", "runs")
 
     def __init__(self, index: int, nbytes: int) -> None:
         self.index = index
         self.nbytes = nbytes
         self.replies: list[tuple[Sender, list[bytes]]] = []
         self.callbacks: list[OnCommitted] = []
+        self.annotation = b""
+        self.runs: list[BuiltRun] = []
 
 
 class Log(Protocol):
@@ -246,6 +249,15 @@ class Appender:
         while self._round_ends and self._round_ends[0] <= index:
             self._round_ends.popleft()
 
+    def runs_of(self, index: int, annotation: bytes) -> list[BuiltRun] | None:
+        """What the annotation says of an entry that is being applied, if it was made here and is not answered yet."""
+        waiting = self._committing
+        if waiting:
+            number = index - waiting[0].index
+            if 0 <= number < len(waiting) and (entry := waiting[number]).annotation is annotation:
+                return entry.runs
+        return None
+
     def outcome_unknown(self, first_index: int) -> None:
         """Nobody knows what becomes of entries from ``first_index`` on.
 
@@ -288,10 +300,11 @@ class Appender:
             ext = request.ext
             offset = tail.next_offset
             tail.next_offset = offset + 1
-            if not tail.entries:
-                tail.first_offset = offset
+            if (run := tail.run) is None:
+                tail.run = [pack_cq(pos, size, tag_code)]
                 touched.append(tail)
-            tail.entries.append(pack_cq(pos, size, tag_code))
+            else:
+                run.append(pack_cq(pos, size, tag_code))
             parts += (
                 pack_head(
                     size,
@@ -325,14 +338,21 @@ class Appender:
         self.messages += len(batch)
         # As `encode_runs`, without a run in between: with thousands of queues there is one for nearly every message.
         shipped, pack_run = [ANNOTATION_START], RUN_HEAD.pack
+        runs = committing.runs
         for tail in touched:
-            entries, name = tail.entries, tail.topic_bytes
-            shipped += (pack_run(len(name), tail.queue_id, tail.first_offset, len(entries)), name, *entries)
-            tail.entries = []
+            run, name = tail.run, tail.topic_bytes
+            assert run, f"{tail.topic}/{tail.queue_id}: a run without entries"
+            count = len(run)
+            first_offset = tail.next_offset - count
+            entries = run[0] if count == 1 else b"".join(run)
+            shipped += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
+            runs.append((tail, first_offset, count, entries))
+            tail.run = None
         # Without an annotation every replica reads the records themselves, and finds the commands there.
         annotation = b"" if commands else b"".join(shipped)
         if sequenced and annotation:
             annotation = join_sequenced(sequenced, annotation)
+        committing.annotation = annotation
         return b"".join(parts), annotation
 
     def _build_batch(
@@ -348,9 +368,10 @@ class Appender:
         topic_field, queue_id, first = tail.topic_field, tail.queue_id, tail.next_offset
         pack_head, pack_cq, pack_length, crc32 = HEAD.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTH.pack, zlib.crc32
         sys_flag, born_ms, reconsume_times = ext.sys_flag & _CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
-        if not tail.entries:
-            tail.first_offset = first
+        if tail.run is None:
+            tail.run = []
             touched.append(tail)
+        run = tail.run
         places: list[int] = []
         for offset, (size, flag, body, properties, tag_code) in enumerate(batch.elements, first):
             parts += (
@@ -376,7 +397,7 @@ class Appender:
                 pack_length(len(properties)),
                 properties,
             )
-            tail.entries.append(pack_cq(pos, size, tag_code))
+            run.append(pack_cq(pos, size, tag_code))
             places.append(pos)
             pos += size
         tail.next_offset = first + len(places)
@@ -409,13 +430,13 @@ class Appender:
                 tail = item.tail
                 offset = tail.next_offset
                 tail.next_offset = offset + 1
-                if not tail.entries:
-                    tail.first_offset = offset
+                if tail.run is None:
+                    tail.run = []
                     touched.append(tail)
                 turn_ms = tail.turn_ms
                 tag_code = item.tag_code if turn_ms is None else turn_ms(store_ms, tail.queue_id, item.properties)
                 size = item.nbytes
-                tail.entries.append(QUEUE_ENTRY.pack(pos, size, tag_code))
+                tail.run.append(QUEUE_ENTRY.pack(pos, size, tag_code))
                 parts += (
                     HEAD.pack(
                         size,

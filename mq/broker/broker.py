@@ -258,9 +258,13 @@ class Broker:
         sequenced: list[SequencedRecord] = []
         annotation = entry.annotation
         if annotation:
+            built = self.appender.runs_of(entry.index, annotation)
             if annotation[0] == SEQUENCED_FORMAT:
                 sequenced, annotation = split_sequenced(annotation)
-            self._store.append_shipped(annotation)
+            if built is None:
+                self._store.append_shipped(annotation)
+            else:
+                self._store.append_built(built)
         else:
             sequenced = scan_sequenced(entry.body)
             runs, commands = scan_runs(entry.body)

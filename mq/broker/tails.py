@@ -7,34 +7,50 @@ from collections.abc import Callable
 from mq.broker.state.metadata import Metadata
 from mq.protocol.delay import TURNS_MS
 from mq.protocol.records import FIXED
+from mq.store.consume_queue import ConsumeQueue
+
+
+class TopicName:
+    """A topic's name in all the forms that records and runs need; one for all of its queues, for caches are small."""
+
+    __slots__ = ("encoded", "field", "fixed_bytes", "text")
+
+    def __init__(self, topic: str) -> None:
+        self.text = topic
+        self.encoded = topic.encode()
+        self.field = bytes([len(self.encoded)]) + self.encoded
+        self.fixed_bytes = FIXED + len(self.encoded)
 
 
 class QueueTail:
-    """The writing end of one queue, on the leader: where the next message goes."""
+    """The writing end of one queue, on the leader: where the next message goes.
+
+    While an entry of the log is built, ``run`` is what that adds to the queue, at last up to ``next_offset``. ``queue``
+    is where such runs arrived so far: not always the queue of this name, for it may have been dropped since.
+    """
 
     __slots__ = (
-        "entries",
-        "first_offset",
         "fixed_bytes",
         "next_offset",
+        "queue",
         "queue_id",
+        "run",
         "topic",
         "topic_bytes",
         "topic_field",
         "turn_ms",
     )
 
-    def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
-        name = topic.encode()
-        self.topic = topic
-        self.topic_bytes = name
-        self.topic_field = bytes([len(name)]) + name
-        self.fixed_bytes = FIXED + len(name)
+    def __init__(self, name: TopicName, queue_id: int, next_offset: int) -> None:
+        self.topic = name.text
+        self.topic_bytes = name.encoded
+        self.topic_field = name.field
+        self.fixed_bytes = name.fixed_bytes
         self.queue_id = queue_id
         self.next_offset = next_offset
-        self.first_offset = 0
-        self.entries: list[bytes] = []
-        self.turn_ms = TURNS_MS.get(topic)
+        self.run: list[bytes] | None = None
+        self.queue: ConsumeQueue | None = None
+        self.turn_ms = TURNS_MS.get(name.text)
         """Where messages wait: what makes of store time, queue id and properties the tag code; else None."""
 
 
@@ -48,11 +64,13 @@ class QueueTails:
     def __init__(self, metadata: Metadata, next_offset: Callable[[str, int], int]) -> None:
         self._metadata = metadata
         self._next_offset = next_offset
+        self._names: dict[str, TopicName] = {}
         self._tails: dict[tuple[str, int], QueueTail] = {}
 
     def forget(self) -> None:
         """This replica does not lead any more: another one gives out queue offsets."""
         self._tails.clear()
+        self._names.clear()
 
     def of_topic(self, topic: str) -> list[QueueTail]:
         """The tails of a topic's queues, by queue id. The topic must exist.
@@ -67,5 +85,8 @@ class QueueTails:
         """The tail of one queue, whatever the topic's configuration says."""
         tail = self._tails.get((topic, queue_id))
         if tail is None:
-            tail = self._tails[topic, queue_id] = QueueTail(topic, queue_id, self._next_offset(topic, queue_id))
+            name = self._names.get(topic)
+            if name is None:
+                name = self._names[topic] = TopicName(topic)
+            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, self._next_offset(topic, queue_id))
         return tail

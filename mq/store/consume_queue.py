@@ -48,6 +48,7 @@ class ConsumeQueue:
         "_files",
         "_flushed_offset",
         "_tail",
+        "key",
         "max_offset",
         "min_offset",
         "queue_id",
@@ -75,6 +76,7 @@ class ConsumeQueue:
         self._tail = bytearray(tail)
         self.topic = topic
         self.queue_id = queue_id
+        self.key = topic, queue_id
         self.min_offset = min_offset
         """The first offset that can be read."""
         self.max_offset = max_offset

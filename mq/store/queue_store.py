@@ -7,6 +7,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import ANNOTATION_FORMAT, QUEUE_ENTRY_BYTES, RUN_HEAD, QueueRun, decode_runs
@@ -22,8 +23,26 @@ QueueRow = tuple[int, int, int, bytes]
 QueueTable = Mapping[str, Sequence[QueueRow]]
 """The queues by topic."""
 
+
+class WritingEnd(Protocol):
+    """Whoever writes to a queue and remembers which one that is.
+
+    ``queue`` is set by `QueueStore.append_built`, and None before.
+    """
+
+    topic: str
+    queue_id: int
+    queue: ConsumeQueue | None
+
+
+BuiltRun = tuple[WritingEnd, int, int, bytes]
+"""A run as who wrote it has it: where to, first queue offset, number of entries, and these."""
+
 _CREATION_COST = 7
 """Writing a queue that needs a new file takes so many times longer: 180 us against 25."""
+
+_GONE = -1
+"""The end of a queue that was dropped: no run begins there."""
 
 _DROPPED = ".dropped"
 """No topic may be called so: a dot is not allowed in names."""
@@ -71,7 +90,7 @@ class QueueStore:
         self.watched: Container[QueueKey] = _All()
         """The queues that `take_grown` is to tell about: all, unless somebody says otherwise."""
         self._queues: dict[QueueKey, ConsumeQueue] = {}
-        self._by_name: dict[tuple[bytes, int], tuple[QueueKey, ConsumeQueue]] = {}
+        self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
         # Queues with entries in memory, with the flush call before which the first of them came: the oldest is first.
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
@@ -141,7 +160,7 @@ class QueueStore:
         if count:
             if key in self.watched:
                 self._grown.setdefault(key, bytearray()).extend(run.entries[-count * QUEUE_ENTRY_BYTES :])
-            self._note_tail(key, queue)
+            self._note_tail(queue)
         return count
 
     def append_shipped(self, annotation: bytes) -> None:
@@ -151,28 +170,43 @@ class QueueStore:
         as nearly all do, are taken straight from the bytes. Raises AnnotationDamaged, names.NameRefused.
         """
         size, head_bytes, unpack = len(annotation), RUN_HEAD.size, RUN_HEAD.unpack_from
-        watched, dirty, flush_bytes = self.watched, self._dirty, self._settings.flush_bytes
+        watched, flush_bytes = self.watched, self._settings.flush_bytes
         position = 1
         while position + head_bytes < size and annotation[0] == ANNOTATION_FORMAT:
             topic_bytes, queue_id, first_offset, count = unpack(annotation, position)
             start = position + head_bytes + topic_bytes
             end = start + count * QUEUE_ENTRY_BYTES
-            found = self._by_name.get((annotation[position + head_bytes : start], queue_id))
-            if found is None or found[1].max_offset != first_offset or end > size or not count:
+            queue = self._by_name.get((annotation[position + head_bytes : start], queue_id))
+            if queue is None or queue.max_offset != first_offset or end > size or not count:
                 break
-            key, queue = found
             entries = annotation[start:end]
             pending_bytes = queue.extend(entries, count)
-            if key in watched:
-                self._grown.setdefault(key, bytearray()).extend(entries)
-            if key not in dirty:
-                dirty[key] = self._flush_call
-            if pending_bytes >= flush_bytes:
-                self._full[key] = None
+            if queue.key in watched:
+                self._grown.setdefault(queue.key, bytearray()).extend(entries)
+            if pending_bytes == end - start or pending_bytes >= flush_bytes:
+                self._note_tail(queue)
             position = end
         if position != size:
             for run in decode_runs(annotation[:1] + annotation[position:]):
                 self.append_run(run)
+
+    def append_built(self, runs: Sequence[BuiltRun]) -> None:
+        """`append_run` for each of these. A queue is looked for once, and then found where it was left.
+
+        Raises names.NameRefused.
+        """
+        watched, flush_bytes = self.watched, self._settings.flush_bytes
+        for end, first_offset, count, entries in runs:
+            queue = end.queue
+            if queue is None or queue.max_offset != first_offset:
+                self.append_run(QueueRun(end.topic, end.queue_id, first_offset, entries))
+                end.queue = self._queues[end.topic, end.queue_id]
+                continue
+            pending_bytes = queue.extend(entries, count)
+            if queue.key in watched:
+                self._grown.setdefault(queue.key, bytearray()).extend(entries)
+            if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
+                self._note_tail(queue)
 
     def add_empty(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue:
         """A queue whose entries have all expired; its next one gets ``offset``. There must be no such queue yet."""
@@ -225,7 +259,8 @@ class QueueStore:
         if not doomed:
             return
         for key in doomed:
-            del self._queues[key], self._by_name[key[0].encode(), key[1]]
+            self._queues.pop(key).max_offset = _GONE
+            del self._by_name[key[0].encode(), key[1]]
             for table in (self._dirty, self._full, self._grown):
                 table.pop(key, None)
         directory = topic_directory(topic)
@@ -297,10 +332,11 @@ class QueueStore:
         """Close all descriptors. Entries in memory are given up; the log has them."""
         self._files.close()
 
-    def _note_tail(self, key: QueueKey, queue: ConsumeQueue) -> None:
-        self._dirty.setdefault(key, self._flush_call)
+    def _note_tail(self, queue: ConsumeQueue) -> None:
+        """To be called when the first entry is in memory, and when those make a page."""
+        self._dirty.setdefault(queue.key, self._flush_call)
         if queue.pending_bytes >= self._settings.flush_bytes:
-            self._full[key] = None
+            self._full[queue.key] = None
 
     def _add(self, topic: str, queue_id: int, min_offset: int, max_offset: int, tail: bytes) -> ConsumeQueue:
         queue = ConsumeQueue(
@@ -313,9 +349,9 @@ class QueueStore:
             tail=tail,
         )
         self._queues[topic, queue_id] = queue
-        self._by_name[topic.encode(), queue_id] = (topic, queue_id), queue
+        self._by_name[topic.encode(), queue_id] = queue
         if tail:
-            self._note_tail((topic, queue_id), queue)
+            self._note_tail(queue)
         return queue
 
     def _next_due(self) -> QueueKey | None:

@@ -18,11 +18,12 @@ from mq.broker.pending import (
     PendingCommand,
     StoredAt,
 )
-from mq.broker.tails import QueueTail
+from mq.broker.tails import QueueTail, TopicName
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import decode_records, encode_host
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, encode_runs
 from raftlog import Refusal
 from tests.unit.broker.running import send_ext
 
@@ -36,6 +37,7 @@ class Log:
     def __init__(self) -> None:
         self.refusals: list[Refusal | None] = []
         self.framed: list[bytes] = []
+        self.annotations: dict[int, bytes] = {}
         self.committed = 0
         self.pos = 48
 
@@ -43,7 +45,8 @@ class Log:
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal is not None:
             return refusal
-        body, _ = build(self.pos)
+        body, annotation = build(self.pos)
+        self.annotations[self.committed + len(self.framed) + 1] = annotation
         assert len(body) == nbytes
         self.pos += nbytes + 48
         self.framed.append(body)
@@ -94,7 +97,7 @@ class AppenderMachine(RuleBasedStateMachine):
         self.lead()
 
     def lead(self) -> None:
-        self.tail = QueueTail("T", 0, self.next_offset)
+        self.tail = QueueTail(TopicName("T"), 0, self.next_offset)
         self.appender.open()
 
     def begin(self) -> tuple[int, bytes, Callable[[str], None]]:
@@ -163,11 +166,22 @@ class AppenderMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, len(self.log.framed)))
-        for body in self.log.framed[:count]:
+        for index, body in enumerate(self.log.framed[:count], self.log.committed + 1):
             self.keep(body)
+            self.look_at_runs(index)
         del self.log.framed[:count]
         self.log.committed += count
         self.appender.committed(self.log.committed)
+
+    def look_at_runs(self, index: int) -> None:
+        """What is applied here is what the others read in the annotation."""
+        annotation = self.log.annotations[index]
+        assert self.appender.runs_of(index, bytes(bytearray(annotation)) or b"-") is None, "another entry's annotation"
+        if annotation:
+            runs = self.appender.runs_of(index, annotation)
+            assert runs is not None
+            assert annotation == encode_runs(QueueRun(run[0].topic, run[0].queue_id, run[1], run[3]) for run in runs)
+            assert [run[2] * QUEUE_ENTRY_BYTES for run in runs] == [len(run[3]) for run in runs]
 
     def keep(self, body: bytes) -> None:
         for record in decode_records(body):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.names import NameRefused
+from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun, encode_runs
 from mq.store.errors import AnnotationDamaged
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -229,6 +230,46 @@ def test_shipped_runs_arrive_as_the_runs_themselves(entries: list[list[tuple[str
         assert files_of(Path(one)) == files_of(Path(other))
         plain.close()
         shipped.close()
+
+
+class End:
+    """Who writes to a queue."""
+
+    def __init__(self, topic: str, queue_id: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.queue: ConsumeQueue | None = None
+
+
+@given(st.lists(RUNS, max_size=8), st.sets(st.integers(0, 7)), st.sampled_from([0, 30, 100]))
+def test_built_runs_arrive_as_the_runs_themselves(
+    entries: list[list[tuple[str, int, int]]], drop_after: set[int], expired: int
+) -> None:
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        plain, built = new_store(Path(one)), new_store(Path(other))
+        plain.watched = built.watched = {("A", 0), ("B", 1)}
+        ends: dict[tuple[str, int], tuple[End, int]] = {}
+        position = 0
+        for number, entry in enumerate(entries):
+            for topic, queue_id, count in entry:
+                end, first = ends.get((topic, queue_id), (End(topic, queue_id), 0))
+                ends[topic, queue_id] = end, first + count
+                run = run_of(topic, queue_id, first, first + count, position=position)
+                plain.append_run(run)
+                built.append_built([(end, first, count, run.entries)])
+                position += 1000
+            if number in drop_after:  # a writer that is not told goes on where it was
+                plain.drop_topic("A")
+                built.drop_topic("A")
+            for store in (plain, built):
+                store.expire_some(position * expired // 100)
+            assert built.table() == plain.table()
+            assert built.take_grown() == plain.take_grown()
+            assert built.dirty_count == plain.dirty_count
+            assert built.flush_some(2) == plain.flush_some(2)
+        assert files_of(Path(one)) == files_of(Path(other))
+        plain.close()
+        built.close()
 
 
 def test_damaged_shipped_runs_are_refused(tmp_path: Path) -> None:
