@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mq.broker.connection import ClientConnection, Handler
@@ -76,7 +76,7 @@ class Pulls:
         slow_consumers: SlowConsumers,
         polling: LongPolling[HeldPull],
         read: Callable[[int, int], bytes],
-        read_each: Callable[[list[Place]], list[bytes]],
+        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
         log_end: Callable[[], int],
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],

@@ -36,7 +36,7 @@ from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.notes import CONF
-from raftlog.segment.pieces import Piece, PieceReader, read_across
+from raftlog.segment.pieces import Buffer, Piece, PieceReader, read_across
 from raftlog.segment.reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
@@ -491,7 +491,7 @@ class SegmentLog:
             return self._tail.read(pos, end)
         return read_across(self._files, self._tail, self._end_before_tail(), pos, end)
 
-    def pread_each(self, pieces: Sequence[Piece]) -> list[bytes]:
+    def pread_each(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
         """Read ascending pieces, each (position, length) within one entry. Raises as `pread` does."""
         if pieces[0][0] < self._base.pos:
             raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)

@@ -17,6 +17,9 @@ from raftlog.segment.tail import Tail, blank_bytes
 Piece = tuple[int, int]
 """Physical offset and length."""
 
+Buffer = bytes | memoryview
+"""A view keeps all that was read with it in memory: whoever waits with it, copies it."""
+
 GAP_BYTES_MAX = 32 * 1024
 RUN_BYTES_MAX = 1024 * 1024
 
@@ -51,7 +54,7 @@ class PieceReader:
         """Keep nothing: the log was cut."""
         self._kept.clear()
 
-    def read(self, pieces: Sequence[Piece]) -> list[bytes]:
+    def read(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
         """The bytes of ascending pieces, each from memory if its entry is there.
 
         Raises:
@@ -63,14 +66,15 @@ class PieceReader:
         if pieces[0][0] >= tail_pos:
             return self._tail.read_pieces(pieces)
         on_disk = bisect_left(pieces, (tail_pos, 0))
-        return self._read_files(pieces[:on_disk]) + self._tail.read_pieces(pieces[on_disk:])
+        return [*self._read_files(pieces[:on_disk]), *self._tail.read_pieces(pieces[on_disk:])]
 
-    def _read_files(self, pieces: Sequence[Piece]) -> list[bytes]:
-        read: list[bytes] = []
+    def _read_files(self, pieces: Sequence[Piece]) -> list[memoryview]:
+        read: list[memoryview] = []
         first = 0
         while first < len(pieces):
             begin, data, following = self._find(pieces, first) or self._load(pieces, first)
-            read += [data[pos - begin : pos - begin + length] for pos, length in pieces[first:following]]
+            view = memoryview(data)
+            read += [view[pos - begin : pos - begin + length] for pos, length in pieces[first:following]]
             first = following
         return read
 
