@@ -34,6 +34,7 @@ from mq.broker.long_polling import LongPolling
 from mq.broker.lookup import Lookup
 from mq.broker.made import MadeSends
 from mq.broker.offsets import Offsets
+from mq.broker.pops import Pops
 from mq.broker.pulls import HeldPull, Pulls
 from mq.broker.reads import PatientReads
 from mq.broker.recalls import Recalls
@@ -275,6 +276,23 @@ class Areas:
             figures=self.stats.figures,
             clock=clock,
         )
+        self.pops = Pops(
+            settings=settings,
+            metadata=metadata,
+            store=store,
+            appender=self.appender,
+            tails=self.tails,
+            subscriptions=subscriptions,
+            read=replica.log.pread,
+            read_each=replica.log.pread_each,
+            pulls_waiting=polling.waiting,
+            is_young=self.offsets.is_young,
+            figures=self.stats.figures,
+            rng=rng,
+            clock=clock,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
         self.lookup = Lookup(
             broker_name=settings.group,
             metadata=metadata,
@@ -387,6 +405,7 @@ class Areas:
             retries,
             recalls,
             self.replies,
+            self.pops,
             administration,
         ):
             self._leader_handlers.update(leading_area.leader_handlers())
@@ -410,6 +429,7 @@ class Areas:
             self.delays,
             self.timers,
             self.replies,
+            self.pops,
         ):
             area.forget()
 

@@ -179,6 +179,7 @@ class Broker:
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         self._polling.drop_connection(connection)
+        self.areas.pops.polling.drop_connection(connection)
         self.areas.groups.connection_closed(connection)
 
     # -- the replicated log ------------------------------------------------------------------------------------------
@@ -199,7 +200,10 @@ class Broker:
                 self._filling.settle(self._store)
                 self._filling = None
         self.appender.committed(self._applied_index)
+        pops = self.areas.pops
         for topic, queue_id, new_entries in self._store.take_grown():
+            if pops.polling:
+                pops.grown(topic, queue_id, new_entries)
             for pull in self._polling.grown((topic, queue_id), new_entries):
                 self.areas.pulls.resume(pull)
 
@@ -225,6 +229,7 @@ class Broker:
         """React to what came in; called before sockets are flushed."""
         self._replica.pump()
         self.areas.transactions.end_turn()
+        self.areas.pops.acks.flush()
         if self.appender.start_round():
             self._replica.pump()
 
@@ -236,6 +241,7 @@ class Broker:
         self.areas.delays.lead()
         self.areas.timers.lead()
         self.areas.check_backs.lead()
+        self.areas.pops.lead()
         self.areas.forwarder.lead()
         self.areas.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
@@ -296,6 +302,7 @@ class Broker:
         self._reads.try_again()
         for pull in self._polling.expired(self._clock()):
             self.areas.pulls.resume(pull)
+        self.areas.pops.expire()
 
     def notify_members(self) -> None:
         """Tell members of large groups that the group changed."""
@@ -309,9 +316,10 @@ class Broker:
         self.areas.announcements.run()
 
     def deliver_delayed(self) -> None:
-        """Put into their topics the delayed messages that are due."""
+        """Put into their topics the delayed messages that are due, and popped ones whose time is over."""
         self.areas.delays.run()
         self.areas.timers.run()
+        self.areas.pops.revival.run()
 
     def check_back(self) -> None:
         """Ask producers what became of their transactions."""
@@ -417,6 +425,7 @@ class Broker:
             **self.areas.replies.counters(),
             "repeatedSends": self.areas.repeats.answered,
             **self.areas.check_backs.counters(),
+            **self.areas.pops.counters(),
             **self.areas.forwarder.counters(),
             "forwardedTaken": self.areas.forwarded.taken,
         }

@@ -38,6 +38,9 @@ class ClientConnection:
     broker has asked its clients. ``trusted`` is set for a replica of the same group.
     """
 
+    hold_seconds_max = 60.0
+    """How long a request may be held."""
+
     __slots__ = (
         "_handlers",
         "_log",

@@ -141,7 +141,10 @@ class ForwardedSender:
     ``client_id`` is its id in the consumer group that the request is about, None where that is not known.
     """
 
-    __slots__ = ("_connection", "_opaque", "_requests", "client_id", "host")
+    hold_seconds_max = 5.0
+    """How long the request may be held: the other replica waits for twice that."""
+
+    __slots__ = ("_connection", "_opaque", "_requests", "client_id", "held_pulls", "host")
 
     def __init__(
         self,
@@ -156,6 +159,7 @@ class ForwardedSender:
         self._opaque = opaque
         self.host = host
         self.client_id = client_id
+        self.held_pulls = 0
 
     @property
     def peer(self) -> str:

@@ -48,6 +48,15 @@ from mq.protocol.operator_requests import (
     UpdateAndCreateSubscriptionGroupList,
     UpdateAndCreateTopicList,
 )
+from mq.protocol.pop_requests import (
+    AckMessage,
+    BatchAckMessage,
+    ChangeMessageInvisibleTime,
+    Notification,
+    PeekMessage,
+    PollingInfo,
+    PopMessage,
+)
 from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
 from raftlog import Deadline, Reactor
 
@@ -77,12 +86,19 @@ _SENDS = frozenset(
 )
 _REPEATABLE = frozenset(
     {
+        AckMessage,
+        BatchAckMessage,
+        ChangeMessageInvisibleTime,
         CloneGroupOffset,
         DeleteSubscriptionGroup,
         DeleteTopicInBroker,
         EndTransaction,
         InvokeBrokerToResetOffset,
         LockBatchMq,
+        Notification,
+        PeekMessage,
+        PollingInfo,
+        PopMessage,
         UnlockBatchMq,
         UpdateAndCreateSubscriptionGroup,
         UpdateAndCreateSubscriptionGroupList,
@@ -92,7 +108,7 @@ _REPEATABLE = frozenset(
         UpdateConsumerOffset,
     }
 )
-"""Done twice, these come to the same."""
+"""Done twice, these come to the same; what was popped the first time comes again later."""
 
 _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of the group"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Hashable
+from collections.abc import Callable, Container, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from mq.store.dispatch import QUEUE_ENTRY
@@ -116,6 +116,19 @@ class LongPolling(Generic[PullT]):
                 woken.append(held.pull)
                 self._release(held)
         return woken
+
+    def taken_out(self, key: QueueKey, wanted: Callable[[PullT], bool]) -> list[PullT]:
+        """Take out the pulls of a queue that ``wanted`` says yes to, longest waiting first."""
+        woken: list[PullT] = []
+        for held in list(self._by_queue.get(key, {}).values()):
+            if held.pull is not None and wanted(held.pull):
+                woken.append(held.pull)
+                self._release(held)
+        return woken
+
+    def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
+        """The pulls of a queue, longest waiting first."""
+        return (held.pull for held in self._by_queue.get(key, {}).values() if held.pull is not None)
 
     def expired(self, now: float) -> list[PullT]:
         """Take out the pulls whose deadline is not after ``now``, earliest first."""

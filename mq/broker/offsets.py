@@ -286,7 +286,7 @@ class Offsets:
         if stored >= 0:
             return _offset_reply(request.opaque, stored, serialization)
         queue = self._store.get(key[1], key[2])
-        if queue is not None and request.ext.set_zero_if_not_found is not False and self._is_young(queue):
+        if queue is not None and request.ext.set_zero_if_not_found is not False and self.is_young(queue):
             return _offset_reply(request.opaque, 0, serialization)
         return encode_response(
             request.opaque,
@@ -295,7 +295,7 @@ class Offsets:
             serialization=serialization,
         )
 
-    def _is_young(self, queue: ConsumeQueue) -> bool:
+    def is_young(self, queue: ConsumeQueue) -> bool:
         """Whether a group without an offset begins at the first message: it is there, and quickly read."""
         if queue.min_offset > 0 or queue.max_offset == 0:
             return False

@@ -233,7 +233,7 @@ class Pulls:
             # The log was shortened, and this queue is not told yet.
             low = queue.expire(gone.first)
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
-        records, nbytes, scanned, end, count = picked
+        records, nbytes, scanned, end, count, _ = picked
         next_offset = offset + scanned
         if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
             return None

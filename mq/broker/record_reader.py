@@ -32,6 +32,8 @@ class Selection(NamedTuple):
     """Physical offset behind the last record that was looked at."""
     wanted: int
     """Of the wanted records, which may come joined."""
+    bits: int = 0
+    """Of `RecordReader.select`: bit ``i`` is set if the record that was looked at as number ``i`` is wanted."""
 
 
 class RecordReader:
@@ -75,18 +77,19 @@ class RecordReader:
         Stops after a megabyte. Raises SegmentError.
         """
         chosen: list[bytes] = []
-        nbytes = scanned = scanned_bytes = end = 0
+        nbytes = scanned = scanned_bytes = end = bits = 0
         while scanned_bytes < _SCAN_BYTES_MAX and (chunk := _chunk(places)):
             for (position, size), record in zip(chunk, self._read_each(chunk), strict=True):
                 if _is_wanted(record, sql):
                     if len(chosen) == count_max or (chosen and nbytes + size > bytes_max):
-                        return Selection(chosen, nbytes, scanned, end, len(chosen))
+                        return Selection(chosen, nbytes, scanned, end, len(chosen), bits)
                     chosen.append(bytes(record))
+                    bits |= 1 << scanned
                     nbytes += size
                 scanned += 1
                 scanned_bytes += size
                 end = position + size
-        return Selection(chosen, nbytes, scanned, end, len(chosen))
+        return Selection(chosen, nbytes, scanned, end, len(chosen), bits)
 
 
 def _chunk(places: Iterator[Place]) -> list[Place]:

@@ -14,12 +14,14 @@ from mq.broker.clients import BROADCASTING, ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import GroupConfig
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import CheckClientConfigBody
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.headers import CheckClientConfig, PullExt, encode_response
+from mq.protocol.pop_requests import PopExt
 
 _SUBSCRIPTION = 4
 _ALL = "*"
@@ -64,13 +66,7 @@ class Subscriptions:
     def of_pull(self, ext: PullExt) -> Subscription:
         """What this pull wants of its topic, which was checked before. Raises RequestRefused."""
         group = ext.consumer_group
-        config = self._metadata.groups.get(group)
-        if config is None:
-            if not self._settings.auto_create_groups:
-                raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"there is no consumer group {group}")
-            self._note_group(group)
-        elif not config.consume_enable:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {group} may not consume")
+        config = self._group(group)
         if ext.sys_flag & _SUBSCRIPTION:
             return self._parsed(ext.topic, ext.subscription or _ALL, ext.expression_type)
         members = self._clients.consumer_group(group)
@@ -93,6 +89,28 @@ class Subscriptions:
         if known.parsed is None:
             raise RequestRefused(ResponseCode.FILTER_DATA_NOT_EXIST, f"group {group} has no filter: {known.fault}")
         return known.parsed
+
+    def of_pop(self, ext: PopExt) -> Subscription:
+        """What this pop wants; its group exists, or is about to. Raises RequestRefused."""
+        group = ext.consumer_group
+        if self._group(group) is None and not self._metadata.has_room_for_group(group):
+            count = len(self._metadata.groups)
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"there is no consumer group {group}, and there are {count} already",
+            )
+        return self._parsed(ext.topic, ext.expression or _ALL, ext.expression_type)
+
+    def _group(self, name: str) -> GroupConfig | None:
+        """A group that may consume; None if nobody knows it yet and it may be. Raises RequestRefused."""
+        config = self._metadata.groups.get(name)
+        if config is None:
+            if not self._settings.auto_create_groups:
+                raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"there is no consumer group {name}")
+            self._note_group(name)
+        elif not config.consume_enable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume")
+        return config
 
     def _parsed(self, topic: str, expression: str, expression_type: str | None) -> Subscription:
         if expression_type == SQL92:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final
 
@@ -106,6 +107,22 @@ def dead_letter_topic(group: str) -> str:
 def reply_topic(cluster: str) -> str:
     """Where the replies to messages of a cluster are sent, and stored."""
     return cluster + REPLY_TOPIC_SUFFIX
+
+
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Where messages of ``topic`` go that ``group`` popped and did not acknowledge in time.
+
+    What came from there goes there again.
+    """
+    return fitted_topic(topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}")
+
+
+def fitted_topic(name: str) -> str:
+    """A name that is made of others and may be too long for a topic; then a shorter one that stands for it."""
+    if len(name) <= TOPIC_BYTES_MAX:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return f"{name[: TOPIC_BYTES_MAX - len(digest) - 1]}_{digest}"
 
 
 def _check(kind: str, name: str, length_max: int) -> None:

@@ -47,6 +47,9 @@ PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 PRODUCER_ID: Final = "RAFTMQ_PRODUCER"
 SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 """Not of RocketMQ, and for applications to set; see `mq.protocol.sequencing`."""
+POP_CK: Final = "POP_CK"
+FIRST_POP_TIME: Final = "1ST_POP_TIME"
+ORIGIN_GROUP: Final = "ORIGIN_GROUP"
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """A message with one of these wants to be delivered later."""
@@ -99,9 +102,10 @@ RESERVED: Final = frozenset(
         MESSAGE_TYPE,
         ARRIVE_TIME,
         PUSH_REPLY_TIME,
-        "POP_CK",
+        POP_CK,
         "POP_CK_OFFSET",
-        "1ST_POP_TIME",
+        FIRST_POP_TIME,
+        ORIGIN_GROUP,
         "DUP_INFO",
         "REDIRECT",
         "PROPERTY_FORWARD_QUEUE_ID",

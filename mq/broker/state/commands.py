@@ -16,6 +16,7 @@ import msgspec
 from mq.broker.state.checks import AdvanceChecks
 from mq.broker.state.marks import CompleteEntries, SkipEntries
 from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, check_range
+from mq.broker.state.pops import AckMessages, DeferMessage, PopMessages
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
@@ -227,6 +228,9 @@ Command: TypeAlias = (
     | CompleteEntries
     | SkipEntries
     | AdvanceChecks
+    | PopMessages
+    | AckMessages
+    | DeferMessage
 )
 
 OffsetRows = list[tuple[str, str, list[int]]]
@@ -254,6 +258,9 @@ _Written: TypeAlias = (
     | CompleteEntries
     | SkipEntries
     | AdvanceChecks
+    | PopMessages
+    | AckMessages
+    | DeferMessage
 )
 
 

@@ -41,6 +41,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.marks import Marks
 from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
+from mq.broker.state.pops import Pops
 from mq.broker.state.sequences import Sequences
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
@@ -123,11 +124,18 @@ class Metadata:
         """Where a replica that led once serves clients, by node id: an IP address and a port."""
         self.marks = Marks()
         """Which messages of the broker's own queues are dealt with."""
+        self.pops = Pops(self._move_offset)
+        """What consumers popped and have not acknowledged."""
         self.sequences = Sequences()
         """Which messages with a sequence number the log has."""
         self.checks = Checks()
         """How often was asked about which half messages."""
-        self._parts: dict[str, Part] = {"marks": self.marks, "sequences": self.sequences, "checks": self.checks}
+        self._parts: dict[str, Part] = {
+            "marks": self.marks,
+            "pops": self.pops,
+            "sequences": self.sequences,
+            "checks": self.checks,
+        }
         """By the name under which a part is in the snapshot."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
 
@@ -338,6 +346,14 @@ class Metadata:
         if self.offset_resets:
             # The leader lets nobody commit who has not gone on from where it was reset to.
             self._drop_reset(group, topic, queue_id)
+        return True
+
+    def _move_offset(self, group: str, topic: str, queue_id: int, before: int, after: int) -> bool:
+        """See `mq.broker.state.pops.Move`."""
+        if topic not in self.topics:
+            return False
+        if self.consumer_offsets.get((group, topic), {}).get(queue_id, -1) == before:
+            self._advance_offset(group, topic, queue_id, after)
         return True
 
     def _drop_reset(self, group: str, topic: str, queue_id: int) -> None:

@@ -113,11 +113,11 @@ def test_unknown_request_keeps_its_fields(serialization: int) -> None:
 
 
 def test_code_that_fits_json_only() -> None:
-    request, _ = decoded(encode_request(RequestCode.POP_MESSAGE, 5, ext={"topic": "T1"}))
+    request, _ = decoded(encode_request(RequestCode.POP_ROLLBACK, 5, ext={"topic": "T1"}))
     assert isinstance(request, UnknownRequest)
-    assert request.code == 200050
-    with pytest.raises(AssertionError, match="200050"):
-        encode_request(RequestCode.POP_MESSAGE, 5, serialization=BINARY)
+    assert request.code == 200056
+    with pytest.raises(AssertionError, match="200056"):
+        encode_request(RequestCode.POP_ROLLBACK, 5, serialization=BINARY)
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])

@@ -1,0 +1,133 @@
+"""Typed requests of consumers that pop messages. See `mq.protocol.requests`.
+
+Their codes are too large for the binary header, so they come in JSON.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests import Ext, Request
+from mq.protocol.wire_names import I32, I64, wire
+
+
+class PopExt(
+    Ext,
+    rename=wire(
+        max_messages="maxMsgNums",
+        invisible_ms="invisibleTime",
+        poll_ms="pollTime",
+        born_ms="bornTime",
+        expression_type="expType",
+        expression="exp",
+    ),
+):
+    """How many messages, and of which queue; -1 stands for any.
+
+    They stay invisible to others for ``invisible_ms``. The request may be held from ``born_ms``, an epoch time, for
+    ``poll_ms``. ``init_mode`` says where a new group begins: 0 at the first message, 1 at the last.
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_messages: I32
+    invisible_ms: I64
+    poll_ms: I64
+    born_ms: I64
+    init_mode: I32
+    expression_type: str | None = None
+    expression: str | None = None
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class PopMessage(Request, tag=int(Code.POP_MESSAGE)):
+    """200050: messages that nobody else gets for a while."""
+
+    ext: PopExt = msgspec.field(name="extFields")
+
+
+class AckExt(Ext):
+    """A message by its receipt in ``extra_info``."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: I64
+
+
+class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
+    """200051: a message was handled."""
+
+    ext: AckExt = msgspec.field(name="extFields")
+
+
+class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
+    """How many messages of which queue; -1 stands for any."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_messages: I32
+
+
+class PeekMessage(Request, tag=int(Code.PEEK_MESSAGE)):
+    """200052: what a pop would get, without taking it."""
+
+    ext: PeekExt = msgspec.field(name="extFields")
+
+
+class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
+    """A message by its receipt, and for how long from now on it is to stay invisible."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: I64
+    invisible_ms: I64
+
+
+class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLETIME)):
+    """200053: a message is needed for longer, or to come again sooner."""
+
+    ext: ChangeInvisibleExt = msgspec.field(name="extFields")
+
+
+class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
+    """Of which queue; -1 stands for any. Times are as in `PopExt`."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    poll_ms: I64
+    born_ms: I64
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class Notification(Request, tag=int(Code.NOTIFICATION)):
+    """200054: say when there is something to pop."""
+
+    ext: NotificationExt = msgspec.field(name="extFields")
+
+
+class PollingInfoExt(Ext):
+    """One queue of a group; -1 stands for any."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+
+
+class PollingInfo(Request, tag=int(Code.POLLING_INFO)):
+    """200055: how many pops are held."""
+
+    ext: PollingInfoExt = msgspec.field(name="extFields")
+
+
+class BatchAckMessage(Request, tag=int(Code.BATCH_ACK_MESSAGE)):
+    """200151: many messages were handled; they are in the body, see `mq.protocol.receipts.BatchAck`."""

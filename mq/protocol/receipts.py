@@ -1,0 +1,193 @@
+"""Receipts of popped messages: how a broker's answer tells of them, and how clients give them back.
+
+A receipt is eight fields with a blank in between: start offset and pop time of the checkpoint, invisible time, revive
+queue, mark, broker name, queue id, and the message's offset. The mark says which topic the queue belongs to.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mq.protocol.errors import BodyError, ProtocolError
+from mq.protocol.json_body import Body, decode_as
+from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.wire_names import I32, I64, wire
+
+NORMAL: Final = "0"
+RETRY: Final = "1"
+"""Marks: a normal topic, and the topic of what was not acknowledged in time."""
+
+REVIVE_QUEUE: Final = 0
+ORDERED_REVIVE_QUEUE: Final = 999
+"""What clients call the revive queue is a word of theirs to us: it says whether a message was popped in order."""
+
+BITS_BYTES_MAX: Final = 128
+"""Of one row of a batch of acknowledgements."""
+
+_NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_INT64_MAX: Final = 2**63 - 1
+_FIELDS: Final = 8
+
+
+class ReceiptError(ProtocolError):
+    """A receipt is none that a broker gave out."""
+
+
+class Receipt(NamedTuple):
+    """One message of a pop."""
+
+    start: int
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue: int
+    mark: str
+    broker: str
+    queue_id: int
+    offset: int
+
+    def encode(self) -> str:
+        """The text, as it is in the property POP_CK."""
+        return " ".join(map(str, self))
+
+    @classmethod
+    def decode(cls, text: str) -> Receipt:
+        """Read a receipt. Raises ReceiptError."""
+        fields = text.split(" ")
+        if len(fields) != _FIELDS:
+            raise ReceiptError(f"a receipt of {len(fields)} fields, not {_FIELDS}: {text[:80]!r}")
+        numbers = [fields[at] for at in (0, 1, 2, 3, 6, 7)]
+        if not all(map(_NUMBER.fullmatch, numbers)) or any(abs(int(number)) > _INT64_MAX for number in numbers):
+            raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")
+        start, pop_time_ms, invisible_ms, revive_queue, queue_id, offset = map(int, numbers)
+        return cls(start, pop_time_ms, invisible_ms, revive_queue, fields[4], fields[5], queue_id, offset)
+
+
+def mark_of(topic: str) -> str:
+    """The mark of a topic in receipts."""
+    return RETRY if topic.startswith(RETRY_PREFIX) else NORMAL
+
+
+def queue_info(rows: Iterable[tuple[str, int, int, Iterable[int]]]) -> tuple[str, str]:
+    """The header fields ``startOffsetInfo`` and ``msgOffsetInfo`` about queues: mark, queue id, start, offsets."""
+    starts, offsets = [], []
+    for mark, queue_id, start, of_messages in rows:
+        starts.append(f"{mark} {queue_id} {start}")
+        offsets.append(f"{mark} {queue_id} {','.join(map(str, of_messages))}")
+    return ";".join(starts), ";".join(offsets)
+
+
+def count_info(mark: str, queue_id: int, counts: Mapping[int, int]) -> str:
+    """The header field ``orderCountInfo`` about a queue: how often messages were popped before, by their offsets."""
+    if not counts:
+        return ""
+    rows = [f"{mark} {queue_id} {min(counts.values())}"]
+    rows += [f"{mark} qo{queue_id}%{offset} {count}" for offset, count in counts.items()]
+    return ";".join(rows)
+
+
+# -- batches of acknowledgements ---------------------------------------------------------------------------------------
+
+
+class AckRow(
+    msgspec.Struct,
+    kw_only=True,
+    rename=wire(
+        group="c",
+        topic="t",
+        mark="r",
+        start="so",
+        queue_id="q",
+        revive_queue="rq",
+        pop_time_ms="pt",
+        invisible_ms="it",
+        encoded_bits="b",
+    ),
+):
+    """Messages of one checkpoint. ``topic`` is the normal one, ``mark`` says which it is really."""
+
+    group: str
+    topic: str
+    mark: str = NORMAL
+    start: I64
+    queue_id: I32
+    revive_queue: I32 = REVIVE_QUEUE
+    pop_time_ms: I64
+    invisible_ms: I64 = 0
+    encoded_bits: str
+
+    @property
+    def bits(self) -> int:
+        """Bit ``i`` stands for the message at ``start + i``. Raises ReceiptError."""
+        return decode_bits(self.encoded_bits)
+
+
+class _LongAckRow(
+    AckRow,
+    kw_only=True,
+    rename=wire(
+        group="consumerGroup",
+        mark="retry",
+        start="startOffset",
+        revive_queue="reviveQueueId",
+        pop_time_ms="popTime",
+        invisible_ms="invisibleTime",
+        encoded_bits="bitSet",
+    ),
+):
+    """`AckRow` under the long names, which some clients use."""
+
+    # An inherited field keeps its wire name, so each one is declared anew.
+    group: str
+    topic: str
+    mark: str = NORMAL
+    start: I64
+    queue_id: I32
+    revive_queue: I32 = REVIVE_QUEUE
+    pop_time_ms: I64
+    invisible_ms: I64 = 0
+    encoded_bits: str
+
+
+class BatchAck(Body, rename=wire()):
+    """The body of request code 200151."""
+
+    acks: list[AckRow] = msgspec.field(default_factory=list)
+    broker_name: str = ""
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> BatchAck:
+        """Read the JSON text, with the short names or the long ones. Raises BodyError."""
+        try:
+            return decode_as(BatchAck, data)
+        except BodyError:
+            long = decode_as(_LongBatchAck, data)
+            return cls(acks=list(long.acks), broker_name=long.broker_name)
+
+
+class _LongBatchAck(Body, rename=wire()):
+    acks: list[_LongAckRow] = msgspec.field(default_factory=list)
+    broker_name: str = ""
+
+
+def encode_bits(bits: int) -> str:
+    """A set of numbers as base64 of its bytes, the lowest first."""
+    return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
+
+
+def decode_bits(text: str) -> int:
+    """Read such a set. Raises ReceiptError."""
+    if len(text) > 2 * BITS_BYTES_MAX:
+        raise ReceiptError(f"a set of messages in {len(text)} characters")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ReceiptError(f"a set of messages that is no base64: {text[:40]!r}") from error
+    if len(data) > BITS_BYTES_MAX:
+        raise ReceiptError(f"a set of messages of {len(data)} bytes, allowed are {BITS_BYTES_MAX}")
+    return int.from_bytes(data, "little")

@@ -1,0 +1,81 @@
+"""Receipts of popped messages, and batches of their acknowledgements."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.protocol.names import TOPIC_BYTES_MAX, check_topic, pop_retry_topic
+from mq.protocol.receipts import BatchAck, Receipt, ReceiptError, count_info, decode_bits, encode_bits, queue_info
+
+
+def test_the_bits_of_a_batch_are_those_of_the_protocols_sample() -> None:
+    text = b'{"acks":[{"b":"BQI=","c":"cg","it":60000,"pt":1600000000000,"q":1,"r":"0","rq":3,"so":100,"t":"T1"}]}'
+    (row,) = BatchAck.decode(text).acks
+    assert row.bits == 1 << 0 | 1 << 2 | 1 << 9
+    assert encode_bits(row.bits) == "BQI="
+    assert decode_bits("") == 0
+    assert (row.group, row.topic, row.mark, row.start, row.queue_id, row.pop_time_ms) == (
+        "cg",
+        "T1",
+        "0",
+        100,
+        1,
+        1_600_000_000_000,
+    )
+    long = (
+        b'{"acks":[{"bitSet":"BQI=","consumerGroup":"cg","invisibleTime":60000,"popTime":1600000000000,"queueId":1,'
+        b'"retry":"0","reviveQueueId":3,"startOffset":100,"topic":"T1"}],"brokerName":"b-a"}'
+    )
+    (same,) = BatchAck.decode(long).acks
+    assert (same.group, same.start, same.bits, same.pop_time_ms) == (row.group, row.start, row.bits, row.pop_time_ms)
+
+
+@given(st.integers(0, 2**1024 - 1))
+def test_bits_come_back(bits: int) -> None:
+    assert decode_bits(encode_bits(bits)) == bits
+
+
+def test_a_receipt_comes_back() -> None:
+    text = "7 1600000000000 60000 0 1 b-a 3 9"
+    receipt = Receipt.decode(text)
+    assert receipt == Receipt(7, 1_600_000_000_000, 60_000, 0, "1", "b-a", 3, 9)
+    assert receipt.encode() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7",
+        "7 1 2 0 1 b 3",
+        "7 1 2 0 1 b 3 9 9",
+        "x 1 2 0 1 b 3 9",
+        "+7 1 2 0 1 b 3 9",
+        "1_0 1 2 0 1 b 3 9",
+        "\u0661 1 2 0 1 b 3 9",
+        f"7 {2**63} 2 0 1 b 3 9",
+        "7  2 0 1 b 3 9",
+    ],
+)
+def test_other_text_is_no_receipt(text: str) -> None:
+    with pytest.raises(ReceiptError):
+        Receipt.decode(text)
+
+
+def test_header_fields_are_as_clients_take_them_apart() -> None:
+    rows = [("0", 3, 10, [10, 12]), ("1", 0, 4, [4])]
+    assert queue_info(rows) == ("0 3 10;1 0 4", "0 3 10,12;1 0 4")
+    assert queue_info([]) == ("", "")
+    assert count_info("0", 3, {10: 2, 12: 1}) == "0 3 1;0 qo3%10 2;0 qo3%12 1"
+    assert count_info("0", 3, {}) == ""
+
+
+def test_a_retry_topic_has_the_name_that_clients_know_while_it_fits() -> None:
+    assert pop_retry_topic("G", "T") == "%RETRY%G_T"
+    assert pop_retry_topic("G", "%RETRY%G_T") == "%RETRY%G_T"
+    long = pop_retry_topic("g" * 120, "t" * 127)
+    check_topic(long)
+    assert len(long) == TOPIC_BYTES_MAX
+    assert long != pop_retry_topic("g" * 120, "t" * 126)
