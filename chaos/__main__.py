@@ -1,7 +1,8 @@
 """Simulate groups from the command line.
 
 ``python -m chaos --seed 42 --trace`` repeats one run, ``--seeds 0-999`` tries a range, ``--hours 50`` goes on until so
-much time was simulated. Also installed as ``raftmq-sim``.
+much time was simulated. ``--workload delay`` runs whole brokers with clients of one kind instead of the log alone. Also
+installed as ``raftmq-sim``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaos import report
-from chaos.cluster import Outcome, simulate
+from chaos.cluster import Outcome, outcome_of, simulate
+from chaos.messages import schedule as broker_schedule
+from chaos.messages.cluster import BrokerCluster
+from chaos.messages.schedule import draw_broker_scenario
+from chaos.messages.workloads import WORKLOADS
 from chaos.report import Totals
 from chaos.schedule import SAFETY_SECONDS, draw_scenario
 from raftlog.consensus.trace import Trace
 
+LOG = "log"
+"""The workload of the log alone."""
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -34,10 +41,11 @@ def _seed_range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def regressions() -> list[int]:
-    """Seeds that broke a promise once."""
-    lines = (line.partition("#")[0].strip() for line in REGRESSIONS.read_text().splitlines())
-    return [int(line) for line in lines if line]
+def regressions(workload: str = LOG) -> list[int]:
+    """Seeds that broke a promise once; a line is a seed, or the name of a workload and a seed."""
+    lines = (line.partition("#")[0].split() for line in REGRESSIONS.read_text().splitlines())
+    named = [words if len(words) == 2 else [LOG, *words] for words in lines if words]
+    return [int(seed) for name, seed in named if name == workload]
 
 
 def _say(line: str) -> None:
@@ -45,16 +53,35 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def run_seed(seed: int, seconds: float = SAFETY_SECONDS) -> tuple[Outcome, float]:
+def simulate_seed(
+    seed: int, seconds: float | None = None, workload: str = LOG, trace: Callable[[str], object] | None = None
+) -> Outcome:
+    """Run one seed of a workload; without ``seconds``, for the workload's usual time."""
+    if workload == LOG:
+        return simulate(draw_scenario(seed, seconds or SAFETY_SECONDS), trace=trace)
+    return outcome_of(broker_cluster(seed, seconds, workload, trace))
+
+
+def broker_cluster(
+    seed: int, seconds: float | None, workload: str, trace: Callable[[str], object] | None = None
+) -> BrokerCluster:
+    """The brokers of a seed, not yet run."""
+    scenario = draw_broker_scenario(seed, workload, seconds or broker_schedule.SAFETY_SECONDS)
+    return BrokerCluster(scenario, WORKLOADS[workload], trace)
+
+
+def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[Outcome, float]:
     """Run one seed quietly; returns its outcome and the CPU seconds it took."""
     started = time.process_time()
-    return simulate(draw_scenario(seed, seconds)), time.process_time() - started
+    return simulate_seed(seed, seconds, workload), time.process_time() - started
 
 
-def _run_all(seeds: Iterable[int], seconds: float, jobs: int) -> Generator[tuple[Outcome, float], None, None]:
+def _run_all(
+    seeds: Iterable[int], seconds: float | None, workload: str, jobs: int
+) -> Generator[tuple[Outcome, float], None, None]:
     """Outcomes as they come; closing the iterator ends the work."""
     if jobs == 1:
-        yield from (run_seed(seed, seconds) for seed in seeds)
+        yield from (run_seed(seed, seconds, workload) for seed in seeds)
         return
     waiting = iter(seeds)
     running: set[Future[tuple[Outcome, float]]] = set()
@@ -62,7 +89,7 @@ def _run_all(seeds: Iterable[int], seconds: float, jobs: int) -> Generator[tuple
     try:
         while True:
             for seed in itertools.islice(waiting, 4 * jobs - len(running)):
-                running.add(pool.submit(run_seed, seed, seconds))
+                running.add(pool.submit(run_seed, seed, seconds, workload))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -71,13 +98,15 @@ def _run_all(seeds: Iterable[int], seconds: float, jobs: int) -> Generator[tuple
         pool.shutdown(cancel_futures=True)
 
 
-def _how_to_repeat(seed: int, seconds: float) -> str:
-    length = "" if seconds == SAFETY_SECONDS else f" --seconds {seconds:g}"
-    return f"python -m chaos --seed {seed}{length} --trace"
+def how_to_repeat(seed: int, seconds: float | None, workload: str) -> str:
+    """The command that repeats a run."""
+    kind = "" if workload == LOG else f" --workload {workload}"
+    length = "" if seconds is None else f" --seconds {seconds:g}"
+    return f"python -m chaos{kind} --seed {seed}{length} --trace"
 
 
-def _run_one(seed: int, seconds: float, *, trace: bool, ndjson: Path | None) -> int:
-    scenario = draw_scenario(seed, seconds)
+def _run_one(seed: int, seconds: float | None, *, trace: bool, ndjson: Path | None) -> int:
+    scenario = draw_scenario(seed, seconds or SAFETY_SECONDS)
     told = _say if trace else None
     if ndjson is None:
         outcome = simulate(scenario, trace=told)
@@ -91,17 +120,28 @@ def _run_one(seed: int, seconds: float, *, trace: bool, ndjson: Path | None) -> 
     return int(outcome.broke is not None)
 
 
+def _run_one_with_brokers(seed: int, seconds: float | None, workload: str, *, trace: bool, history: Path | None) -> int:
+    cluster = broker_cluster(seed, seconds, workload, _say if trace else None)
+    outcome = outcome_of(cluster)
+    if history is not None:
+        history.write_text("".join(f"{line}\n" for line in cluster.workload.history_lines()))
+    if not trace:
+        _say(str(replace(cluster.plan, faults=())))
+    _say(str(replace(outcome, asked={}, happened={})))
+    return int(outcome.broke is not None)
+
+
 def _run_many(
     options: argparse.Namespace, seeds: Iterable[int], goes_on: Callable[[Totals], bool], command: str
 ) -> int:
-    totals, cpu_seconds = Totals(), 0.0
-    with contextlib.closing(_run_all(seeds, options.seconds, options.jobs)) as results:
+    totals, cpu_seconds = Totals(options.workload), 0.0
+    with contextlib.closing(_run_all(seeds, options.seconds, options.workload, options.jobs)) as results:
         for outcome, cost in results:
             totals.add(outcome)
             cpu_seconds += cost
             if outcome.broke is not None:
                 _say(f"seed {outcome.seed}: {outcome.broke}")
-                _say(f"  repeat it: {_how_to_repeat(outcome.seed, options.seconds)}")
+                _say(f"  repeat it: {how_to_repeat(outcome.seed, options.seconds, options.workload)}")
             if not goes_on(totals) or (options.first and totals.broken):
                 break
     _say(totals.summary(cpu_seconds))
@@ -114,28 +154,38 @@ def _run_many(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; returns 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m chaos", description="Raft groups in simulated time.")
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos", description="Raft groups, and brokers on them, in simulated time."
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="run this seed")
     which.add_argument("--seeds", type=_seed_range, metavar="A-B", help="run these seeds and sum up")
     which.add_argument("--hours", type=float, metavar="H", help="run seeds until H hours were simulated")
     which.add_argument("--regressions", action="store_true", help="run the seeds that broke something once")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="where --hours begins")
-    parser.add_argument("--seconds", type=float, default=SAFETY_SECONDS, help="simulated seconds of faults per seed")
+    parser.add_argument(
+        "--workload", choices=(LOG, *WORKLOADS), default=LOG, help="what is simulated; default: the log"
+    )
+    parser.add_argument("--seconds", type=float, help="simulated seconds of faults per seed")
     parser.add_argument("--trace", action="store_true", help="print every event; with --seed")
     parser.add_argument("--ndjson", type=Path, metavar="FILE", help="write the cores' events to FILE; with --seed")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="write what clients did to FILE; with --seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; default: CPUs")
     parser.add_argument("--budget-seconds", type=float, metavar="S", help="begin nothing new after S seconds")
     parser.add_argument("--first", action="store_true", help="stop at the first broken promise")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report to FILE.md and FILE.json")
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(given)
+    if options.seed is not None and options.workload != LOG:
+        return _run_one_with_brokers(
+            options.seed, options.seconds, options.workload, trace=options.trace, history=options.history
+        )
     if options.seed is not None:
         return _run_one(options.seed, options.seconds, trace=options.trace, ndjson=options.ndjson)
     deadline = time.monotonic() + options.budget_seconds if options.budget_seconds else float("inf")
     seeds: Iterable[int] = options.seeds or itertools.count(options.first_seed)
     if options.regressions:
-        seeds = regressions()
+        seeds = regressions(options.workload)
 
     def goes_on(totals: Totals) -> bool:
         enough = options.hours is not None and totals.seconds >= options.hours * 3600

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 _STEP_SECONDS_MAX = 0.02
 
 
-def snapshot_of(applied_index: int) -> bytes:
-    """What the application of a node has after so many entries: nobody needs to know more here."""
-    return b"%d" % applied_index
-
-
 class CatchUp:
     """All offers and pulls of a cluster; ``pulls`` are under way, ``finished`` counts those that were completed."""
 
@@ -38,9 +33,9 @@ class CatchUp:
         if log.base[0] == 0 and manifest.end_index == 0:
             replica.decline_reset(peer)
             return
-        snapshot = b""
-        if replica.applied_index >= max(1, log.base[0]):
-            snapshot = snapshot_of(replica.applied_index)
+        taken = process.snapshot() if replica.applied_index >= max(1, log.base[0]) else None
+        snapshot = taken or b""
+        if snapshot:
             manifest = msgspec.structs.replace(
                 manifest, snapshot_bytes=len(snapshot), snapshot_crc=zlib.crc32(snapshot)
             )

@@ -12,6 +12,7 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from chaos.buggify import Buggify
 from chaos.catchup import CatchUp
@@ -60,15 +61,19 @@ class Outcome:
     effective: dict[str, int] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     happened: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """What a workload has to say about itself."""
 
 
 class Cluster:
-    """The simulated group of a scenario.
+    """The simulated group of a scenario; ``process_class`` is what runs on its machines.
 
     Args:
         core_class: the core under test.
         trace: gets one line per event, when given.
     """
+
+    process_class: ClassVar[type[Process]] = Process
 
     def __init__(
         self,
@@ -107,6 +112,7 @@ class Cluster:
                 priority=priority,
                 rng=self.rng,
                 core_class=core_class,
+                process_class=self.process_class,
             )
             for node_id, rate, priority in zip(machines, scenario.clock_rates, scenario.priorities, strict=True)
         }
@@ -130,7 +136,7 @@ class Cluster:
                 self.start(node)
             for at, fault in scenario.faults:
                 self.at(at, self._strike, fault)
-            self.at(0.0, self._propose)
+            self.begin_load()
             self._run_until(scenario.safety_seconds)
             self._heal()
             self._check_liveness()
@@ -270,6 +276,10 @@ class Cluster:
         self._digest = zlib.crc32(frame, self._digest)
         self.on(node, f"<- {src} {frame[4]} {len(frame)}", step)
         return accepted
+
+    def begin_load(self) -> None:
+        """Let clients begin."""
+        self.at(0.0, self._propose)
 
     def _propose(self) -> None:
         """A client asks whoever believes to lead."""
@@ -504,7 +514,11 @@ def simulate(
     trace: Callable[[str], object] | None = None,
 ) -> Outcome:
     """Run a scenario; a broken promise ends it and is told in the outcome."""
-    cluster = Cluster(scenario, core_class, trace)
+    return outcome_of(Cluster(scenario, core_class, trace))
+
+
+def outcome_of(cluster: Cluster) -> Outcome:
+    """Run a cluster; a broken promise ends it and is told in the outcome."""
     try:
         cluster.run()
     except Exception as broken:

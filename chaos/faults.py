@@ -107,6 +107,14 @@ class ClockJump:
 
 
 @dataclass(frozen=True, slots=True)
+class WallStep:
+    """The wall clock of a node is set; it is wrong by ``ahead_ms`` from then on."""
+
+    node: NodeId
+    ahead_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DiskError:
     """The next operation of that name on the disk of a node fails, with that errno."""
 
@@ -219,6 +227,7 @@ Fault = (
     | Pause
     | Resume
     | ClockJump
+    | WallStep
     | DiskError
     | DiskRoom
     | DiskSpeed

@@ -33,6 +33,7 @@ from chaos.faults import (
     Rumor,
     Stop,
     Transfer,
+    WallStep,
     Weather,
 )
 from chaos.node import DIRECTORY, Node, Process
@@ -147,6 +148,10 @@ class Nemesis:
             case ClockJump(node_id, seconds):
                 cluster.nodes[node_id].leap(seconds)
                 return cluster.nodes[node_id].process is not None
+            case WallStep(node_id, ahead_ms):
+                changed = cluster.nodes[node_id].wall_ahead_ms != ahead_ms
+                cluster.nodes[node_id].wall_ahead_ms = ahead_ms
+                return changed
             case DiskError(node_id, operation, number):
                 self._troubled.add(node_id)
                 cluster.nodes[node_id].disk.fail(operation, number)

@@ -89,6 +89,7 @@ class Node:
         priority: int,
         rng: random.Random,
         core_class: type[RaftCore] = RaftCore,
+        process_class: type[Process] | None = None,
     ) -> None:
         self.node_id = node_id
         self.config = replace(scenario.config, priority=priority)
@@ -101,8 +102,11 @@ class Node:
         self._world = world
         self._scenario = scenario
         self._core_class = core_class
+        self._process_class = process_class or Process
         self._clock_rate = clock_rate
         self._clock_ahead = 0.0
+        self.wall_ahead_ms = 0
+        """By how much its wall clock is wrong."""
         self._rng = rng
         self.checkpoint = 0
         self.replacing = False
@@ -118,7 +122,7 @@ class Node:
         if self._world.buggify("crash-while-opening"):
             self.disk.cut_power_after(self._rng.randrange(12))
         try:
-            self.process = Process(self, self._world, self._scenario, self._rng, self._core_class)
+            self.process = self._process_class(self, self._world, self._scenario, self._rng, self._core_class)
         except OutOfPower:
             if self.config.durable_commit:
                 self.disk.crash(self._rng)
@@ -137,6 +141,7 @@ class Node:
             return error
         self.disk.power_stays()
         self._world.later(self, DISK_POLL_SECONDS, self.process.watch_disk)
+        self.process.started()
         return None
 
     def take_for_repair(self, source: NodeId, pos: int, data: bytes | None) -> None:
@@ -168,6 +173,7 @@ class Node:
             elif self._world.buggify("crash-after-write"):
                 process.writer.stop_midway(self.disk, 1 << 40)
             process.writer.abandon()
+            process.ended(power_cut=power_cut)
         if power_cut:
             self.disk.crash(self._rng)
         else:
@@ -177,10 +183,12 @@ class Node:
         """The process ends in order."""
         process, self.process = self.process, None
         if process is not None:
+            process.stops()
             try:
                 process.log.close(clean=True)
             except (SegmentError, OSError):
                 self.disk.kill()
+            process.ended(power_cut=False)
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -266,11 +274,7 @@ class Process:
         log = self.log
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
         self.confs = confs = configurations(log, initial)
-        self._begin_anew_if_replaced()
-        if world.buggify("lost-checkpoint"):
-            node.checkpoint = max(log.base[0], rng.randint(0, node.checkpoint))
-        if world.buggify("replay-everything"):
-            node.checkpoint = log.base[0]
+        self._open_application()
         self.core = core_for(
             log,
             confs,
@@ -297,6 +301,33 @@ class Process:
         self._pending: dict[int, int] = {}
         self._led_term = 0
         self._turns = 0
+
+    # -- for applications of another kind ------------------------------------------------------------------------
+
+    def _open_application(self) -> None:
+        """The log is open; find out what the application has taken of it, and leave that in ``node.checkpoint``."""
+        node, world, log = self.node, self._world, self.log
+        self._begin_anew_if_replaced()
+        if world.buggify("lost-checkpoint"):
+            node.checkpoint = max(log.base[0], self._rng.randint(0, node.checkpoint))
+        if world.buggify("replay-everything"):
+            node.checkpoint = log.base[0]
+
+    def started(self) -> None:
+        """The process runs; what it asks for from now on happens."""
+
+    def stops(self) -> None:
+        """The process is about to end in order."""
+
+    def ended(self, *, power_cut: bool) -> None:
+        """The process has ended, in whatever way."""
+
+    def snapshot(self) -> bytes | None:
+        """What a node needs that begins with the log's base; None while there is nothing to give."""
+        return b"%d" % self.replica.applied_index
+
+    def _end_turn(self) -> None:
+        self.replica.pump()
 
     def _begin_anew_if_replaced(self) -> None:
         """If other files were put in the log's place, the application begins with the snapshot that came with them."""
@@ -413,7 +444,7 @@ class Process:
     def pump(self) -> None:
         """End a turn, and check what must hold between turns."""
         replica, core, log = self.replica, self.core, self.log
-        replica.pump()
+        self._end_turn()
         self._turns += 1
         if self._turns % _CHECK_TURNS == 0:
             core.check_invariants()

@@ -16,6 +16,7 @@ from chaos.cluster import Outcome
 class Totals:
     """The sums over all runs so far; ``broken`` keeps the outcomes that broke a promise."""
 
+    workload: str = "log"
     seeds: int = 0
     seconds: float = 0.0
     events: int = 0
@@ -30,6 +31,7 @@ class Totals:
     effective: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     broken: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -48,8 +50,13 @@ class Totals:
         self.effective.update(outcome.effective)
         self.asked.update(outcome.asked)
         self.happened.update(outcome.happened)
+        self.counts.update(outcome.counts)
         if outcome.broke is not None:
             self.broken.append((outcome.seed, outcome.broke))
+
+    @property
+    def _option(self) -> str:
+        return "" if self.workload == "log" else f" --workload {self.workload}"
 
     @property
     def never_hit(self) -> list[str]:
@@ -73,10 +80,16 @@ class Totals:
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"never_hit": self.never_hit}
         return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
+    def _counts_table(self) -> list[str]:
+        if not self.counts:
+            return []
+        rows = [f"| {name} | {count:,} |" for name, count in sorted(self.counts.items())]
+        return ["## What clients did, and what became of it", "", "| | |", "| --- | ---: |", *rows, ""]
+
     def as_markdown(self, cpu_seconds: float, command: str) -> str:
         """A page for people."""
         lines = [
-            "# Simulation",
+            "# Simulation" if self.workload == "log" else f"# Simulation of brokers: {self.workload}",
             "",
             f"`{command}`",
             "",
@@ -98,6 +111,7 @@ class Totals:
                 }
             ),
             "",
+            *self._counts_table(),
             "## Faults",
             "",
             "| fault | ordered | took effect |",
@@ -117,7 +131,9 @@ class Totals:
         ]
         if self.broken:
             lines += ["## Broken promises", ""]
-            lines += [f"- `python -m chaos --seed {seed} --trace`: {broke}" for seed, broke in self.broken]
+            lines += [
+                f"- `python -m chaos{self._option} --seed {seed} --trace`: {broke}" for seed, broke in self.broken
+            ]
             lines.append("")
         return "\n".join(lines)
 

@@ -87,12 +87,12 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     weather = Weather(
         latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.01, 0.05) if hunted else (0.001, 0.01, 0.05))
     )
-    config = _draw_config(rng, hunted=hunted)
+    config = draw_config(rng, hunted=hunted)
     spares: tuple[NodeId, ...] = ()
     if "membership" in kinds:
         spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(rng.choice((1, 1, 2))))
     machines = nodes + spares
-    faults = _draw_faults(rng, machines, kinds, weather, safety_seconds)
+    faults = draw_faults(rng, machines, kinds, weather, safety_seconds)
     if relaxed:
         config = replace(config, durable_commit=False)
         faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
@@ -102,7 +102,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         kinds += ("forgetful-voter",)
     if "retention" in kinds:
         # All the time, so that whoever was away for a while finds that what it needs is gone.
-        faults += _drops(rng, nodes, safety_seconds)
+        faults += drops(rng, nodes, safety_seconds)
         faults.sort(key=lambda timed: timed[0])
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
@@ -124,7 +124,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         log_tail_bytes_max=rng.choice((1, 500, 5000, 32 * 1024 * 1024)),
         disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)) if config.durable_commit else 0.4,
         streams=not hunted and rng.random() < 0.6,
-        limits=_draw_limits(rng),
+        limits=draw_limits(rng),
         kinds=kinds,
         faults=tuple(faults),
     )
@@ -140,7 +140,10 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     return replace(scenario, faults=tuple(sorted((*faults, *more), key=lambda timed: timed[0]))) if more else scenario
 
 
-def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
+def draw_config(
+    rng: random.Random, *, hunted: bool, uncommitted_bytes_max: tuple[int, ...] = (500, 64 * 1024 * 1024)
+) -> CoreConfig:
+    """Settings of a group; ``hunted`` is one whose leaders do not last."""
     patience = 0.3 if hunted else rng.choice((0.3, 0.5, 1.5))
     # One entry per message: only so do entries of an older term travel without the one that opens the new term.
     append_bytes_max = rng.choice((1, 1, 1, 150) if hunted else (1, 150, 1000, 256 * 1024))
@@ -157,7 +160,7 @@ def _draw_config(rng: random.Random, *, hunted: bool) -> CoreConfig:
         append_bytes_max=append_bytes_max,
         inflight_messages_max=rng.choice((1, 3, 256)),
         inflight_bytes_max=inflight_bytes_max,
-        uncommitted_bytes_max=rng.choice((500, 64 * 1024 * 1024)),
+        uncommitted_bytes_max=rng.choice(uncommitted_bytes_max),
         accept_ack_bytes=min(accept_ack_bytes, inflight_bytes_max - 1, catch_up_bytes_max - 1),
         tail_bytes_max=rng.choice((1, 1000, 64 * 1024 * 1024)),
         tail_spans_max=rng.choice((1, 10, 65_536)),
@@ -170,7 +173,8 @@ def _spared(fault: Fault, victim: NodeId) -> Fault:
     return Crash(fault.node) if isinstance(fault, PowerCut) and fault.node != victim else fault
 
 
-def _drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+    """Files of logs are dropped, now here and now there."""
     faults: list[Timed] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
@@ -216,7 +220,8 @@ def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> li
     return faults
 
 
-def _draw_limits(rng: random.Random) -> dict[str, int]:
+def draw_limits(rng: random.Random) -> dict[str, int]:
+    """Limits of the production code that are smaller than usual."""
     drawn = {
         "APPLY_BYTES_MAX": rng.choice((1, 500, 1024 * 1024)),
         "UNSYNCED_BYTES_MAX": rng.choice((2000, 64 * 1024 * 1024)),
@@ -229,7 +234,7 @@ def _draw_limits(rng: random.Random) -> dict[str, int]:
 Timed = tuple[float, Fault]
 
 
-def _draw_faults(
+def draw_faults(
     rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: Weather, seconds: float
 ) -> list[Timed]:
     """Periods of up to three seconds, a quarter of them quiet; a period may leave its damage behind."""

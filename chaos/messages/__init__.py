@@ -1,0 +1,1 @@
+"""Whole brokers in simulated time: real frames, real handlers, simulated clocks, disks, networks and clients."""

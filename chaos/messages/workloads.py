@@ -1,0 +1,8 @@
+"""The workloads that brokers are simulated with, by name."""
+
+from __future__ import annotations
+
+from chaos.messages.delay import Delay
+from chaos.messages.workload import Workload
+
+WORKLOADS: dict[str, type[Workload]] = {each.name: each for each in (Delay,)}

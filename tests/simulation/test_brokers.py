@@ -1,0 +1,73 @@
+"""Brokers under random faults keep what they promise about messages, seed by seed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.__main__ import main, regressions, simulate_seed
+from chaos.messages.workloads import WORKLOADS
+
+SEEDS = 40
+QUICK_SEEDS = 3
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_few_seeds_quickly(workload: str) -> None:
+    for seed in range(QUICK_SEEDS):
+        outcome = simulate_seed(seed, 4.0, workload)
+        assert outcome.broke is None
+        assert outcome.acknowledged > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_many_seeds(workload: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    broke = main(["--workload", workload, "--seeds", f"0-{SEEDS - 1}", "--report", str(tmp_path / "brokers")])
+    assert not broke, capsys.readouterr().out
+    report = json.loads((tmp_path / "brokers.json").read_text())
+    assert report["acknowledged"] > 50 * SEEDS, "clients got next to nothing through"
+    assert report["elections"] > 2 * SEEDS, "hardly any elections took place"
+    assert report["resets"] > 0, "nobody ever caught up by files"
+    assert report["counts"]["outcome unknown"] > SEEDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_seeds_that_broke_something_once(workload: str) -> None:
+    for seed in regressions(workload):
+        assert simulate_seed(seed, None, workload).broke is None
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_runs_in_any_process() -> None:
+    """The order of sets and hashes differs between processes and must not matter, nor may real clocks."""
+
+    def run(hash_seed: str) -> str:
+        code = (
+            "from chaos.__main__ import simulate_seed; from chaos.messages.workloads import WORKLOADS;"
+            "print([simulate_seed(seed, 5.0, name) for name in WORKLOADS for seed in range(5)])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    assert run("1") == run("2")
+
+
+def test_history_is_a_line_of_json_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history"
+    assert main(["--workload", "delay", "--seed", "1", "--seconds", "2", "--history", str(path)]) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {"invoke", "ok"} <= {row["type"] for row in rows}
+    assert [row["i"] for row in rows] == list(range(len(rows)))
+    assert "BrokerScenario" in capsys.readouterr().out
