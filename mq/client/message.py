@@ -29,8 +29,10 @@ class Message(msgspec.Struct, frozen=True):
 
     `body` is 1 byte to 4 MiB. `tags` is one tag to filter by; `keys` are words to look the message up by.
     `properties` are the application's own names and values. Messages with the same `sharding_key` go to the same
-    queue and so keep their order. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h).
-    `flag` is a number the brokers carry and do not read.
+    queue and so keep their order. `flag` is a number the brokers carry and do not read.
+    `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may have other levels, up to 64),
+    `delay` so many seconds later by the broker's clock, `deliver_at` at a time: a datetime with its time zone, or
+    milliseconds since the epoch. At most one of the three; a time that has passed is now.
     """
 
     topic: str
@@ -41,6 +43,8 @@ class Message(msgspec.Struct, frozen=True):
     sharding_key: str | None = None
     delay_level: int | None = None
     flag: int = 0
+    delay: float | None = None
+    deliver_at: dt.datetime | int | None = None
 
 
 class SendStatus(Enum):
@@ -57,7 +61,8 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
     `message_id` is the UNIQ_KEY the message carries, the same in every copy; `offset_message_id` names the one stored
     record. `attempts` counts the requests that were needed; `maybe_duplicated` says that an earlier one of them had
-    an unknown outcome, so that the message may be stored more than once under the same `message_id`.
+    an unknown outcome, so that the message may be stored more than once under the same `message_id`. Of a message that
+    waits for a time (`delay`, `deliver_at`), `recall_handle` is what `Producer.recall` takes it back with.
     """
 
     message_id: str
@@ -67,6 +72,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     status: SendStatus = SendStatus.OK
     attempts: int = 1
     maybe_duplicated: bool = False
+    recall_handle: str | None = None
 
 
 class ReceivedMessage:

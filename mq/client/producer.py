@@ -16,6 +16,7 @@ from mq.client.connection import AnswerLater, refuse_server_request
 from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
 from mq.client.identity import new_client_id, new_unique_keys
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.recalling import recall
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.send_pipeline import RetryPolicy, SendPipeline, send_fields
 from mq.client.sending import OnDone, OutgoingMessage, Pending, make_batch_ready, make_ready, split_result
@@ -252,6 +253,17 @@ class Producer(anyio.AsyncContextManagerMixin):
         finally:
             self._requests.close(request)
         raise NoReply(seconds, sent.message_id)
+
+    async def recall(self, handle: str, *, timeout: float | None = None) -> str:
+        """Take back a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
+
+        Raises BrokerError with code 604 when no such message waits (any more): it was delivered, or taken back before.
+        Raises MessageRefused for a text that is no handle, and TopicNotFound, NoRoute, ConnectFailed,
+        NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout when nobody knows whether it was.
+        """
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        return await recall(self._remoting, self.group, handle, seconds=self._budget(timeout))
 
     @property
     def dropped_replies(self) -> int:

@@ -301,6 +301,7 @@ class SendPipeline:
                 status=SendStatus(answer.code),
                 attempts=send.attempts,
                 maybe_duplicated=send.unknown_reason is not None,
+                recall_handle=fields.get("recallHandle"),
             )
         except (KeyError, ValueError) as error:
             # The broker says "stored" and does not say where: the message must not be sent again.

@@ -11,6 +11,7 @@ import msgspec
 from mq.client.connection import Connection
 from mq.client.errors import ClientError, MessageRefused, UnreadableAnswer
 from mq.client.message import Message, MessageQueue, SendResult
+from mq.client.recalling import delay_properties
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.compression import Codec, deflate
@@ -27,8 +28,6 @@ __all__ = [
     "make_ready",
     "split_result",
 ]
-
-DELAY_LEVEL_MAX = 18
 
 OnDone = Callable[[SendResult | ClientError], None]
 
@@ -115,7 +114,7 @@ def make_batch_ready(
     elements: list[BatchedMessage] = []
     unique_keys: list[str] = []
     for message in messages:
-        if message.delay_level is not None:
+        if delay_properties(message):
             raise MessageRefused("a message of a batch cannot be delayed; send it by itself")
         ready = make_ready(
             message,
@@ -171,10 +170,7 @@ def _encode_properties(message: Message, unique_key: str) -> str:
             own[props.KEYS] = " ".join(message.keys)
         if message.sharding_key is not None:
             own[props.SHARDING_KEY] = message.sharding_key
-        if message.delay_level is not None:
-            if not 1 <= message.delay_level <= DELAY_LEVEL_MAX:
-                raise MessageRefused(f"delay level {message.delay_level} is not in 1 to {DELAY_LEVEL_MAX}")
-            own[props.DELAY] = str(message.delay_level)
+        own |= delay_properties(message)
     except props.PropertyRefused as error:
         raise MessageRefused(str(error)) from error
     for name, value in own.items():

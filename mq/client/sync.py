@@ -102,6 +102,7 @@ class SyncProducer(_Facade[Producer]):
 
     send = _waits(Producer.send)
     send_oneway = _waits(Producer.send_oneway)
+    recall = _waits(Producer.recall)
     send_batch = _waits(Producer.send_batch)
     send_many = _waits(Producer.send_many)
     request = _waits(Producer.request)

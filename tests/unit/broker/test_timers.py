@@ -86,7 +86,8 @@ async def test_a_message_comes_at_its_time(tmp_path: Path, clock: WallClock, cod
         }
         [waiting] = await stored(client, TIMER_TOPIC, timer_slot(due_ms))
         assert waiting.physical_offset == place.physical_offset
-        kept = props.decode(text) | {"CLUSTER": "C1", "TIMER_OUT_MS": str(due_ms)}
+        made = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+        kept = props.decode(text) | made | {"TIMER_OUT_MS": str(due_ms)}
         assert waiting.properties == kept | {"REAL_TOPIC": "T", "REAL_QID": "2"}
 
         clock.now_ms = due_ms - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import zlib
 from typing import Any, cast
 
@@ -128,7 +129,13 @@ async def test_compression_can_be_off() -> None:
         Message("T", b"x", properties={"a": "\ud800"}),
         Message("T", cast("bytes", "text")),
         Message("T", b"x", delay_level=0),
-        Message("T", b"x", delay_level=19),
+        Message("T", b"x", delay_level=65),
+        Message("T", b"x", delay=-1),
+        Message("T", b"x", delay=float("nan")),
+        Message("T", b"x", delay=float("inf")),
+        Message("T", b"x", deliver_at=dt.datetime(2030, 1, 1)),  # noqa: DTZ001 - refused
+        Message("T", b"x", delay=1, deliver_at=5),
+        Message("T", b"x", delay_level=1, delay=1),
     ],
 )
 async def test_what_the_protocol_does_not_allow_is_refused_before_sending(message: Message) -> None:
@@ -422,6 +429,7 @@ BAD_BATCHES: list[tuple[str, list[Message], str]] = [
     ("topics", [Message("T", b"x"), Message("U", b"x")], "one topic, not to 2: T, U"),
     ("sharding keys", [Message("T", b"x", sharding_key="a"), Message("T", b"x")], "have 2 sharding keys"),
     ("delayed", [Message("T", b"x"), Message("T", b"x", delay_level=1)], "cannot be delayed"),
+    ("timed", [Message("T", b"x"), Message("T", b"x", delay=1)], "cannot be delayed"),
     ("empty body", [Message("T", b"x"), Message("T", b"")], "the body has 0 bytes"),
     ("too large", [Message("T", bytes(3_000_000))] * 2, "4194304 are allowed"),
 ]

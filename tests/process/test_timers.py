@@ -1,0 +1,82 @@
+"""Messages at any time on three real brokers whose leaders die while they deliver."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin, BrokerError, Message, Producer, ReceivedMessage, SendResult
+from tests.process.test_delays import delivered
+from tests.process.test_sdk import Cluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
+
+MESSAGES = 2000
+RECALLED = 200
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "trio"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory: Path = tmp_path_factory.mktemp("cluster")
+    # Small entries, so that there are many of them to be cut off between.
+    settings = {"entry_bytes_max": "1024"}
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        opened = DevCluster.open(directory, ports=Ports.free(3), settings=settings, group="broker-a")
+        with portal.wrap_async_context_manager(opened) as inner:
+            yield Cluster(inner, portal)
+
+
+async def test_each_timer_comes_once_and_never_early_whoever_leads(cluster: Cluster) -> None:
+    rng = random.Random(5)
+    seen: list[ReceivedMessage] = []
+    with anyio.fail_after(120):
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("Timed", 4)
+        async with Producer(cluster.namesrv) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(delivered, cluster, "Timed", "readers", seen)
+            sent = await producer.send_many(
+                Message("Timed", b"%d" % number, delay=8 + rng.random() * 8) for number in range(MESSAGES)
+            )
+            results = [each for each in sent if isinstance(each, SendResult) and not each.maybe_duplicated]
+            assert len(results) == MESSAGES
+            assert not seen
+            recalled: set[bytes] = set()
+            for number, result in enumerate(results[:RECALLED]):
+                assert result.recall_handle is not None
+                assert await producer.recall(result.recall_handle) == result.message_id
+                recalled.add(b"%d" % number)
+            expected = {b"%d" % number for number in range(MESSAGES)} - recalled
+            for kill_after in (300, 1200):
+                while len(seen) < kill_after:  # noqa: ASYNC110 - other processes have no event to wait for
+                    await anyio.sleep(0.001)
+                async with cluster.dead(await cluster.leader()):
+                    while len(seen) < kill_after + 300:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+            while len({message.body for message in seen}) < len(expected):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            with pytest.raises(BrokerError) as late:
+                await producer.recall(results[-1].recall_handle or "")
+            assert late.value.code == 604
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()
+    # The consumer may get a message twice, when it lost its leader; the topic has each once.
+    places = {(message.queue, message.queue_offset): message for message in seen}
+    assert Counter(message.body for message in places.values()) == Counter(expected)
+    early = [
+        message
+        for message in places.values()
+        if message.record.store_timestamp_ms < int(message.properties["TIMER_OUT_MS"])
+    ]
+    assert not early, early[:3]
