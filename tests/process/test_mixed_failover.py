@@ -69,6 +69,8 @@ class Counted:
             answer = await client.request(RequestCode.SEND_BATCH_MESSAGE, ext, batch)
         else:
             text = properties(DELAY="1") if rng.random() < 0.4 else ""
+            if rng.random() < 0.4:
+                text += properties(RAFTMQ_PRODUCER="mixed", RAFTMQ_SEQUENCE=bodies[0].decode())
             answer = await client.send("Once", bodies[0], e=rng.randrange(QUEUES), i=text)
         if answer.code == ResponseCode.SUCCESS:
             self.stored.update(bodies)

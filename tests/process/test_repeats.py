@@ -1,0 +1,120 @@
+"""Producers that send everything at least twice, while leaders are killed: each message is there once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.process.test_mixed_failover import LOST, SETTINGS
+from tests.unit.broker.running import Answer, Client, properties, pull_ext, send_ext
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+SECONDS = 15.0
+PRODUCERS = 8
+TIMES = 2
+QUEUES = 4
+
+
+class Producer:
+    """Sends numbered messages, each until it was acknowledged on two connections that know nothing of each other."""
+
+    def __init__(self, cluster: DevCluster, name: str, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._rng = rng
+        self.stored: set[bytes] = set()
+        self.places: dict[bytes, str] = {}
+
+    async def run(self) -> None:
+        number = 0
+        while True:
+            body = f"{self._name} {number}".encode()
+            text = properties(RAFTMQ_PRODUCER=self._name, RAFTMQ_SEQUENCE=str(number))
+            if number % 5 == 0:
+                text += properties(DELAY="1")
+            async with trio.open_nursery() as nursery:
+                for _ in range(TIMES):
+                    nursery.start_soon(self._until_stored, body, text)
+            self.stored.add(body)
+            number += 1
+
+    async def _until_stored(self, body: bytes, text: str) -> None:
+        while True:
+            try:
+                port = self._rng.choice(self._cluster.ports.clients)
+                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                    client = Client(stream)
+                    ext = send_ext("Once", e=self._rng.randrange(QUEUES), i=text)
+                    answer = await client.request(RequestCode.SEND_MESSAGE_V2, ext, body)
+                    if answer.code == ResponseCode.SUCCESS:
+                        self._check_place(body, answer)
+                        return
+                    if answer.code not in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY):
+                        raise RuntimeError(str(answer))
+            except LOST:
+                pass
+            await trio.sleep(0.02)
+
+    def _check_place(self, body: bytes, answer: Answer) -> None:
+        place = f"{answer.ext['queueId']} {answer.ext['queueOffset']} {answer.ext['msgId'][-16:]}"
+        if self.places.setdefault(body, place) != place:
+            raise RuntimeError(f"{body!r} is at {self.places[body]} and at {place}")
+
+
+async def kill_leaders(cluster: DevCluster, rng: random.Random) -> None:
+    while True:
+        await trio.sleep(rng.uniform(1.0, 2.5))
+        node = await cluster.leader()
+        cluster.kill(node)
+        await trio.sleep(rng.uniform(0.1, 1.0))
+        while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
+            await trio.sleep(0.01)
+        await cluster.start(node)
+
+
+async def all_stored(cluster: DevCluster) -> Counter[bytes]:
+    found: Counter[bytes] = Counter()
+    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
+        client = Client(stream)
+        for queue in range(QUEUES):
+            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Once", queue), 0
+            while offset < end:
+                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Once", queue, offset))
+                assert answer.code == ResponseCode.SUCCESS, answer
+                found.update(record.body for record in answer.records)
+                offset = int(answer.ext["nextBeginOffset"])
+    return found
+
+
+async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("Once", QUEUES)
+        producers = [Producer(cluster, f"p{number}", random.Random(number)) for number in range(PRODUCERS)]
+        async with trio.open_nursery() as nursery:
+            for producer in producers:
+                nursery.start_soon(producer.run)
+            nursery.start_soon(kill_leaders, cluster, rng)
+            await trio.sleep(SECONDS)
+            nursery.cancel_scope.cancel()
+        for node in cluster.node_ids:
+            if not cluster.is_running(node):
+                await cluster.start(node)
+        await cluster.wait_ready()
+        stored = set[bytes]().union(*(producer.stored for producer in producers))
+        with trio.move_on_after(20):
+            while not stored <= (await all_stored(cluster)).keys():  # noqa: ASYNC110
+                await trio.sleep(0.2)
+        found = await all_stored(cluster)
+    assert len(stored) > 200
+    assert stored - found.keys() == set()
+    assert {body: count for body, count in found.items() if count > 1} == {}

@@ -1,0 +1,287 @@
+"""Sequence numbers with leaders that come and go between any two steps: no number is ever stored twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mq.broker.appender import Appender
+from mq.broker.made import MadeSends
+from mq.broker.pending import MadeRecord, PendingCommand
+from mq.broker.refusal import RequestRefused
+from mq.broker.repeats import Repeats
+from mq.broker.special_sends import SpecialSends
+from mq.broker.state import sequences as table
+from mq.broker.state.commands import AdvanceDelay, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.tails import QueueTails
+from mq.broker.waiting import WaitingPlaces
+from mq.protocol import properties as props
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
+from mq.protocol.headers import Response, SendReplyTemplate, encode_request
+from mq.protocol.records import StoredMessage, decode_records, encode_host
+from mq.protocol.sequencing import SequenceId, sequence_id
+from mq.store.sequenced import SEQUENCED_FORMAT, scan_sequenced, split_sequenced
+from raftlog import Refusal
+from tests.unit.broker.running import send_ext
+
+HOST = encode_host("127.0.0.1", 10911)
+HEADER = bytes(48)
+COPY = b"copy"
+
+
+class Log:
+    """The log of the replica that leads: what is committed, and what was framed behind it."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.committed: list[tuple[int, bytes, bytes]] = []
+        self.framed: list[tuple[int, bytes, bytes]] = []
+        self.refusals: list[Refusal | None] = []
+
+    @property
+    def end_pos(self) -> int:
+        return len(self.data)
+
+    def pread(self, position: int, nbytes: int) -> bytes:
+        assert position + nbytes <= len(self.data)
+        return bytes(self.data[position : position + nbytes])
+
+    def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal:
+        refusal = self.refusals.pop(0) if self.refusals else None
+        if refusal is not None:
+            return refusal
+        position = len(self.data) + len(HEADER)
+        body, annotation = build(position)
+        self.data += HEADER + body
+        self.framed.append((position, body, annotation))
+        return len(self.committed) + len(self.framed)
+
+    def cut(self) -> None:
+        """Another replica leads, which never got what is not committed."""
+        if self.framed:
+            del self.data[self.framed[0][0] - len(HEADER) :]
+            self.framed.clear()
+
+
+class Client:
+    """A connection with a single request on it."""
+
+    host = HOST
+
+    def __init__(self, machine: RepeatsMachine, request: Any, body: bytes) -> None:
+        self._machine, self._request, self._body = machine, request, body
+        self.id = sequence_id(props.decode(request.ext.properties))
+        self.outcomes: list[str] = []
+
+    def send(self, data: bytes) -> None:
+        [(response, _, _)], _ = decode_chunk(data)
+        assert isinstance(response, Response)
+        self.outcomes.append("stored" if response.code == ResponseCode.SUCCESS else "refused")
+        if response.code == ResponseCode.SUCCESS:
+            assert not self._request.flag & 2
+            self._machine.answered(self, response.ext)
+
+    def close(self, reason: str) -> None:
+        self.outcomes.append("unknown")
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        assert (request, body) == (self._request, self._body)
+        self.serve()
+
+    def serve(self) -> None:
+        leader = self._machine.leader
+        if not leader.appender.is_open:
+            self.outcomes.append("returned")
+            return
+        known = props.decode(self._request.ext.properties)
+        try:
+            leader.special.add(self, self._request, self._body, 0, known, "T", self._request.ext.queue_id)
+        except RequestRefused as refused:
+            self.outcomes.append("forgotten" if "SEQUENCE_FORGOTTEN" in refused.remark else "refused")
+
+
+class Leader:
+    """One leadership: everything is derived from what is committed."""
+
+    def __init__(self, log: Log, metadata: Metadata, ends: dict[tuple[str, int], int]) -> None:
+        self.metadata = metadata
+        self.appender = Appender(
+            log=log,
+            store_host=HOST,
+            reply_template=SendReplyTemplate(HOST),
+            entry_bytes_max=1500,
+            rounds_in_flight=2,
+            wall_clock_ms=lambda: 1_700_000_000_000,
+            disk_used=lambda: 0.95,
+            pending_bytes_max=2**20,
+        )
+        self.tails = QueueTails(metadata, lambda topic, queue_id: ends.get((topic, queue_id), 0))
+        self.repeats = Repeats(
+            sequences=metadata.sequences,
+            appender=self.appender,
+            reply_template=SendReplyTemplate(HOST),
+            log=log,  # type: ignore[arg-type] # as much of it as is needed
+            record_bytes_max=2**20,
+        )
+        made = MadeSends(
+            appender=self.appender,
+            reply_template=SendReplyTemplate(HOST),
+            unique_keys=UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000),
+            cluster="C",
+            body_bytes_max=1000,
+        )
+        places = WaitingPlaces(tails=self.tails)
+        self.special = SpecialSends(made=made, places=places, repeats=self.repeats, wall_clock_ms=lambda: 1)
+        self.appender.open()
+
+
+class RepeatsMachine(RuleBasedStateMachine):
+    """Clients send numbers again and again, and replicas lead one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._window = mock.patch.object(table, "WINDOW", 4)
+        self._window.start()
+        self.log = Log()
+        self.follower = Metadata()
+        self.stored: dict[SequenceId, StoredMessage] = {}
+        self.records: list[StoredMessage] = []
+        self.ends: dict[tuple[str, int], int] = {}
+        self.clients: list[Client] = []
+        self.copied = 0
+        self.leader = Leader(self.log, Metadata(), self.ends)
+
+    def teardown(self) -> None:
+        self._window.stop()
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    @rule(
+        producer=st.sampled_from("pq"),
+        number=st.integers(0, 6),
+        queue_id=st.integers(0, 2),
+        delayed=st.booleans(),
+        oneway=st.integers(0, 4).map(lambda n: n == 0),
+        size=st.sampled_from([10, 10, 400, 1001]),
+    )
+    def send(self, producer: str, number: int, queue_id: int, delayed: bool, oneway: bool, size: int) -> None:
+        text = {props.PRODUCER_ID: producer, props.SEQUENCE: str(number)} | ({props.DELAY: "2"} if delayed else {})
+        ext = {name: str(value).lower() for name, value in send_ext(e=queue_id).items()} | {"i": props.encode(text)}
+        body = b"x" * size
+        frame = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=body, oneway=oneway)
+        [(request, _, _)], _ = decode_chunk(frame)
+        client = Client(self, request, body)
+        self.clients.append(client)
+        client.serve()
+
+    @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=3))
+    def start_round(self, refusals: list[Refusal | None]) -> None:
+        self.log.refusals = refusals
+        self.leader.appender.start_round()
+        self.log.refusals = []
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        if self.log.framed:
+            self.apply(data.draw(st.integers(1, len(self.log.framed))), by_leader=True)
+
+    @rule(survive=st.integers(0, 3), snapshot=st.booleans())
+    def another_leads(self, survive: int, snapshot: bool) -> None:
+        old = self.leader
+        old.repeats.forget()
+        if self.log.framed:
+            old.appender.outcome_unknown(len(self.log.committed) + 1)
+        old.appender.close()
+        assert old.appender.pending_bytes == 0
+        self.apply(min(survive, len(self.log.framed)), by_leader=False)
+        self.log.cut()
+        metadata = Metadata()
+        metadata.restore(self.follower.snapshot())
+        self.leader = Leader(self.log, metadata if snapshot else self.replayed(), self.ends)
+
+    @rule(command=st.booleans())
+    def deliver(self, command: bool) -> None:
+        """A copy of a message that waited, with all its properties, as the broker makes them itself."""
+        waiting = [record for record in self.records if record.topic != "T" and record.body != COPY]
+        if self.copied < len(waiting):
+            record = waiting[self.copied]
+            made = MadeRecord(
+                tail=self.leader.tails.get("T", 0),
+                body=COPY,
+                properties=props.encode(record.properties).encode(),
+                born_timestamp_ms=1,
+                born_host=HOST,
+            )
+            advance = PendingCommand(encode_command(AdvanceDelay(level=2, offset=1)))
+            self.leader.appender.add_atomically([made, advance] if command else [made])
+            self.copied += 1
+
+    # -- what comes of it --------------------------------------------------------------------------------------------
+
+    def apply(self, count: int, *, by_leader: bool) -> None:
+        """Commit entries: the follower takes what is shipped, the leader reads the records."""
+        for entry in self.log.framed[:count]:
+            _, body, annotation = entry
+            self.log.committed.append(entry)
+            self.follower_applies(body, annotation)
+            if by_leader:
+                for row in scan_sequenced(body):
+                    self.leader.metadata.sequences.note(*row)
+            for record in decode_records(body):
+                self.ends[record.topic, record.queue_id] = record.queue_offset + 1
+                self.records.append(record)
+                if (found := sequence_id(record.properties)) is not None and record.body != COPY:
+                    assert found not in self.stored, f"{found} is stored twice"
+                    self.stored[found] = record
+        del self.log.framed[:count]
+        if by_leader:
+            self.leader.appender.committed(len(self.log.committed))
+
+    def follower_applies(self, body: bytes, annotation: bytes) -> None:
+        rows = scan_sequenced(body)
+        if annotation:
+            shipped = split_sequenced(annotation)[0] if annotation[0] == SEQUENCED_FORMAT else []
+            assert shipped == rows
+        for row in rows:
+            self.follower.sequences.note(*row)
+
+    def replayed(self) -> Metadata:
+        metadata = Metadata()
+        for _, body, _ in self.log.committed:
+            for row in scan_sequenced(body):
+                metadata.sequences.note(*row)
+        assert metadata.snapshot() == self.follower.snapshot()
+        return metadata
+
+    def answered(self, client: Client, ext: dict[str, str]) -> None:
+        assert client.id is not None
+        record = self.stored[client.id]
+        queue_id = int(record.properties.get(props.REAL_QUEUE_ID, record.queue_id))
+        assert parse_offset_message_id(ext["msgId"]).physical_offset == record.physical_offset
+        assert (ext["queueId"], ext["queueOffset"]) == (str(queue_id), str(record.queue_offset))
+        assert ext["transactionId"] == record.properties[props.UNIQUE_KEY]
+
+    @invariant()
+    def nobody_is_told_twice_and_nobody_forgotten(self) -> None:
+        assert all(len(client.outcomes) <= 1 for client in self.clients)
+        idle = not self.log.framed and not self.leader.appender.pending
+        if idle:
+            assert all(client.outcomes or client._request.flag & 2 for client in self.clients)
+            assert self.leader.appender.pending_bytes == 0
+
+    @invariant()
+    def what_is_forgotten_was_there_once(self) -> None:
+        if any(client.outcomes == ["forgotten"] for client in self.clients):
+            assert len(self.stored) > 4
+
+
+RepeatsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRepeats = RepeatsMachine.TestCase
