@@ -190,6 +190,7 @@ class Areas:
             log=log,
         )
         self.repeats = Repeats(
+            broker_name=settings.group,
             sequences=metadata.sequences,
             appender=self.appender,
             reply_template=SendReplyTemplate(store_host),

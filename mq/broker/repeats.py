@@ -20,7 +20,8 @@ from mq.broker.state.sequences import WINDOW, NotFound, Sequences
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
-from mq.protocol.names import SEND_FORBIDDEN_TOPICS
+from mq.protocol.names import SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
+from mq.protocol.recall import recall_fields
 from mq.protocol.records import FIXED, RecordError, StoredMessage, decode_record
 from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceId, sequence_id
 from raftlog import SegmentError, SegmentLog
@@ -99,15 +100,17 @@ class Repeats:
     def __init__(
         self,
         *,
+        broker_name: str,
         sequences: Sequences,
         appender: Appender,
         reply_template: SendReplyTemplate,
         log: SegmentLog,
         record_bytes_max: int,
     ) -> None:
+        self._broker_name = broker_name
         self._sequences = sequences
         self._appender = appender
-        self._render = reply_template.render
+        self._reply_template = reply_template
         self._log = log
         self._record_bytes_max = record_bytes_max
         self._flights: dict[SequenceId, Flight] = {}
@@ -173,7 +176,9 @@ class Repeats:
         except EntryGone:
             # The log has lost it to its retention. That it was stored is known, and its id.
             unique_key = properties.get(props.UNIQUE_KEY, "")
-            return self._render(request.opaque, request.ext.queue_id, -1, position, unique_key.encode(), serialization)
+            return self._reply_template.render(
+                request.opaque, request.ext.queue_id, -1, position, unique_key.encode(), serialization
+            )
         except (SegmentError, RecordError) as error:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"the message of which this one is a repeat cannot be read: {error}"
@@ -189,7 +194,12 @@ class Repeats:
                 "for one message only, whatever its topic",
             )
         unique_key = first.properties.get(props.UNIQUE_KEY, "")
-        return self._render(request.opaque, queue_id, first.queue_offset, position, unique_key.encode(), serialization)
+        more = None
+        if first.topic == TIMER_TOPIC:
+            more = recall_fields(self._broker_name, topic, first.properties, first.queue_offset, unique_key)
+        return self._reply_template.render_batch(
+            request.opaque, queue_id, first.queue_offset, [position], unique_key.encode(), serialization, more
+        )
 
     def _message_at(self, position: int) -> StoredMessage:
         """Raises EntryGone, SegmentError, RecordError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mq.broker.half_messages import is_half
 from mq.broker.made import MadeSends
@@ -13,7 +14,7 @@ from mq.broker.transactions import Transactions
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
-from mq.protocol.recall import RecallHandle
+from mq.protocol.recall import recall_fields
 
 
 class SpecialSends:
@@ -86,19 +87,8 @@ class SpecialSends:
             tail=tail,
             properties=properties,
             queue_id=queue_id,
-            more=self._recall_handle(topic, properties) if tail.topic == TIMER_TOPIC else None,
+            more=partial(self._recall_fields, topic, properties) if tail.topic == TIMER_TOPIC else None,
         )
 
-    def _recall_handle(
-        self, topic: str, properties: dict[str, str]
-    ) -> Callable[[StoredAt, str], dict[str, str]] | None:
-        """What says in the answer how the message can be recalled; those with a delay level cannot be."""
-        if props.DELAY in properties or topic.startswith(RETRY_PREFIX):
-            return None
-        due_ms = int(properties[props.TIMER_OUT_MS])
-
-        def more(at: StoredAt, unique_key: str) -> dict[str, str]:
-            handle = RecallHandle(topic, self._broker_name, due_ms, unique_key, at.queue_offset).encode()
-            return {} if handle is None else {"recallHandle": handle}
-
-        return more
+    def _recall_fields(self, topic: str, properties: dict[str, str], at: StoredAt, unique_key: str) -> dict[str, str]:
+        return recall_fields(self._broker_name, topic, properties, at.queue_offset, unique_key)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from mq.protocol import properties as props
 from mq.protocol.errors import ProtocolError
+from mq.protocol.names import RETRY_PREFIX
 
 _VERSION: Final = "v1"
 _HANDLE_LENGTH_MAX: Final = 4096
@@ -54,6 +57,20 @@ class RecallHandle(NamedTuple):
             raise HandleRefused("recall handle is invalid")
         numbers = [_number(word) for word in (words[3], *words[5:])]
         return cls(words[1], words[2], numbers[0] - 1, words[4], numbers[1] if len(numbers) > 1 else None)
+
+
+def recall_fields(
+    broker_name: str, topic: str, properties: Mapping[str, str], queue_offset: int, unique_key: str
+) -> dict[str, str]:
+    """What the answer to a send says about a message that waits in the timer wheel, for ``topic``.
+
+    Nothing if it cannot be recalled, as one with a delay level or in a retry topic.
+    """
+    if props.DELAY in properties or topic.startswith(RETRY_PREFIX):
+        return {}
+    due_ms = int(properties[props.TIMER_OUT_MS])
+    handle = RecallHandle(topic, broker_name, due_ms, unique_key, queue_offset).encode()
+    return {} if handle is None else {"recallHandle": handle}
 
 
 def _number(word: str) -> int:

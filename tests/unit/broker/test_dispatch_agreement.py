@@ -109,6 +109,7 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
             made=made,
             places=WaitingPlaces(settings=broker_settings(Path("unused")), tails=tails),
             repeats=Repeats(
+                broker_name="b",
                 sequences=metadata.sequences,
                 appender=appender,
                 reply_template=SendReplyTemplate(store_host),

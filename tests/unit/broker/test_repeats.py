@@ -24,6 +24,7 @@ from tests.unit.broker.running import (
     send_ext,
     until,
 )
+from tests.unit.broker.test_transactions import COMMIT, PREPARED, end, half_text
 
 pytestmark = pytest.mark.trio
 
@@ -204,6 +205,34 @@ async def test_a_delayed_message_is_one_and_its_delivery_no_repeat(tmp_path: Pat
         assert await bodies(client, queue_id=3) == [b"later"]
         assert place(await client.send(body=b"again", i=text)) == first
         assert place(await client.send(body=b"new", e=3, i=numbered(2)))["queueOffset"] == "1"
+
+
+async def test_a_timer_is_one_and_its_repeat_can_be_recalled(tmp_path: Path) -> None:
+    async with one(tmp_path) as (_, client):
+        await client.create_topic("T", 4)
+        text = numbered(1, TIMER_DELAY_SEC="600")
+        first = place(await client.send(e=2, i=text))
+        repeat = place(await client.send(e=2, i=text, body=b"again"))
+        assert repeat == first
+        assert first["queueId"] == "2"
+        recall = {"topic": "T", "recallHandle": repeat["recallHandle"], "producerGroup": "P"}
+        assert (await client.request(RequestCode.RECALL_MESSAGE, recall)).code == ResponseCode.SUCCESS
+        assert place(await client.send(e=2, i=text)) == first
+
+
+async def test_half_a_transaction_is_one_and_its_commit_no_repeat(tmp_path: Path) -> None:
+    async with one(tmp_path) as (_, client):
+        await client.create_topic("T", 4)
+        text = half_text(RAFTMQ_PRODUCER="p1", RAFTMQ_SEQUENCE="1")
+        first = await client.send(e=2, f=PREPARED, i=text)
+        repeat = await client.send(e=2, f=PREPARED, i=text)
+        assert place(repeat) == place(first)
+        assert repeat.ext["queueId"] == "2"
+        assert (await end(client, repeat, COMMIT)).code == ResponseCode.SUCCESS
+        assert await bodies(client, queue_id=2) == [b"body"]
+        assert place(await client.send(e=2, f=PREPARED, i=text)) == place(first)
+        assert (await client.info())["raftmq.repeatedSends"] == "2"
+        assert place(await client.send(e=2, i=numbered(2)))["queueOffset"] == "1"
 
 
 async def test_what_a_consumer_puts_into_a_retry_topic_is_no_repeat(tmp_path: Path) -> None:

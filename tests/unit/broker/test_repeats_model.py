@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,7 +31,7 @@ from mq.protocol.records import StoredMessage, decode_records, encode_host
 from mq.protocol.sequencing import SequenceId, sequence_id
 from mq.store.sequenced import SEQUENCED_FORMAT, scan_sequenced, split_sequenced
 from raftlog import Refusal
-from tests.unit.broker.running import send_ext
+from tests.unit.broker.running import broker_settings, send_ext
 
 HOST = encode_host("127.0.0.1", 10911)
 HEADER = bytes(48)
@@ -125,6 +126,7 @@ class Leader:
         )
         self.tails = QueueTails(metadata, lambda topic, queue_id: ends.get((topic, queue_id), 0))
         self.repeats = Repeats(
+            broker_name="b",
             sequences=metadata.sequences,
             appender=self.appender,
             reply_template=SendReplyTemplate(HOST),
@@ -138,8 +140,14 @@ class Leader:
             cluster="C",
             body_bytes_max=1000,
         )
-        places = WaitingPlaces(tails=self.tails)
-        self.special = SpecialSends(made=made, places=places, repeats=self.repeats, wall_clock_ms=lambda: 1)
+        self.special = SpecialSends(
+            broker_name="b",
+            made=made,
+            places=WaitingPlaces(settings=broker_settings(Path("unused")), tails=self.tails),
+            repeats=self.repeats,
+            transactions=None,  # type: ignore[arg-type] # nobody sends half a transaction
+            wall_clock_ms=lambda: 1,
+        )
         self.appender.open()
 
 
