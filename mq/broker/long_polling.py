@@ -133,7 +133,7 @@ class LongPolling(Generic[PullT]):
     def expired(self, now: float) -> list[PullT]:
         """Take out the pulls whose deadline is not after ``now``, earliest first."""
         over: list[PullT] = []
-        while self.next_deadline() <= now:
+        while self.next_deadline() <= now and self._heap:
             held = heapq.heappop(self._heap)
             assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
             over.append(held.pull)

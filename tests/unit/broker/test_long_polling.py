@@ -102,6 +102,14 @@ def test_a_closed_connection_takes_its_pulls_along() -> None:
     assert polling.expired(99.0) == []
 
 
+def test_all_are_taken_out_at_the_end_of_time() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    assert polling.expired(math.inf) == []
+    assert polling.hold(KEY, 5, 10.0, Pull("a"), "c1")
+    assert polling.expired(math.inf) == [Pull("a")]
+    assert polling.expired(math.inf) == []
+
+
 def test_too_many_in_all_are_refused_until_there_is_room() -> None:
     polling: LongPolling[Pull] = LongPolling(held_max=2)
     assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
