@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from mq.cli import consumer_groups, demo, dev, group, log_files, lookups, messages, servers, status, topics
+from mq.cli import consumer_groups, demo, dev, group, log_files, lookups, messages, servers, status, topics, tracing
 from mq.cli.errors import EXIT_REFUSED, CommandFailed
 from mq.cli.logs import configure_logging
 
@@ -25,6 +25,7 @@ app.command("demo")(demo.demo)
 app.command("produce")(messages.produce)
 app.command("consume")(messages.consume)
 app.command("status")(status.status)
+app.command("trace")(tracing.trace)
 app.add_typer(topics.app, name="topic")
 app.add_typer(lookups.app, name="message")
 app.add_typer(consumer_groups.app, name="consumer-group")

@@ -11,7 +11,7 @@ import anyio
 
 from mq.client.answers import read_body
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
-from mq.client.lookups import message_by_id, messages_by_key
+from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, queue_offset, stored_offset
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
@@ -32,10 +32,12 @@ from mq.protocol.operator_bodies import (
 )
 from mq.protocol.queue_tables import QueueRef, read_offset_table
 from mq.protocol.registration import TopicConfig
+from mq.protocol.trace import TRACE_TOPIC, MessageTrace
 
 __all__ = ["Admin"]
 
 TOPIC_VISIBLE_SECONDS = 5.0
+TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05
 
 T = TypeVar("T")
@@ -204,6 +206,22 @@ class Admin(anyio.AsyncContextManagerMixin):
             end_ms=2**63 - 1 if end is None else _ms(end),
             unique=unique,
         )
+
+    async def trace(
+        self,
+        message_id: str,
+        *,
+        topic: str = TRACE_TOPIC,
+        begin: dt.datetime | None = None,
+        end: dt.datetime | None = None,
+    ) -> MessageTrace:
+        """What producers and consumers wrote down of a message, which those do that are told to (`trace=True`).
+
+        `topic` is where they did, between two times. Of a message that very many handled some may be missing. Raises
+        TopicNotFound.
+        """
+        found = await self.messages_by_key(topic, message_id, count_max=TRACE_MESSAGES_MAX, begin=begin, end=end)
+        return trace_of(message_id, found)
 
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
         """The configuration of `topic` in each broker group that has it. Raises TopicNotFound, NoRoute."""

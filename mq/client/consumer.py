@@ -42,6 +42,7 @@ from mq.client.routes import TopicRoute
 from mq.client.self_report import read_reset, running_info, status
 from mq.client.subscribed import Subscribed, subscription_of
 from mq.client.task_group import open_task_group
+from mq.client.tracing import Tracer, trace_topic
 from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import (
@@ -110,7 +111,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
     its broker still has in memory from the first message on is consumed from there in any case, so that nobody misses
     the beginning of a new topic; that is the brokers' rule for clients in all languages.
-    Messages are pulled ahead of the handlers within `pull.limits`.
+    Messages are pulled ahead of the handlers within `pull.limits`. `trace` is as that of a `Producer`.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         retry_delay: float = 1.0,
         max_reconsume_times: int | None = None,
         pull: PullSettings | None = None,
+        trace: bool | str = False,
         remoting: RemotingSettings | None = None,
         commit_seconds: float = COMMIT_SECONDS,
         rebalance_seconds: float = REBALANCE_SECONDS,
@@ -170,6 +172,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             give_back=None if ordered or broadcast is not None else self._give_back,
         )
         self._handling_for_operators = 0
+        self._trace_topic = trace_topic(trace)
         self._unique_keys = new_unique_keys(rng or random.Random())
         self._remoting: Remoting | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -210,7 +213,12 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                     tasks.start_soon(self._commit_forever)
                     if self._exclusive:
                         tasks.start_soon(self._renew_locks_forever)
-                    yield self
+                    self._handling.tracer = tracer = self._open_tracer(tasks, remoting)
+                    try:
+                        yield self
+                    finally:
+                        if tracer is not None:
+                            await tracer.finish()
             finally:
                 self._tasks = None
                 # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
@@ -218,6 +226,13 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await self._opened().drop(self.assignment, leaving=True)
                     await remoting.unregister(self.client_id, consumer_group=self.group)
+
+    def _open_tracer(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> Tracer | None:
+        if self._trace_topic is None:
+            return None
+        tracer = Tracer(tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys)
+        tasks.start_soon(tracer.run)
+        return tracer
 
     def _heartbeat_body(self) -> bytes:
         position = self._consume_from
@@ -461,12 +476,12 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     def __aiter__(self) -> MessageStream:
         """A stream of messages, each acknowledged when the next one is asked for."""
         self._opened()
-        return MessageStream(self._board, exclusive=self._exclusive)
+        return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
 
     def deliveries(self) -> DeliveryStream:
         """A stream of deliveries, to be acknowledged one by one in any order."""
         self._opened()
-        return DeliveryStream(self._board, exclusive=self._exclusive)
+        return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
 
     async def run(self, handler: Handler | None = None) -> None:
         """Give messages to the handlers until `stop` is called or the caller is cancelled.

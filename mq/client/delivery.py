@@ -13,6 +13,8 @@ import anyio.lowlevel
 
 from mq.client.message import ReceivedMessage
 from mq.client.process_queue import ProcessQueue
+from mq.client.tracing import Tracer
+from mq.protocol.trace import ContextCode
 
 __all__ = ["Delivery", "DeliveryBoard", "DeliveryStream", "MessageStream"]
 
@@ -107,9 +109,18 @@ class Delivery:
     handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
     """
 
-    __slots__ = ("_board", "_exclusive", "_queue", "finished", "message")
+    __slots__ = ("_board", "_exclusive", "_queue", "_trace", "finished", "message")
 
-    def __init__(self, board: DeliveryBoard, queue: ProcessQueue, message: ReceivedMessage, *, exclusive: bool) -> None:
+    def __init__(
+        self,
+        board: DeliveryBoard,
+        queue: ProcessQueue,
+        message: ReceivedMessage,
+        *,
+        exclusive: bool,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._trace = None if tracer is None else tracer.handling([message])
         self._exclusive = exclusive
         self._board = board
         self._queue = queue
@@ -132,6 +143,8 @@ class Delivery:
         """The message is done; the group's offset passes it once all earlier ones of its queue are done."""
         assert not self.finished, f"{self.message} was finished before"
         self.finished = True
+        if self._trace is not None:
+            self._trace.ended(ContextCode.SUCCESS)
         self._board.finish(self._queue, self.message)
         if self._exclusive:
             self._board.release(self._queue)
@@ -143,6 +156,8 @@ class Delivery:
         """
         assert not self.finished, f"{self.message} was finished before"
         self.finished = True
+        if self._trace is not None:
+            self._trace.ended(ContextCode.FAILED)
         at = self._board.retry_at(self.message) if seconds is None else anyio.current_time() + seconds
         self.message.attempt += 1
         if self._exclusive:
@@ -159,9 +174,10 @@ class DeliveryStream:
     With `exclusive`, a queue gives the next message when the one before is finished.
     """
 
-    def __init__(self, board: DeliveryBoard, *, exclusive: bool) -> None:
+    def __init__(self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None) -> None:
         self._board = board
         self._exclusive = exclusive
+        self._tracer = tracer
 
     def __aiter__(self) -> Self:
         return self
@@ -169,7 +185,7 @@ class DeliveryStream:
     async def __anext__(self) -> Delivery:
         await anyio.lowlevel.checkpoint()
         queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
-        return Delivery(self._board, queue, message, exclusive=self._exclusive)
+        return Delivery(self._board, queue, message, exclusive=self._exclusive, tracer=self._tracer)
 
 
 class MessageStream:
@@ -178,8 +194,8 @@ class MessageStream:
     So the body of `async for` is the handling: if it raises, or the process dies in it, the message comes again.
     """
 
-    def __init__(self, board: DeliveryBoard, *, exclusive: bool) -> None:
-        self._deliveries = DeliveryStream(board, exclusive=exclusive)
+    def __init__(self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None) -> None:
+        self._deliveries = DeliveryStream(board, exclusive=exclusive, tracer=tracer)
         self._current: Delivery | None = None
 
     def __aiter__(self) -> Self:

@@ -12,8 +12,10 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.client.process_queue import ProcessQueue
 from mq.client.subscribed import Subscribed
+from mq.client.tracing import Tracer
 from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import retry_topic
+from mq.protocol.trace import ContextCode
 
 __all__ = ["Handler", "HandlerT", "Handling"]
 
@@ -30,7 +32,7 @@ class Handling:
     """Drives the handlers of one consumer.
 
     With `ordered`, one message of a queue after the other. `give_back` asks the broker to take back what a handler
-    failed at, and says whether it did; None: the handler gets it again here.
+    failed at, and says whether it did; None: the handler gets it again here. `tracer` notes what is handled, and how.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Handling:
         self._concurrency = concurrency
         self._ordered = ordered
         self._give_back = give_back
+        self.tracer: Tracer | None = None
         self._fallback: Handler | None = None
         self._scope: anyio.CancelScope | None = None
 
@@ -118,10 +121,13 @@ class Handling:
         try:
             while done < len(messages) and handler is not None and process_queue.may_go_on(anyio.current_time()):
                 part = messages[done : done + (batch or 1)]
+                trace = None if self.tracer is None else self.tracer.handling(part)
                 try:
                     await (handler(part) if batch else handler(part[0]))
                 except Exception:
                     log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
+                    if trace is not None:
+                        trace.ended(ContextCode.EXCEPTION)
                     retry_at = self._board.retry_at(part[0])
                     if self._give_back is not None:
                         await self._give_all_back(self._give_back, process_queue, part, retry_at)
@@ -132,6 +138,8 @@ class Handling:
                             return
                         process_queue.give_back(part, retry_at)
                 else:
+                    if trace is not None:
+                        trace.ended(ContextCode.SUCCESS)
                     for message in part:
                         self._board.finish(process_queue, message)
                 done += len(part)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from mq.client.answers import read_body
 from mq.client.errors import BrokerError, ClientError, NoRoute
 from mq.client.logs import log
@@ -14,8 +16,9 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.records import decode_records
+from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
 
-__all__ = ["message_by_id", "messages_by_key", "received_messages"]
+__all__ = ["message_by_id", "messages_by_key", "received_messages", "trace_of"]
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
@@ -83,6 +86,23 @@ async def messages_by_key(
         else:
             found += received_messages(name, body)
     return sorted(found, key=lambda message: message.record.store_timestamp_ms)
+
+
+def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTrace:
+    """The story of a message from messages of the trace topic; who wrote a record is where its message came from."""
+    records: list[TraceRecord] = []
+    unreadable = 0
+    for message in messages:
+        found, strange = decode_trace(message.body.decode("utf-8", "replace"))
+        unreadable += strange
+        host = message.born_host.ip
+        records += [
+            msgspec.structs.replace(each, client_host=host)
+            if isinstance(each, Sent | HandlingBegun) and not each.client_host
+            else each
+            for each in found
+        ]
+    return tell(message_id, records, unreadable)
 
 
 def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:

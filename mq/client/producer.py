@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 
 from mq.client.asking import OpenRequests, connect_for_replies
@@ -21,6 +22,7 @@ from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.send_pipeline import RetryPolicy, SendPipeline, send_fields
 from mq.client.sending import OnDone, OutgoingMessage, Pending, make_batch_ready, make_ready, split_result
 from mq.client.task_group import open_task_group
+from mq.client.tracing import Tracer, trace_topic
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODECS, Codec
@@ -59,6 +61,9 @@ class Producer(anyio.AsyncContextManagerMixin):
     their way. Bodies of `compress_bytes_min` bytes or more are compressed with "zlib", which all consumers read, with
     "lz4" or "zstd", which are quicker and which Go clients do not read, or not at all (None).
 
+    With `trace` it is written down what became of each message, see `Admin.trace`, in the topic of that name or, for
+    True, in the one that all RocketMQ tools know.
+
     Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
     are in flight, one that is retried may end up behind later ones.
     """
@@ -76,6 +81,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         compress: Codec | None = "zlib",
         compress_bytes_min: int = 4096,
         auto_create_topics: bool = True,
+        trace: bool | str = False,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -99,6 +105,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._remoting: Remoting | None = None
         self._pipeline: SendPipeline | None = None
         self._submits = 0
+        self._trace_topic = trace_topic(trace)
+        self._tracer: Tracer | None = None
         self._requests = OpenRequests(self.client_id, limit=in_flight_max, rng=self._rng)
 
     @asynccontextmanager
@@ -117,11 +125,14 @@ class Producer(anyio.AsyncContextManagerMixin):
                         tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
                     )
                     tasks.start_soon(pipeline.run)
+                    self._tracer = tracer = self._open_tracer(tasks, remoting)
                     try:
                         yield self
                         await self.flush()
                     finally:
                         pipeline.close()
+                        if tracer is not None:
+                            await tracer.finish()
             finally:
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id, producer_group=self.group)
@@ -132,6 +143,17 @@ class Producer(anyio.AsyncContextManagerMixin):
         if isinstance(request, PushReplyMessageToClient):
             return self._requests.pushed(request, body, _wall_clock_ms())
         return refuse_server_request(request, body, answer_later)
+
+    def _open_tracer(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> Tracer | None:
+        if self._trace_topic is None:
+            return None
+        tracer = Tracer(tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys)
+        tasks.start_soon(tracer.run)
+        return tracer
+
+    def _done(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
+        """What is called when `outgoing`, which `messages` are in, is settled: `on_done`, but for a trace."""
+        return on_done if self._tracer is None else self._tracer.sending(messages, outgoing, on_done)
 
     def _heartbeat_body(self) -> bytes:
         return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
@@ -165,7 +187,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         await self._wait_room(pipeline)
         outgoing = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
-        number = pipeline.start(outgoing, pending.settle, timeout=seconds, queue=queue)
+        done = self._done([message], outgoing, pending.settle)
+        number = pipeline.start(outgoing, done, timeout=seconds, queue=queue)
         try:
             return await pending.wait()
         finally:
@@ -186,7 +209,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         await self._wait_room(pipeline)
         outgoing = self._make_ready(message, queue)
         pending = Pending(outgoing.unique_key)
-        pipeline.start(outgoing, pending.settle, timeout=self._budget(timeout), queue=queue)
+        done = self._done([message], outgoing, pending.settle)
+        pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
         return pending
 
     def send_nowait(
@@ -206,7 +230,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         if pipeline.in_flight >= self._in_flight_max:
             raise ProducerBusy(self._in_flight_max)
         outgoing = self._make_ready(message, queue)
-        pipeline.start(outgoing, on_done, timeout=self._budget(timeout), queue=queue)
+        done = self._done([message], outgoing, on_done)
+        pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
@@ -285,7 +310,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         outgoing = make_batch_ready(messages, new_unique_key=self._unique_keys.next, born_timestamp_ms=_wall_clock_ms())
         self._check_queue(outgoing.topic, queue)
         pending = Pending(outgoing.unique_key)
-        number = pipeline.start(outgoing, pending.settle, timeout=self._budget(timeout), queue=queue)
+        done = self._done(messages, outgoing, pending.settle)
+        number = pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
         try:
             together = await pending.wait()
         finally:

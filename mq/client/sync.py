@@ -297,6 +297,7 @@ class SyncAdmin(_Facade[Admin]):
     figure = _waits(Admin.figure)
     message_by_id = _waits(Admin.message_by_id)
     messages_by_key = _waits(Admin.messages_by_key)
+    trace = _waits(Admin.trace)
     consumer_groups = _waits(Admin.consumer_groups)
     put_consumer_group = _waits(Admin.put_consumer_group)
     delete_consumer_group = _waits(Admin.delete_consumer_group)

@@ -1,0 +1,100 @@
+"""`raftmq trace`: the story of one message, as producers and consumers that trace wrote it down."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import typer
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.admin import Admin
+from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
+
+_KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.ORDER: "ordered "}
+_LATEST_MS = 253_402_300_799_999
+
+
+def trace(
+    message_id: str,
+    topic: Annotated[str, typer.Option(help="Where clients write their traces.")] = TRACE_TOPIC,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one object.")] = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show who sent a message, and who handled it, when, how long and how often. Exit code 1 if nothing is known."""
+
+    async def main() -> MessageTrace:
+        async with Admin(namesrv) as admin:
+            return await admin.trace(message_id, topic=topic)
+
+    with client_errors():
+        story = run_trio(main)
+    if not story.found:
+        raise CommandFailed(f"nobody wrote down what became of message {message_id}", EXIT_FAILED)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(story)))
+        return
+    for line in _lines(story):
+        print(line)
+
+
+def _lines(story: MessageTrace) -> Iterator[str]:
+    """Whatever somebody wrote is printed so that it cannot play with the terminal."""
+    events = [(sent.timestamp_ms, _sent(sent)) for sent in story.sent]
+    for ended in story.transactions:
+        check = ", asked by the broker" if ended.from_check else ""
+        events.append((ended.timestamp_ms, f"{_name(ended.group)} ended the transaction: {_name(ended.state)}{check}"))
+    for recalled in story.recalled:
+        how = "recalled it" if recalled.success else "failed to recall it"
+        events.append((recalled.timestamp_ms, f"{_name(recalled.group)} {how}"))
+    events += [(handling.begun.timestamp_ms, _handled(handling)) for handling in story.handled]
+    for timestamp_ms, text in sorted(events, key=lambda event: event[0]):
+        yield f"{_time(timestamp_ms)}  {text}"
+    groups = sorted({handling.begun.group for handling in story.handled})
+    for group in groups:
+        times = [each for each in story.handled if each.begun.group == group]
+        done = sum(each.ended is not None and each.ended.success for each in times)
+        yield f"{_name(group)}: handled {len(times)} times, {done} times with success"
+    if not groups:
+        yield "handled by nobody that traces"
+
+
+def _sent(sent: Sent) -> str:
+    what = f"{_KINDS.get(MessageKind(sent.kind), '') if sent.kind in set(MessageKind) else ''}message"
+    result = "sent" if sent.success else "failed to send"
+    more = "".join(
+        f", {name} {_name(value)}" for name, value in (("tags", sent.tags), ("keys", sent.keys)) if value is not None
+    )
+    return (
+        f"{_name(sent.group)} at {_name(sent.client_host)} {result} a {what} of {sent.body_bytes} bytes to "
+        f"{_name(sent.topic)} at {_name(sent.store_host)} in {sent.cost_ms} ms{more}"
+    )
+
+
+def _handled(handling: TracedHandling) -> str:
+    begun, ended = handling.begun, handling.ended
+    attempt = f" (delivery {begun.retry_times + 1})" if begun.retry_times else ""
+    if ended is None:
+        result = "began to handle it, and its end is not known"
+    elif ended.success:
+        result = f"handled it in {ended.cost_ms} ms"
+    else:
+        code = ended.context_code
+        why = ContextCode(code).name.lower() if code in set(ContextCode) else f"code {code}"
+        result = f"failed to handle it in {ended.cost_ms} ms: {why}"
+    return f"{_name(begun.group)} at {_name(begun.client_host)} {result}{attempt}"
+
+
+def _name(text: str | None) -> str:
+    return "unknown" if not text else "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _time(timestamp_ms: int) -> str:
+    if not 0 <= timestamp_ms <= _LATEST_MS:
+        return f"{timestamp_ms} ms"
+    return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).astimezone().isoformat(" ", "milliseconds")

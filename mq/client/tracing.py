@@ -1,0 +1,253 @@
+"""What became of messages, written down where `Admin.trace` and Java's tools find it.
+
+Whoever notes a record never waits and never fails: records gather in memory, at most `RECORDS_MAX` of them, and go to
+the trace topic some times a second. Those that find no room, or no broker in time, are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.abc
+
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.remoting import Remoting
+from mq.client.send_pipeline import RetryPolicy, SendPipeline
+from mq.client.sending import OnDone, OutgoingMessage, make_ready
+from mq.protocol import properties as props
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.names import check_topic
+from mq.protocol.trace import (
+    TRACE_GROUP,
+    TRACE_TOPIC,
+    ContextCode,
+    HandlingBegun,
+    HandlingEnded,
+    MessageKind,
+    Sent,
+    TraceRecord,
+    trace_messages,
+)
+
+__all__ = ["HandlingTrace", "Tracer", "trace_topic"]
+
+RECORDS_MAX = 4096
+BATCH_RECORDS = 100
+GATHER_SECONDS = 0.2
+MESSAGES_IN_FLIGHT_MAX = 16
+SEND_SECONDS = 5.0
+LEAVE_SECONDS = 1.0
+"""What is still to be written when a client ends has as long."""
+
+_COMPRESS_BYTES_MIN = 4096
+
+
+def trace_topic(trace: bool | str) -> str | None:
+    """The topic that a client's option `trace` means. Raises NameRefused."""
+    if not trace:
+        return None
+    topic = TRACE_TOPIC if trace is True else trace
+    check_topic(topic)
+    return topic
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Tracer:
+    """Notes what one client does with messages, and sends it to the trace topic. `run` must be running in a task.
+
+    `dropped` counts the records that were not written.
+    """
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        remoting: Remoting,
+        topic: str,
+        *,
+        group: str,
+        unique_keys: UniqKeyGenerator,
+    ) -> None:
+        self._remoting = remoting
+        self._topic = topic
+        self._group = group
+        self._unique_keys = unique_keys
+        self._pipeline = SendPipeline(tasks, remoting, TRACE_GROUP, policy=RetryPolicy())
+        self._records: deque[TraceRecord] = deque()
+        self._noted = anyio.Event()
+        self._many = anyio.Event()
+        self.dropped = 0
+
+    def note(self, record: TraceRecord) -> None:
+        """Write this down, some time soon."""
+        if len(self._records) >= RECORDS_MAX:
+            self.dropped += 1
+            return
+        self._records.append(record)
+        self._noted.set()
+        if len(self._records) >= BATCH_RECORDS:
+            self._many.set()
+
+    # Producers.
+
+    def sending(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
+        """`on_done`, which notes how sending `outgoing` ended, too; `messages` is what is in it."""
+        if outgoing.topic == self._topic:
+            return on_done
+        timestamp_ms, begun = _now_ms(), anyio.current_time()
+
+        def done(outcome: SendResult | ClientError) -> None:
+            cost_ms = int((anyio.current_time() - begun) * 1000)
+            stored = outcome if isinstance(outcome, SendResult) else None
+            record_ids = [] if stored is None else stored.offset_message_id.split(",")
+            for number, message_id in enumerate(outgoing.unique_key.split(",")):
+                message = messages[number]
+                self.note(
+                    Sent(
+                        timestamp_ms=timestamp_ms,
+                        region=props.REGION,
+                        group=self._group,
+                        topic=outgoing.topic,
+                        message_id=message_id,
+                        tags=message.tags,
+                        keys=" ".join(message.keys) or None,
+                        store_host=self._store_host(stored),
+                        body_bytes=len(message.body),
+                        cost_ms=cost_ms,
+                        kind=MessageKind.NORMAL if message.delay_level is None else MessageKind.DELAY,
+                        offset_message_id=record_ids[number] if number < len(record_ids) else None,
+                        success=stored is not None,
+                    )
+                )
+            on_done(outcome)
+
+        return done
+
+    def _store_host(self, stored: SendResult | None) -> str | None:
+        route = None if stored is None else self._remoting.known_route(stored.queue.topic)
+        return None if route is None or stored is None else route.leader_address(stored.queue.broker_name)
+
+    # Consumers.
+
+    def handling(self, messages: Sequence[ReceivedMessage]) -> HandlingTrace:
+        """Note that these messages are about to be handled together; tell what is returned when they are."""
+        return HandlingTrace(self.note, self._group, self._unique_keys.next(), messages)
+
+    # Writing.
+
+    async def run(self) -> None:
+        """Write what is noted, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._pipeline.run)
+            while True:
+                await self._noted.wait()
+                with anyio.move_on_after(GATHER_SECONDS):
+                    await self._many.wait()
+                await self._wait_room()
+                self._write()
+
+    async def finish(self) -> None:
+        """Write what is left, and wait until it is stored, for a second at most."""
+        with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+            while self._records:
+                await self._wait_room()
+                self._write()
+            while self._pipeline.in_flight:
+                await self._pipeline.wait_finished()
+        self.dropped += len(self._records)
+        self._records.clear()
+        self._pipeline.close()
+        if self.dropped:
+            log.warning("trace_incomplete", group=self._group, topic=self._topic, dropped_records=self.dropped)
+
+    async def _wait_room(self) -> None:
+        while self._pipeline.in_flight >= MESSAGES_IN_FLIGHT_MAX:
+            await self._pipeline.wait_finished()
+
+    def _write(self) -> None:
+        """Send the oldest records."""
+        records = [self._records.popleft() for _ in range(min(BATCH_RECORDS, len(self._records)))]
+        if len(self._records) < BATCH_RECORDS:
+            self._many = anyio.Event()
+        if not self._records:
+            self._noted = anyio.Event()
+        for keys, body, count in trace_messages(records):
+            message = Message(self._topic, body, keys=keys)
+            try:
+                outgoing = make_ready(
+                    message,
+                    unique_key=self._unique_keys.next(),
+                    born_timestamp_ms=_now_ms(),
+                    compress="zlib",
+                    compress_bytes_min=_COMPRESS_BYTES_MIN,
+                )
+                self._pipeline.start(outgoing, self._written(count), timeout=SEND_SECONDS)
+            except ClientError as error:
+                self._lost(count, error)
+
+    def _written(self, count: int) -> OnDone:
+        def done(outcome: SendResult | ClientError) -> None:
+            if isinstance(outcome, ClientError):
+                self._lost(count, outcome)
+
+        return done
+
+    def _lost(self, count: int, error: ClientError) -> None:
+        self.dropped += count
+        log.debug("trace_not_written", topic=self._topic, records=count, reason=str(error))
+
+
+class HandlingTrace:
+    """Messages that a consumer handles together; `ended` says how."""
+
+    __slots__ = ("_begun", "_begun_ms", "_group", "_messages", "_note", "_request_id")
+
+    def __init__(
+        self, note: Callable[[TraceRecord], None], group: str, request_id: str, messages: Sequence[ReceivedMessage]
+    ) -> None:
+        self._note = note
+        self._group = group
+        self._request_id = request_id
+        # A broker that is set so wants no trace of its messages.
+        self._messages = [each for each in messages if each.properties.get(props.TRACE_ON) != "false"]
+        self._begun = anyio.current_time()
+        self._begun_ms = _now_ms()
+        for message in self._messages:
+            note(
+                HandlingBegun(
+                    timestamp_ms=self._begun_ms,
+                    region=message.properties.get(props.MESSAGE_REGION),
+                    group=group,
+                    request_id=request_id,
+                    message_id=message.message_id,
+                    retry_times=message.reconsume_times,
+                    keys=message.properties.get(props.KEYS),
+                )
+            )
+
+    def ended(self, code: ContextCode) -> None:
+        """Note how it ended; anything but SUCCESS means that the messages come again."""
+        if not self._messages:
+            return
+        cost_ms = int((anyio.current_time() - self._begun) * 1000) // len(self._messages)
+        timestamp_ms = _now_ms()
+        for message in self._messages:
+            self._note(
+                HandlingEnded(
+                    request_id=self._request_id,
+                    message_id=message.message_id,
+                    cost_ms=cost_ms,
+                    success=code is ContextCode.SUCCESS,
+                    keys=message.properties.get(props.KEYS),
+                    context_code=code,
+                    timestamp_ms=timestamp_ms,
+                    group=self._group,
+                )
+            )

@@ -1,0 +1,398 @@
+"""Trace records: what producers and consumers note of a message, as Java's client writes and reads it.
+
+A trace message has many records, each a kind and fields in a fixed order. A missing text is written as ``null``, so a
+text of these four letters is read as missing. What separates records and fields cannot be within one; it is written as
+a blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mq.protocol.names import TRACE_TOPIC
+
+__all__ = [
+    "TRACE_BODY_BYTES_MAX",
+    "TRACE_GROUP",
+    "TRACE_TOPIC",
+    "ContextCode",
+    "HandlingBegun",
+    "HandlingEnded",
+    "MessageKind",
+    "MessageTrace",
+    "Recalled",
+    "Sent",
+    "TraceRecord",
+    "TracedHandling",
+    "TransactionEnded",
+    "decode_trace",
+    "encode_trace",
+    "tell",
+    "trace_messages",
+]
+
+TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
+TRACE_BODY_BYTES_MAX: Final = 118_000
+"""A trace message is full when it has as many; one more record may come on top."""
+KEYS_BYTES_MAX: Final = 16_000
+
+_FIELD: Final = "\x01"
+_RECORD: Final = "\x02"
+_SEPARATORS: Final = str.maketrans({_FIELD: " ", _RECORD: " "})
+_NULL: Final = "null"
+
+
+class MessageKind(IntEnum):
+    """What kind of message was sent."""
+
+    NORMAL = 0
+    HALF = 1
+    COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+class ContextCode(IntEnum):
+    """How handling ended."""
+
+    SUCCESS = 0
+    TIMEOUT = 1
+    EXCEPTION = 2
+    NULL = 3
+    FAILED = 4
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A message was sent (``Pub``). ``keys`` is separated by blanks; ``kind`` a `MessageKind`, unless it is newer."""
+
+    timestamp_ms: int
+    region: str | None = None
+    group: str = ""
+    topic: str = ""
+    message_id: str = ""
+    tags: str | None = None
+    keys: str | None = None
+    store_host: str | None = None
+    body_bytes: int = 0
+    cost_ms: int = 0
+    kind: int = MessageKind.NORMAL
+    offset_message_id: str | None = None
+    success: bool = True
+    client_host: str | None = None
+
+
+class HandlingBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer begins to handle a message (``SubBefore``). ``request_id`` leads to how it ends."""
+
+    timestamp_ms: int
+    region: str | None = None
+    group: str = ""
+    request_id: str = ""
+    message_id: str = ""
+    retry_times: int = 0
+    keys: str | None = None
+    client_host: str | None = None
+
+
+class HandlingEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The consumer has handled it (``SubAfter``). Old clients do not write the last three."""
+
+    request_id: str = ""
+    message_id: str = ""
+    cost_ms: int = 0
+    success: bool = True
+    keys: str | None = None
+    context_code: int = ContextCode.SUCCESS
+    timestamp_ms: int = 0
+    group: str = ""
+
+
+class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer commits or rolls back (``EndTransaction``).
+
+    ``state`` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW; ``from_check`` says that the broker had asked.
+    """
+
+    timestamp_ms: int
+    region: str | None = None
+    group: str = ""
+    topic: str = ""
+    message_id: str = ""
+    tags: str | None = None
+    keys: str | None = None
+    store_host: str | None = None
+    kind: int = MessageKind.COMMIT
+    transaction_id: str | None = None
+    state: str = "UNKNOW"
+    from_check: bool = False
+
+
+class Recalled(msgspec.Struct, frozen=True, kw_only=True):
+    """A delayed message was taken back (``Recall``)."""
+
+    timestamp_ms: int
+    region: str | None = None
+    group: str = ""
+    topic: str = ""
+    message_id: str = ""
+    success: bool = True
+
+
+TraceRecord = Sent | HandlingBegun | HandlingEnded | TransactionEnded | Recalled
+
+
+def encode_trace(record: TraceRecord) -> str:
+    """One record with what separates it from the next. A host of the client that is not known is left out."""
+    return _FIELD.join([_written(each) for each in _fields(record)]) + _RECORD
+
+
+def _fields(record: TraceRecord) -> tuple[object, ...]:
+    match record:
+        case Sent():
+            sent = (
+                "Pub", record.timestamp_ms, record.region, record.group, record.topic, record.message_id, record.tags,
+                record.keys, record.store_host, record.body_bytes, record.cost_ms, record.kind,
+                record.offset_message_id, record.success,
+            )  # fmt: skip
+            return sent if record.client_host is None else (*sent, record.client_host)
+        case HandlingBegun():
+            begun = (
+                "SubBefore", record.timestamp_ms, record.region, record.group, record.request_id, record.message_id,
+                record.retry_times, record.keys,
+            )  # fmt: skip
+            return begun if record.client_host is None else (*begun, record.client_host)
+        case HandlingEnded():
+            return (
+                "SubAfter", record.request_id, record.message_id, record.cost_ms, record.success, record.keys,
+                record.context_code, record.timestamp_ms, record.group,
+            )  # fmt: skip
+        case TransactionEnded():
+            return (
+                "EndTransaction", record.timestamp_ms, record.region, record.group, record.topic, record.message_id,
+                record.tags, record.keys, record.store_host, record.kind, record.transaction_id, record.state,
+                record.from_check,
+            )  # fmt: skip
+        case Recalled():
+            return (
+                "Recall", record.timestamp_ms, record.region, record.group, record.topic, record.message_id,
+                record.success,
+            )  # fmt: skip
+
+
+def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
+    """The records of a trace message, and how many pieces of it are none."""
+    records: list[TraceRecord] = []
+    unreadable = 0
+    for piece in text.split(_RECORD):
+        if not piece:
+            continue
+        fields = piece.split(_FIELD)
+        try:
+            records.append(_record(fields))
+        except (ValueError, IndexError):
+            unreadable += 1
+    return records, unreadable
+
+
+def _record(fields: list[str]) -> TraceRecord:
+    """Raises ValueError and IndexError for what is no record."""
+    match fields[0]:
+        case "Pub":
+            # Old clients have no offset message id.
+            at = 12 if len(fields) == 13 else 13
+            return Sent(
+                timestamp_ms=int(fields[1]),
+                region=_text(fields[2]),
+                group=_text(fields[3]) or "",
+                topic=_text(fields[4]) or "",
+                message_id=_text(fields[5]) or "",
+                tags=_text(fields[6]),
+                keys=_text(fields[7]),
+                store_host=_text(fields[8]),
+                body_bytes=int(fields[9]),
+                cost_ms=int(fields[10]),
+                kind=int(fields[11]),
+                offset_message_id=None if at == 12 else _text(fields[12]),
+                success=_boolean(fields[at]),
+                client_host=_text(fields[14]) if len(fields) > 14 else None,
+            )
+        case "SubBefore":
+            return HandlingBegun(
+                timestamp_ms=int(fields[1]),
+                region=_text(fields[2]),
+                group=_text(fields[3]) or "",
+                request_id=_text(fields[4]) or "",
+                message_id=_text(fields[5]) or "",
+                retry_times=int(fields[6]),
+                keys=_text(fields[7]),
+                client_host=_text(fields[8]) if len(fields) > 8 else None,
+            )
+        case "SubAfter":
+            return HandlingEnded(
+                request_id=_text(fields[1]) or "",
+                message_id=_text(fields[2]) or "",
+                cost_ms=int(fields[3]),
+                success=_boolean(fields[4]),
+                keys=_text(fields[5]),
+                context_code=int(fields[6]) if len(fields) > 6 else ContextCode.SUCCESS,
+                timestamp_ms=int(fields[7]) if len(fields) > 7 else 0,
+                group=(_text(fields[8]) or "") if len(fields) > 8 else "",
+            )
+        case "EndTransaction":
+            return TransactionEnded(
+                timestamp_ms=int(fields[1]),
+                region=_text(fields[2]),
+                group=_text(fields[3]) or "",
+                topic=_text(fields[4]) or "",
+                message_id=_text(fields[5]) or "",
+                tags=_text(fields[6]),
+                keys=_text(fields[7]),
+                store_host=_text(fields[8]),
+                kind=int(fields[9]),
+                transaction_id=_text(fields[10]),
+                state=_text(fields[11]) or "UNKNOW",
+                from_check=_boolean(fields[12]),
+            )
+        case "Recall":
+            return Recalled(
+                timestamp_ms=int(fields[1]),
+                region=_text(fields[2]),
+                group=_text(fields[3]) or "",
+                topic=_text(fields[4]) or "",
+                message_id=_text(fields[5]) or "",
+                success=_boolean(fields[6]),
+            )
+        case other:
+            raise ValueError(f"no kind of trace record: {other[:40]!r}")
+
+
+def _written(value: object) -> str:
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # Of a `StrEnum` or `IntEnum` the value, whatever its text is.
+    return value.translate(_SEPARATORS) if isinstance(value, str) else str(int(value))  # type: ignore[call-overload]
+
+
+def _text(field: str) -> str | None:
+    return None if field == _NULL else field
+
+
+def _boolean(field: str) -> bool:
+    return field.lower() == "true"
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class _TraceMessage(NamedTuple):
+    """A message to the trace topic."""
+
+    keys: Sequence[str]
+    body: bytes
+    records: int
+
+
+def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
+    """The records as messages. Each can be found by the ids and the keys of the messages that it tells of.
+
+    Of keys too many for one message some are left out, of ids none.
+    """
+    texts: list[str] = []
+    keys: dict[str, None] = {}
+    body_bytes = keys_bytes = 0
+    for record in records:
+        text = encode_trace(record)
+        nbytes = len(text.encode("utf-8", "replace"))
+        wanted = _words(record.message_id)
+        needed = sum(_key_bytes(each) for each in wanted if each not in keys)
+        if texts and (body_bytes >= TRACE_BODY_BYTES_MAX or keys_bytes + needed > KEYS_BYTES_MAX):
+            yield _message(texts, keys)
+            texts, keys, body_bytes, keys_bytes = [], {}, 0, 0
+        texts.append(text)
+        body_bytes += nbytes
+        if isinstance(record, Sent | HandlingBegun | HandlingEnded | TransactionEnded) and record.keys:
+            wanted += _words(record.keys)
+        for key in wanted:
+            if key not in keys and keys_bytes + _key_bytes(key) <= KEYS_BYTES_MAX:
+                keys[key] = None
+                keys_bytes += _key_bytes(key)
+    if texts:
+        yield _message(texts, keys)
+
+
+def _message(texts: list[str], keys: Iterable[str]) -> _TraceMessage:
+    return _TraceMessage(tuple(keys), "".join(texts).encode("utf-8", "replace"), len(texts))
+
+
+def _words(text: str) -> list[str]:
+    return text.translate(_SEPARATORS).encode("utf-8", "replace").decode().split()
+
+
+def _key_bytes(key: str) -> int:
+    return len(key.encode()) + 1
+
+
+# -- stories -----------------------------------------------------------------------------------------------------------
+
+
+class TracedHandling(msgspec.Struct, frozen=True, kw_only=True):
+    """One consumer handled a message once. ``ended`` is None when it did not end, or nobody wrote that down."""
+
+    begun: HandlingBegun
+    ended: HandlingEnded | None
+
+
+class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a message, in the order of time."""
+
+    message_id: str
+    sent: tuple[Sent, ...] = ()
+    handled: tuple[TracedHandling, ...] = ()
+    transactions: tuple[TransactionEnded, ...] = ()
+    recalled: tuple[Recalled, ...] = ()
+    unreadable: int = 0
+    """Pieces of trace messages that are no records."""
+
+    @property
+    def found(self) -> bool:
+        """Whether there is any record of the message."""
+        return bool(self.sent or self.handled or self.transactions or self.recalled)
+
+
+def tell(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
+    """The story of one message from records of many; those that came twice count once."""
+    of_it = [each for each in dict.fromkeys(records) if message_id in each.message_id.split(",")]
+    ended = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}
+    begun = [each for each in of_it if isinstance(each, HandlingBegun)]
+    known = {each.request_id for each in begun}
+    # A consumer that was cut off may have written only the end.
+    begun += [
+        HandlingBegun(
+            timestamp_ms=max(each.timestamp_ms - each.cost_ms, 0),
+            group=each.group,
+            request_id=request_id,
+            message_id=message_id,
+            keys=each.keys,
+        )
+        for request_id, each in ended.items()
+        if request_id not in known
+    ]
+    handled = [TracedHandling(begun=each, ended=ended.get(each.request_id)) for each in begun]
+    return MessageTrace(
+        message_id=message_id,
+        sent=tuple(sorted((each for each in of_it if isinstance(each, Sent)), key=_time)),
+        handled=tuple(sorted(handled, key=lambda each: each.begun.timestamp_ms)),
+        transactions=tuple(sorted((each for each in of_it if isinstance(each, TransactionEnded)), key=_time)),
+        recalled=tuple(sorted((each for each in of_it if isinstance(each, Recalled)), key=_time)),
+        unreadable=unreadable,
+    )
+
+
+def _time(record: Sent | TransactionEnded | Recalled) -> int:
+    return record.timestamp_ms

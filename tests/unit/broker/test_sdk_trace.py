@@ -1,0 +1,194 @@
+"""Message traces with the SDK and the command line: a name server and a broker, real sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from mq.cli.app import app
+from mq.cli.errors import CommandFailed
+from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
+from mq.client import tracing as client_tracing
+from mq.protocol import properties as props
+from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageTrace, TraceRecord, decode_trace
+from tests.unit.broker.test_sdk_requests import cluster
+
+pytestmark = pytest.mark.trio
+
+
+async def story(admin: Admin, message_id: str, done: Callable[[MessageTrace], bool], **given: Any) -> MessageTrace:
+    """What is written of a message as soon as it is enough."""
+    with trio.fail_after(10):
+        while True:
+            found = await admin.trace(message_id, **given)
+            if done(found):
+                return found
+            await trio.sleep(0.02)
+
+
+async def test_the_story_of_a_message(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as (namesrv, broker),
+        Admin(namesrv) as admin,
+        Producer(namesrv, "P", trace=True) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        consumer = PushConsumer(namesrv, "G", consume_from="first", retry_delay=0.01, trace=True)
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            if message.attempt == 1:
+                raise ValueError("the first time")
+
+        async with consumer:
+            nursery.start_soon(consumer.run)
+            message = Message("T", b"hello", tags="a tag", keys=["k1", "k2"])
+            sent = await producer.send(message)
+            other = await producer.send(Message("T", b"another"))
+            found = await story(admin, sent.message_id, lambda each: len(each.handled) == 2)
+            (pub,) = found.sent
+            assert pub.success
+            assert (pub.group, pub.topic, pub.tags, pub.keys) == ("P", "T", "a tag", "k1 k2")
+            assert (pub.message_id, pub.offset_message_id) == (sent.message_id, sent.offset_message_id)
+            assert (pub.store_host, pub.body_bytes, pub.region) == (broker.settings.listen, 5, "DefaultRegion")
+            assert pub.client_host == "127.0.0.1"
+            first, second = found.handled
+            assert first.begun.timestamp_ms >= pub.timestamp_ms
+            assert first.ended is not None
+            assert second.ended is not None
+            assert (first.ended.success, first.ended.context_code) == (False, ContextCode.EXCEPTION)
+            assert (second.ended.success, second.ended.context_code) == (True, ContextCode.SUCCESS)
+            assert (first.begun.group, first.begun.keys, first.begun.region) == ("G", "k1 k2", "DefaultRegion")
+            assert first.begun.request_id != second.begun.request_id
+            assert (await story(admin, other.message_id, lambda each: bool(each.sent))).sent[0].body_bytes == 7
+            assert not (await admin.trace("F" * 32)).found
+            by_key = await admin.messages_by_key(TRACE_TOPIC, "k2")
+            assert sent.message_id in by_key[0].keys
+
+            result = await trio.to_thread.run_sync(
+                partial(CliRunner().invoke, app, ["trace", sent.message_id, "--namesrv", namesrv])
+            )
+            assert result.exit_code == 0, result
+            lines = result.stdout.splitlines()
+            assert len(lines) == 4
+            assert "P at 127.0.0.1 sent a message of 5 bytes to T at" in lines[0]
+            assert ", tags a tag, keys k1 k2" in lines[0]
+            assert "G at 127.0.0.1 failed to handle it in" in lines[1]
+            assert lines[3] == "G: handled 2 times, 1 times with success"
+            result = await trio.to_thread.run_sync(
+                partial(CliRunner().invoke, app, ["trace", sent.message_id, "--json", "--namesrv", namesrv])
+            )
+            assert json.loads(result.stdout)["sent"][0]["message_id"] == sent.message_id
+            result = await trio.to_thread.run_sync(
+                partial(CliRunner().invoke, app, ["trace", "F" * 32, "--namesrv", namesrv])
+            )
+            assert isinstance(result.exception, CommandFailed)
+            nursery.cancel_scope.cancel()
+
+
+async def test_streams_batches_and_a_topic_of_ones_own(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+        async with Producer(namesrv, "P", trace="MyTrace") as producer:
+            batch = await producer.send_batch([Message("T", b"1", keys=["one"]), Message("T", b"22", tags="two")])
+            pending = await producer.submit(Message("T", b"333"))
+            submitted = await pending
+        async with PushConsumer(namesrv, "G", consume_from="first", trace="MyTrace") as consumer:
+            consumer.subscribe("T")
+            deliveries = consumer.deliveries()
+            (await anext(deliveries)).acknowledge()
+            (await anext(deliveries)).retry_later(100)
+            async for message in consumer:
+                assert message.body == b"333"
+                break
+        first, second = [await admin.trace(each.message_id, topic="MyTrace") for each in batch]
+        assert [(each.body_bytes, each.keys, each.tags) for each in (*first.sent, *second.sent)] == [
+            (1, "one", None),
+            (2, None, "two"),
+        ]
+        assert [each.sent[0].offset_message_id for each in (first, second)] == [
+            each.offset_message_id for each in batch
+        ]
+        assert first.handled[0].ended is not None
+        assert second.handled[0].ended is not None
+        assert (first.handled[0].ended.success, second.handled[0].ended.context_code) == (True, ContextCode.FAILED)
+        third = await admin.trace(submitted.message_id, topic="MyTrace")
+        assert third.handled[0].ended is None  # the stream ended before it was asked for the next message
+        assert await admin.messages_by_key(TRACE_TOPIC, submitted.message_id) == []
+
+
+async def test_records_of_stock_clients_are_read(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, broker), Admin(namesrv) as admin:
+        java = await broker.connect()
+        lines = (
+            "Pub|1700000000123|DefaultRegion|JP|T|AB12|null|null|10.0.0.1:10911|5|12|3|OFF|true",
+            "SubBefore|1700000000200|null|JG|REQ|AB12|2|null",
+            "SubBefore|1700000000200|null|JG|REQ|OTHER|2|null",
+            "SubAfter|REQ|AB12|7|false|null|1|1700000000210|JG",
+            "EndTransaction|1700000000300|null|JP|T|AB12|null|null|10.0.0.1:10911|2|TX|COMMIT_MESSAGE|true",
+            "Recall|1700000000400|null|JP|T|AB12|false",
+            "NewKind|\x1b[31m",
+        )
+        body = "".join(line.replace("|", "\x01") + "\x02" for line in lines).encode()
+        sent = await java.send(TRACE_TOPIC, body, i=props.encode({"KEYS": "AB12 OTHER", "UNIQ_KEY": "A" * 32}))
+        assert sent.code == 0
+        found = await admin.trace("AB12")
+        assert (len(found.sent), len(found.handled), len(found.transactions), len(found.recalled)) == (1, 1, 1, 1)
+        assert found.unreadable == 1
+        result = await trio.to_thread.run_sync(
+            partial(CliRunner().invoke, app, ["trace", "AB12", "--namesrv", namesrv])
+        )
+        texts = [line.partition("  ")[2] for line in result.stdout.splitlines()[:-1]]
+        assert texts == [
+            "JP at 127.0.0.1 sent a delayed message of 5 bytes to T at 10.0.0.1:10911 in 12 ms",
+            "JG at 127.0.0.1 failed to handle it in 7 ms: timeout (delivery 3)",
+            "JP ended the transaction: COMMIT_MESSAGE, asked by the broker",
+            "JP failed to recall it",
+        ]
+
+
+async def test_tracing_fails_nothing_and_stays_within_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_tracing, "RECORDS_MAX", 50)
+    monkeypatch.setattr(client_tracing, "SEND_SECONDS", 0.1)
+    async with cluster(tmp_path) as (namesrv, broker):
+        await (await broker.connect()).create_topic("NoTrace", perm=4)
+        async with Producer(namesrv, "P", trace="NoTrace") as producer:
+            assert len(await producer.send_many([Message("T", b"x") for _ in range(200)])) == 200
+            tracer = producer._tracer
+            assert tracer is not None
+        assert tracer.dropped == 200
+
+
+async def test_every_one_of_thousands_is_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+        async with Producer(namesrv, "P", trace=True, in_flight_max=500) as producer:
+            keys = ["\u00e9t\u00e9", "k" * 100]
+            messages = [Message("T", b"%d" % n, keys=[*keys, f"n{n}"], tags="\u2603 x") for n in range(3000)]
+            results = await producer.send_many(messages)
+            tracer = producer._tracer
+            assert tracer is not None
+        assert tracer.dropped == 0
+        records: list[TraceRecord] = []
+        for queue in (await admin.route(TRACE_TOPIC)).read_queues:
+            async with PushConsumer(namesrv, "reader", consume_from="first") as consumer:
+                consumer.subscribe(TRACE_TOPIC)
+                assert queue.queue_id == 0
+                async for message in consumer:
+                    found, unreadable = decode_trace(message.body.decode())
+                    assert unreadable == 0
+                    records += found
+                    if len(records) >= 3000:
+                        break
+        assert {each.message_id for each in records} == {each.message_id for each in results}  # type: ignore[union-attr]
+        last = results[-1]
+        assert not isinstance(last, Exception)
+        (pub,) = (await admin.trace(last.message_id)).sent
+        assert (pub.keys, pub.tags) == (" ".join([*keys, "n2999"]), "\u2603 x")
