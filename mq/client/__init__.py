@@ -39,6 +39,7 @@ from mq.client.pulling import PullSettings
 from mq.client.remoting import RemotingSettings
 from mq.client.routes import TopicRoute
 from mq.client.sending import Pending
+from mq.client.transactions import Check, Transaction, TransactionProducer, TransactionState
 from mq.filter.subscription import SubscriptionError
 from mq.protocol.compression import Codec
 from mq.protocol.names import NameRefused
@@ -49,6 +50,7 @@ from mq.protocol.registration import TopicConfig
 __all__ = [
     "Admin",
     "BrokerError",
+    "Check",
     "ClientClosed",
     "ClientError",
     "Codec",
@@ -90,6 +92,9 @@ __all__ = [
     "TopicConfig",
     "TopicNotFound",
     "TopicRoute",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionState",
     "UnreadableAnswer",
     "sql",
 ]

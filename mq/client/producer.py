@@ -126,6 +126,7 @@ class Producer(anyio.AsyncContextManagerMixin):
                     )
                     tasks.start_soon(pipeline.run)
                     self._tracer = tracer = self._open_tracer(tasks, remoting)
+                    self._start_tasks(tasks, remoting)
                     try:
                         yield self
                         await self.flush()
@@ -136,6 +137,9 @@ class Producer(anyio.AsyncContextManagerMixin):
             finally:
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id, producer_group=self.group)
+
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> None:
+        """Start what runs beside the pipeline, in a kind of producer that has such."""
 
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
@@ -181,14 +185,20 @@ class Producer(anyio.AsyncContextManagerMixin):
         return await self._send(message, self._budget(timeout), queue)
 
     async def _send(
-        self, message: Message, seconds: float, queue: MessageQueue | None, *, own: Mapping[str, str] | None = None
+        self,
+        message: Message,
+        seconds: float,
+        queue: MessageQueue | None,
+        *,
+        own: Mapping[str, str] | None = None,
+        retries: int | None = None,
     ) -> SendResult:
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
         outgoing = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
         done = self._done([message], outgoing, pending.settle)
-        number = pipeline.start(outgoing, done, timeout=seconds, queue=queue)
+        number = pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries)
         try:
             return await pending.wait()
         finally:

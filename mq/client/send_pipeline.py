@@ -137,13 +137,18 @@ class SendPipeline:
         *,
         timeout: float,
         queue: MessageQueue | None = None,
+        retries: int | None = None,
     ) -> int:
-        """Set a message on its way; `on_done` is called once, never from within this call. Returns its number."""
+        """Set a message on its way; `on_done` is called once, never from within this call. Returns its number.
+
+        `retries` overrides those of the policy.
+        """
         if self._closed:
             raise ClientClosed("the producer is closed")
         now = anyio.current_time()
         self._numbers += 1
-        send = Send(self._numbers, message, on_done, deadline=now + timeout, retries=self._policy.retries, queue=queue)
+        retries = self._policy.retries if retries is None else retries
+        send = Send(self._numbers, message, on_done, deadline=now + timeout, retries=retries, queue=queue)
         if not self._active:
             self._begun.set()
         self._active[send.number] = send

@@ -16,7 +16,7 @@ from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.compression import Codec, deflate
 from mq.protocol.names import NameRefused, check_topic
-from mq.protocol.records import BODY_BYTES_MAX
+from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -78,6 +78,8 @@ def make_ready(
         raise MessageRefused(f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed")
     if compress is not None and len(body) >= compress_bytes_min:
         sys_flag, body = deflate(compress, body)
+    if own and props.TRANSACTION_PREPARED in own:
+        sys_flag |= PREPARED
     properties = _encode_properties(message, unique_key)
     if own:
         properties += props.encode(own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -25,8 +25,9 @@ from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.producer import Producer
 from mq.client.pull_consumer import PullConsumer
+from mq.client.transactions import Transaction, TransactionProducer
 
-__all__ = ["SyncAdmin", "SyncConsumer", "SyncDelivery", "SyncProducer", "SyncPullConsumer"]
+__all__ = ["SyncAdmin", "SyncConsumer", "SyncDelivery", "SyncProducer", "SyncPullConsumer", "SyncTransactionProducer"]
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 P = ParamSpec("P")
@@ -126,6 +127,39 @@ class SyncProducer(_Facade[Producer]):
     def dropped_replies(self) -> int:
         """As `Producer.dropped_replies`."""
         return self._client.dropped_replies
+
+
+class SyncTransactionProducer(SyncProducer):
+    """`TransactionProducer` for threads; takes the same arguments. `check` is a plain function, run in a thread.
+
+    with SyncTransactionProducer("127.0.0.1:9876", group="shop", check=check) as producer:
+        with producer.transaction(Message("Orders", b"two apples")) as transaction:
+            database.store_order(..., transaction.message_id)
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        check: Callable[[ReceivedMessage], bool | None],
+        **options: Any,
+    ) -> None:
+        async def in_thread(message: ReceivedMessage) -> bool | None:
+            return await anyio.to_thread.run_sync(check, message)
+
+        self._transactions = TransactionProducer(namesrv, group, check=in_thread, **options)
+        _Facade.__init__(self, self._transactions)
+
+    def transaction(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> AbstractContextManager[Transaction]:
+        """As `TransactionProducer.transaction`."""
+        if self._portal is None:
+            raise ClientClosed(f"enter it first: with {type(self).__name__}(...)")
+        return self._portal.wrap_async_context_manager(
+            self._transactions.transaction(message, timeout=timeout, queue=queue)
+        )
 
 
 class SyncConsumer(_Facade[PushConsumer]):
