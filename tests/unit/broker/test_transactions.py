@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -14,6 +15,7 @@ from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC
 from mq.protocol.records import Host, StoredMessage
 from tests.unit.broker.running import LONG_NAMES, Answer, Client, properties, running, send_ext, until
+from tests.unit.broker.test_sending import ADDED
 
 pytestmark = pytest.mark.trio
 
@@ -87,7 +89,7 @@ async def test_a_committed_message_is_seen_and_says_where_it_waited(
             "TRACE_ON": "true",
         }
         [waiting] = await stored(client, HALF_TOPIC)
-        expected = props.decode(text) | {"CLUSTER": "C1", "REAL_TOPIC": "T", "REAL_QID": "2"}
+        expected = props.decode(text) | ADDED | {"REAL_TOPIC": "T", "REAL_QID": "2"}
         assert waiting.physical_offset == place.physical_offset
         assert (waiting.properties, waiting.sys_flag, waiting.queue_offset) == (expected, 1, 0)
         assert await stored(client, "T", 2) == []
@@ -159,13 +161,15 @@ async def test_an_unknown_outcome_changes_nothing_and_is_not_answered(tmp_path: 
         assert len(await stored(client)) == 1
 
 
-async def test_a_delay_begins_with_the_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1500"}])
+async def test_a_delay_begins_with_the_commit(tmp_path: Path, wanted: dict[str, str]) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
-        half = await send_half(client, DELAY="1")
+        half = await send_half(client, **wanted)
+        await trio.sleep(0.2)
         assert len(await stored(client, HALF_TOPIC)) == 1
         assert (await end(client, half, COMMIT)).code == 0
-        assert len(await stored(client, "SCHEDULE_TOPIC_XXXX", 0)) == 1
+        assert await client.offset(RequestCode.GET_MAX_OFFSET) == 0
 
         async def delivered() -> bool:
             return await client.offset(RequestCode.GET_MAX_OFFSET) == 1
