@@ -38,23 +38,48 @@ type loading struct {
 	longestGap   time.Duration
 	numbers      atomic.Int64
 	stopped      atomic.Bool
+
+	// give sends one message; its answer or error is noted.
+	give func(p rocketmq.Producer, key int, body string) (*primitive.SendResult, error)
+	// isGivenBack tells whether a message is to be consumed later once.
+	isGivenBack func(m *primitive.MessageExt, number int) bool
+	// isWanted tells whether a message is to arrive once it was taken, or must not.
+	isWanted func(body string) bool
+	// more tells further names and values at the end.
+	more func() []any
+	// producing and consuming are further options of the clients.
+	producing []producer.Option
+	consuming []consumer.Option
 }
 
-func loadConcurrently(s scene) { load(s, false) }
-
-func loadOrderly(s scene) { load(s, true) }
-
-// load reports "running" when messages flow; reads a line from standard input; then reports what became of them.
-func load(s scene, ordered bool) {
+func newLoading(s scene, ordered bool) *loading {
 	l := &loading{scene: s, ordered: ordered, acknowledged: map[string]bool{}, received: map[string]int{}, errors: map[string]int{}}
+	l.give = func(p rocketmq.Producer, key int, body string) (*primitive.SendResult, error) {
+		return p.SendSync(context.Background(), s.message(body).WithShardingKey(fmt.Sprint(key)))
+	}
+	l.isGivenBack = func(m *primitive.MessageExt, number int) bool {
+		return number%givenBackEach == 0 && m.ReconsumeTimes == 0
+	}
+	l.isWanted = func(string) bool { return true }
+	l.more = func() []any { return nil }
+	return l
+}
+
+func loadConcurrently(s scene) { newLoading(s, false).run() }
+
+func loadOrderly(s scene) { newLoading(s, true).run() }
+
+// run reports "running" when messages flow; reads a line from standard input; then reports what became of them.
+func (l *loading) run() {
+	s := l.scene
 	instances := []string{"a"}
-	var options []producer.Option
-	if ordered {
+	options := l.producing
+	if l.ordered {
 		instances = []string{"a", "b"}
 		options = append(options, producer.WithQueueSelector(producer.NewHashQueueSelector()))
 	}
 	for _, instance := range instances {
-		c := s.consumer(instance, consumer.WithConsumerOrder(ordered))
+		c := s.consumer(instance, append(l.consuming, consumer.WithConsumerOrder(l.ordered))...)
 		must(c.Subscribe(s.topic, consumer.MessageSelector{}, l.consume))
 		must(c.Start())
 	}
@@ -87,19 +112,37 @@ func load(s scene, ordered bool) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	missing := l.missing()
+	more := l.more()
 	l.Lock()
 	defer l.Unlock()
-	twice := 0
-	for _, times := range l.received {
+	wanted, twice, unwanted := 0, 0, []string{}
+	for body := range l.acknowledged {
+		if l.isWanted(body) {
+			wanted++
+		}
+	}
+	for body, times := range l.received {
+		if !l.isWanted(body) {
+			unwanted = append(unwanted, body)
+		}
 		if times > 1 {
 			twice++
 		}
 	}
-	event("load", "acknowledged", len(l.acknowledged), "errors", l.errors, "received", len(l.received),
-		"missing", missing, "twice", twice, "longest_gap_ms", l.longestGap.Milliseconds(), "disorder", l.disorder)
+	event("load", append(more, "acknowledged", len(l.acknowledged), "wanted", wanted, "errors", l.errors,
+		"received", len(l.received), "missing", missing, "unwanted", unwanted, "twice", twice,
+		"longest_gap_ms", l.longestGap.Milliseconds(), "disorder", l.disorder)...)
 }
 
 func (l *loading) consume(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+	for _, m := range messages { // one at a time by default
+		var number int
+		if fmt.Sscan(string(m.Body), &number); !l.ordered && l.isGivenBack(m, number) {
+			concurrent, _ := primitive.GetConcurrentlyCtx(ctx)
+			concurrent.DelayLevelWhenNextConsume = 1
+			return consumer.ConsumeRetryLater, nil
+		}
+	}
 	l.Lock()
 	defer l.Unlock()
 	for _, m := range messages {
@@ -112,10 +155,6 @@ func (l *loading) consume(ctx context.Context, messages ...*primitive.MessageExt
 				l.disorder++
 			}
 			l.expected[key] = max(l.expected[key], number+1)
-		} else if fmt.Sscan(body, &number); number%givenBackEach == 0 && m.ReconsumeTimes == 0 {
-			concurrent, _ := primitive.GetConcurrentlyCtx(ctx)
-			concurrent.DelayLevelWhenNextConsume = 1
-			return consumer.ConsumeRetryLater, nil // one at a time by default
 		}
 		l.received[body]++
 	}
@@ -128,7 +167,7 @@ func (l *loading) send(p rocketmq.Producer, key int) {
 		if l.ordered {
 			body = fmt.Sprintf("%d-%d", key, number)
 		}
-		result, err := p.SendSync(context.Background(), l.scene.message(body).WithShardingKey(fmt.Sprint(key)))
+		result, err := l.give(p, key, body)
 		if l.note(body, result, err) {
 			number++
 		} else {
@@ -168,7 +207,7 @@ func (l *loading) missing() []string {
 	defer l.Unlock()
 	missing := []string{}
 	for body := range l.acknowledged {
-		if l.received[body] == 0 {
+		if l.received[body] == 0 && l.isWanted(body) {
 			missing = append(missing, body)
 		}
 	}

@@ -172,6 +172,15 @@ var scenarios = map[string]func(scene){
 	"reset":         reset,
 	"load":          loadConcurrently,
 	"load-orderly":  loadOrderly,
+
+	"delays":            delays,
+	"transactions":      transactions,
+	"request-reply":     requestReply,
+	"trace":             trace,
+	"load-delays":       loadDelays,
+	"load-transactions": loadTransactions,
+	"load-requests":     loadRequests,
+	"load-trace":        loadTrace,
 }
 
 func main() {

@@ -42,8 +42,9 @@ final class Transactions {
             public LocalTransactionState checkLocalTransaction(MessageExt message) {
                 String body = Scene.text(message);
                 int times = checks.computeIfAbsent(body, each -> new AtomicInteger()).incrementAndGet();
-                Out.event("checked", "body", body, "times", times, "id", message.getMsgId(), "topic", message.getTopic(),
-                    "transaction", message.getTransactionId());
+                // The id that the message tells here is of its place; the other one is the transaction's.
+                Out.event("checked", "body", body, "times", times, "id", message.getTransactionId(),
+                    "topic", message.getTopic());
                 if (body.endsWith("twice") && times == 1) {
                     return LocalTransactionState.UNKNOW;
                 }
@@ -70,7 +71,7 @@ final class Transactions {
         message.setKeys("k-" + body);
         TransactionSendResult result = producer.sendMessageInTransaction(message, null);
         Out.event("sent", "form", "transaction", "body", body, "id", result.getMsgId(), "status", result.getSendStatus(),
-            "state", result.getLocalTransactionState(), "transaction", result.getTransactionId());
+            "state", result.getLocalTransactionState());
     }
 
     private static DefaultMQProducer producer(Scene scene, String instance, TransactionListener listener)
