@@ -378,7 +378,7 @@ async def killed(stage: Stage, program_scenario: str, *, recovery_seconds: float
         await cluster.start(leader)
         await cluster.wait_ready()
         down = trio.current_time() - began
-        await trio.sleep(AFTER_SECONDS + stage.stays_away_seconds)
+        await trio.sleep(AFTER_SECONDS + max(stage.stays_away_seconds, recovery_seconds))
         await program.say("stop")
         await program.wait_for("done")
     await _acknowledged_are_stored(stage, program)

@@ -1,7 +1,9 @@
 package interop;
 
 import java.nio.charset.StandardCharsets;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -11,6 +13,7 @@ import org.apache.rocketmq.client.exception.RequestTimeoutException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.utils.MessageUtil;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -41,7 +44,7 @@ final class Requesting {
         DefaultMQProducer producer = scene.producer();
         for (int i = 0; i < 5; i++) {
             Message request = request(scene, "sync-" + i, "Asked");
-            answered("sync-" + i, producer.request(request, TTL_MS));
+            answered("sync-" + i, ask(producer, request, TTL_MS));
         }
         CountDownLatch pending = new CountDownLatch(5);
         for (int i = 0; i < 5; i++) {
@@ -62,13 +65,40 @@ final class Requesting {
         }
         pending.await(60, TimeUnit.SECONDS);
         try {
-            answered("nobody", producer.request(request(scene, "nobody", "NotAsked"), 2_000));
+            answered("nobody", ask(producer, request(scene, "nobody", "NotAsked"), 2_000));
         } catch (RequestTimeoutException error) {
             Out.event("unanswered", "body", "nobody", "why", error.toString());
         }
         consumer.shutdown();
         producer.shutdown();
         answers.shutdown();
+    }
+
+    /**
+     * Waits for the answer. From 5.3.1 on the library's own way to wait ends as soon as the request is sent (its issue
+     * 9292), so that there it is asked by callback.
+     */
+    private static Message ask(DefaultMQProducer producer, Message request, long ttlMs) throws Exception {
+        if (MQVersion.CURRENT_VERSION < MQVersion.Version.V5_0_0.ordinal()) {
+            return producer.request(request, ttlMs);
+        }
+        CompletableFuture<Message> answer = new CompletableFuture<>();
+        producer.request(request, new RequestCallback() {
+            @Override
+            public void onSuccess(Message message) {
+                answer.complete(message);
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                answer.completeExceptionally(error);
+            }
+        }, ttlMs);
+        try {
+            return answer.get();
+        } catch (ExecutionException error) {
+            throw (Exception) error.getCause();
+        }
     }
 
     private static Message reply(Message request) throws Exception {
@@ -102,7 +132,7 @@ final class Requesting {
 
         @Override
         boolean send(DefaultMQProducer producer, int key, String body) throws Exception {
-            Message answer = producer.request(scene.message(body), LOAD_TTL_MS);
+            Message answer = ask(producer, scene.message(body), LOAD_TTL_MS);
             return Scene.text(answer).equals("re: " + body);
         }
 
