@@ -75,7 +75,7 @@ class Groups:
         for group in outcome.consumer_groups:
             self.note_group(group)
             self._note_retry_topic(group)
-        self.notify(outcome.notify)
+        self.notify(outcome.notify, sender=connection)
         return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
 
     def handle_unregister(
@@ -116,13 +116,18 @@ class Groups:
         """Tell those members of large groups that were not told yet; called by a timer."""
         self._notices.go_on()
 
-    def notify(self, groups: Iterable[tuple[str, Iterable[ClientConnection]]]) -> None:
-        """Tell the members of groups to rebalance, unless a group is configured to stay quiet."""
+    def notify(
+        self,
+        groups: Iterable[tuple[str, Iterable[ClientConnection]]],
+        *,
+        sender: ClientConnection | None = None,
+    ) -> None:
+        """Tell the members of groups to rebalance, ``sender`` last, unless a group is configured to stay quiet."""
         for group, connections in groups:
             config = self._metadata.groups.get(group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
-            self._notices.tell(group, connections)
+            self._notices.tell(group, connections, sender=sender)
 
     def note_group(self, group: str) -> None:
         """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it."""

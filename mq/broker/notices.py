@@ -2,6 +2,11 @@
 
 A change of a group is told to all of its members. In a large one of which many come or go at once that is a great many,
 so beyond a few members it is done by and by, and what changes meanwhile is told once, afterwards.
+
+Whoever brought the change about by a heartbeat is told a little later than the others. Clients heartbeat one replica
+after the other and rebalance by themselves at the end. One of 5.x that rebalances before that has a newer subscription
+than any replica knows and cannot tell it, for it is still busy with the heartbeats; its pulls are refused until its
+next rebalance, 20 seconds later.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ AT_ONCE_MAX = 50
 """Members of a group that are told in the turn in which it changes."""
 LATER_AT_ONCE = 500
 """Of larger groups, so many are told each time that the timer fires."""
+SENDER_TICKS = 5
+"""The timer fires so often before the one who brought a change about is told."""
 
 
 class Notices:
@@ -27,10 +34,16 @@ class Notices:
         self._opaque = itertools.count(1)
         self._telling: dict[str, deque[ClientConnection]] = {}
         self._again: dict[str, list[ClientConnection]] = {}
+        self._senders: dict[tuple[str, ClientConnection], int] = {}
 
-    def tell(self, group: str, connections: Iterable[ClientConnection]) -> None:
-        """The members of a group are these now."""
+    def tell(
+        self, group: str, connections: Iterable[ClientConnection], *, sender: ClientConnection | None = None
+    ) -> None:
+        """The members of a group are these now, by a heartbeat of ``sender`` if that is one of them."""
         members = list(connections)
+        if sender is not None and sender in members:
+            members.remove(sender)
+            self._senders[group, sender] = SENDER_TICKS
         if group in self._telling:
             self._again[group] = members
         elif len(members) <= AT_ONCE_MAX:
@@ -40,6 +53,12 @@ class Notices:
 
     def go_on(self) -> None:
         """Tell some of those who were not told yet; called by a timer."""
+        for (group, sender), ticks in list(self._senders.items()):
+            if ticks > 1:
+                self._senders[group, sender] = ticks - 1
+            else:
+                del self._senders[group, sender]
+                self._send(group, (sender,))
         left = LATER_AT_ONCE
         for group in list(self._telling):
             waiting = self._telling[group]

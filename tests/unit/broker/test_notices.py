@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mq.broker import notices
-from mq.broker.notices import AT_ONCE_MAX, LATER_AT_ONCE, Notices
+from mq.broker.notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, Notices
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import running
 
@@ -34,6 +34,20 @@ def test_a_small_group_is_told_at_once() -> None:
     told = Notices()
     told.tell("G", group)
     assert {member.told for member in group} == {1}
+
+
+def test_who_brings_a_change_about_is_told_last_and_once() -> None:
+    group = members(3)
+    told = Notices()
+    told.tell("G", group, sender=group[1])
+    told.tell("G", group, sender=group[1])
+    assert [member.told for member in group] == [2, 0, 2]
+    for _ in range(SENDER_TICKS - 1):
+        told.go_on()
+    assert group[1].told == 0
+    told.go_on()
+    told.go_on()
+    assert [member.told for member in group] == [2, 1, 2]
 
 
 def test_a_large_group_is_told_by_and_by() -> None:

@@ -1,10 +1,11 @@
 package interop;
 
 import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.TreeMap;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -46,27 +47,18 @@ final class Requesting {
             Message request = request(scene, "sync-" + i, "Asked");
             answered("sync-" + i, ask(producer, request, TTL_MS));
         }
-        CountDownLatch pending = new CountDownLatch(5);
+        Map<String, Answer> pending = new TreeMap<>();
         for (int i = 0; i < 5; i++) {
-            String body = "async-" + i;
-            producer.request(request(scene, body, "Asked"), new RequestCallback() {
-                @Override
-                public void onSuccess(Message message) {
-                    answered(body, message);
-                    pending.countDown();
-                }
-
-                @Override
-                public void onException(Throwable error) {
-                    Out.event("unanswered", "body", body, "why", error.toString());
-                    pending.countDown();
-                }
-            }, TTL_MS);
+            Answer answer = new Answer();
+            pending.put("async-" + i, answer);
+            producer.request(request(scene, "async-" + i, "Asked"), answer, TTL_MS);
         }
-        pending.await(60, TimeUnit.SECONDS);
+        for (Map.Entry<String, Answer> each : pending.entrySet()) {
+            answered(each.getKey(), each.getValue().get(TTL_MS, TimeUnit.MILLISECONDS));
+        }
         try {
             answered("nobody", ask(producer, request(scene, "nobody", "NotAsked"), 2_000));
-        } catch (RequestTimeoutException error) {
+        } catch (RequestTimeoutException | TimeoutException error) {
             Out.event("unanswered", "body", "nobody", "why", error.toString());
         }
         consumer.shutdown();
@@ -74,30 +66,31 @@ final class Requesting {
         answers.shutdown();
     }
 
-    /**
-     * Waits for the answer. From 5.3.1 on the library's own way to wait ends as soon as the request is sent (its issue
-     * 9292), so that there it is asked by callback.
-     */
+    /** By the library's own way to wait, where it works. */
     private static Message ask(DefaultMQProducer producer, Message request, long ttlMs) throws Exception {
         if (MQVersion.CURRENT_VERSION < MQVersion.Version.V5_0_0.ordinal()) {
             return producer.request(request, ttlMs);
         }
-        CompletableFuture<Message> answer = new CompletableFuture<>();
-        producer.request(request, new RequestCallback() {
-            @Override
-            public void onSuccess(Message message) {
-                answer.complete(message);
-            }
+        Answer answer = new Answer();
+        producer.request(request, answer, ttlMs);
+        return answer.get(ttlMs, TimeUnit.MILLISECONDS);
+    }
 
-            @Override
-            public void onException(Throwable error) {
-                answer.completeExceptionally(error);
+    /**
+     * From 5.3.1 on the library takes a request for answered as soon as it is sent (its issue 9292): who waits gets an
+     * error, and callbacks are called with nothing, once more with the answer, but not when time is up.
+     */
+    private static final class Answer extends CompletableFuture<Message> implements RequestCallback {
+        @Override
+        public void onSuccess(Message message) {
+            if (message != null) {
+                complete(message);
             }
-        }, ttlMs);
-        try {
-            return answer.get();
-        } catch (ExecutionException error) {
-            throw (Exception) error.getCause();
+        }
+
+        @Override
+        public void onException(Throwable error) {
+            completeExceptionally(error);
         }
     }
 
