@@ -157,9 +157,9 @@ class Broker:
     def close_connections(self) -> None:
         """Close every client connection."""
         self.areas.forwarder.close()
-        self.areas.replies.forget()
         for connection in list(self._connections):
             connection.close("broker stops")
+        self.areas.replies.forget()  # only now: for a reply whose client is gone, other replicas are asked
 
     def must_hand_over(self) -> bool:
         """Whether another replica could lead and does not yet; it is asked to. Call it again until it says no."""

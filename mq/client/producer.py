@@ -298,7 +298,14 @@ class Producer(anyio.AsyncContextManagerMixin):
         """
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
-        return await recall(self._remoting, self.group, handle, seconds=self._budget(timeout))
+        recalling = None if self._tracer is None else self._tracer.recalling(handle)
+        message_id = ""
+        try:
+            message_id = await recall(self._remoting, self.group, handle, seconds=self._budget(timeout))
+        finally:
+            if recalling is not None:
+                recalling(bool(message_id))
+        return message_id
 
     @property
     def dropped_replies(self) -> int:

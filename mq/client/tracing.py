@@ -16,12 +16,14 @@ import anyio.abc
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.recalling import delay_properties
 from mq.client.remoting import Remoting
 from mq.client.send_pipeline import RetryPolicy, SendPipeline
 from mq.client.sending import OnDone, OutgoingMessage, make_ready
 from mq.protocol import properties as props
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.names import check_topic
+from mq.protocol.recall import HandleRefused, RecallHandle
 from mq.protocol.trace import (
     TRACE_GROUP,
     TRACE_TOPIC,
@@ -29,6 +31,7 @@ from mq.protocol.trace import (
     HandlingBegun,
     HandlingEnded,
     MessageKind,
+    Recalled,
     Sent,
     TraceRecord,
     trace_messages,
@@ -101,9 +104,11 @@ class Tracer:
         """`on_done`, which notes how sending `outgoing` ended, too; `messages` is what is in it."""
         if outgoing.topic == self._topic:
             return on_done
+        messages = tuple(messages)
         timestamp_ms, begun = _now_ms(), anyio.current_time()
 
         def done(outcome: SendResult | ClientError) -> None:
+            on_done(outcome)
             cost_ms = int((anyio.current_time() - begun) * 1000)
             stored = outcome if isinstance(outcome, SendResult) else None
             record_ids = [] if stored is None else stored.offset_message_id.split(",")
@@ -121,12 +126,33 @@ class Tracer:
                         store_host=self._store_host(stored),
                         body_bytes=len(message.body),
                         cost_ms=cost_ms,
-                        kind=MessageKind.NORMAL if message.delay_level is None else MessageKind.DELAY,
+                        kind=MessageKind.DELAY if delay_properties(message) else MessageKind.NORMAL,
                         offset_message_id=record_ids[number] if number < len(record_ids) else None,
                         success=stored is not None,
                     )
                 )
-            on_done(outcome)
+
+        return done
+
+    def recalling(self, handle: str) -> Callable[[bool], None] | None:
+        """What notes whether the message of this handle was taken back; None for a text that is none."""
+        try:
+            told = RecallHandle.decode(handle)
+        except HandleRefused:
+            return None
+        timestamp_ms = _now_ms()
+
+        def done(success: bool) -> None:
+            self.note(
+                Recalled(
+                    timestamp_ms=timestamp_ms,
+                    region=props.REGION,
+                    group=self._group,
+                    topic=told.topic,
+                    message_id=told.unique_key,
+                    success=success,
+                )
+            )
 
         return done
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
-from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
+from mq.client import Admin, BrokerError, Message, MessageRefused, Producer, PushConsumer, ReceivedMessage
 from mq.client import tracing as client_tracing
 from mq.protocol import properties as props
-from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageTrace, TraceRecord, decode_trace
+from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
 from tests.unit.broker.test_sdk_requests import cluster
 
 pytestmark = pytest.mark.trio
@@ -121,6 +121,24 @@ async def test_streams_batches_and_a_topic_of_ones_own(tmp_path: Path) -> None:
         third = await admin.trace(submitted.message_id, topic="MyTrace")
         assert third.handled[0].ended is None  # the stream ended before it was asked for the next message
         assert await admin.messages_by_key(TRACE_TOPIC, submitted.message_id) == []
+
+
+async def test_delays_and_recalls_are_in_the_story(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+        async with Producer(namesrv, "P", trace=True) as producer:
+            sent = await producer.send(Message("T", b"later", delay=100))
+            assert sent.recall_handle is not None
+            assert await producer.recall(sent.recall_handle) == sent.message_id
+            with pytest.raises(BrokerError):
+                await producer.recall(sent.recall_handle)
+            with pytest.raises(MessageRefused):
+                await producer.recall("nothing")
+        found = await admin.trace(sent.message_id)
+        assert [each.kind for each in found.sent] == [MessageKind.DELAY]
+        assert [(each.success, each.group, each.topic) for each in found.recalled] == [
+            (True, "P", "T"),
+            (False, "P", "T"),
+        ]
 
 
 async def test_records_of_stock_clients_are_read(tmp_path: Path) -> None:
