@@ -67,9 +67,7 @@ def _lines(story: MessageTrace) -> Iterator[str]:
 def _sent(sent: Sent) -> str:
     what = f"{_KINDS.get(MessageKind(sent.kind), '') if sent.kind in set(MessageKind) else ''}message"
     result = "sent" if sent.success else "failed to send"
-    more = "".join(
-        f", {name} {_name(value)}" for name, value in (("tags", sent.tags), ("keys", sent.keys)) if value
-    )
+    more = "".join(f", {name} {_name(value)}" for name, value in (("tags", sent.tags), ("keys", sent.keys)) if value)
     return (
         f"{_name(sent.group)} at {_name(sent.client_host)} {result} a {what} of {sent.body_bytes} bytes to "
         f"{_name(sent.topic)} at {_name(sent.store_host)} in {sent.cost_ms} ms{more}"

@@ -221,12 +221,12 @@ async def test_of_several_connections_of_a_client_the_latest_gets_the_reply(tmp_
 
 
 @asynccontextmanager
-async def three_replicas(directory: Path) -> AsyncIterator[list[RunningBroker]]:
+async def three_replicas(directory: Path, **given: Any) -> AsyncIterator[list[RunningBroker]]:
     """A group; the first one leads."""
     ports = free_ports(3)
     peers = ",".join(f"n{number}@127.0.0.1:{port}" for number, port in enumerate(ports))
     brokers = [
-        RunningBroker(broker_settings(directory / f"n{number}", node_id=f"n{number}", peers=peers, priority=-number))
+        RunningBroker(broker_settings(directory / f"n{number}", node_id=f"n{number}", peers=peers, **given))
         for number in range(3)
     ]
     with interpreter_as_before():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
 
 from mq.client import (
+    Admin,
+    BrokerError,
     Message,
     MessageRefused,
     NoReply,
@@ -26,9 +28,10 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
+from mq.protocol.group_admin import GroupCommand
 from mq.protocol.reply_requests import PushReplyMessageToClient
 from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, RunningBroker, running, until
-from tests.unit.broker.test_replies import V2, produces, pushed, reply_ext
+from tests.unit.broker.test_replies import V2, produces, pushed, reply_ext, three_replicas
 
 pytestmark = pytest.mark.trio
 
@@ -183,6 +186,37 @@ async def test_a_java_program_asks_and_replies(tmp_path: Path) -> None:
 
             nursery.start_soon(reply_as_java)
             assert (await producer.request(Message("T", b"to Java"), timeout=5)).body == b"from Java"
+
+
+async def test_requests_are_replied_to_while_leaders_change(tmp_path: Path) -> None:
+    settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, settings)
+        namesrv = f"{host}:{port}"
+        async with three_replicas(tmp_path, namesrv=namesrv) as brokers, Admin(namesrv) as admin:
+            await admin.create_topic("T", 2)
+            async with replying(namesrv) as seen, Producer(namesrv, "P", timeout=20) as producer:
+                terms = 0
+
+                async def change_leaders() -> None:
+                    nonlocal terms
+                    for _ in range(3):
+                        await trio.sleep(0.4)
+                        for broker in brokers:
+                            with suppress(BrokerError):
+                                await admin.manage_group(broker.settings.listen, GroupCommand("transfer"))
+                                terms += 1
+                                break
+
+                answered = 0
+                async with trio.open_nursery() as changing:
+                    changing.start_soon(change_leaders)
+                    while terms < 3 or answered < 30:
+                        body = b"%d" % answered
+                        assert (await producer.request(Message("T", body))).body == b"re: " + body
+                        answered += 1
+                assert {message.body for message in seen} == {b"%d" % number for number in range(answered)}
+        nursery.cancel_scope.cancel()
 
 
 async def test_threads_ask_and_reply(tmp_path: Path) -> None:
