@@ -320,3 +320,51 @@ class RegistryAgainstTable(RuleBasedStateMachine):
 
 RegistryAgainstTable.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestRegistryAgainstTable = RegistryAgainstTable.TestCase
+
+
+class ProducersAgainstTable(RuleBasedStateMachine):
+    """Who is reached by a client id, against a plain table of (group, connection) -> (client, last heartbeat)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry: ClientRegistry[str] = ClientRegistry()
+        self.table: dict[tuple[str, str], tuple[str, float]] = {}
+        self.now = 0.0
+
+    connections = st.sampled_from(["c1", "c2", "c3"])
+    clients = st.sampled_from(["one", "two"])
+    groups = st.sampled_from(["p", "q"])
+
+    @rule(connection=connections, client=clients, groups=st.sets(groups))
+    def heartbeat(self, connection: str, client: str, groups: set[str]) -> None:
+        data = HeartbeatData(client, producers=[ProducerData(group) for group in sorted(groups)])
+        self.registry.heartbeat(self.now, connection, data, "JAVA", 409)
+        self.table |= {(group, connection): (client, self.now) for group in groups}
+
+    @rule(connection=connections)
+    def close(self, connection: str) -> None:
+        self.registry.connection_closed(connection)
+        self.table = {key: row for key, row in self.table.items() if key[1] != connection}
+
+    @rule(connection=connections, client=clients, group=groups)
+    def unregister(self, connection: str, client: str, group: str) -> None:
+        self.registry.unregister(connection, client, group, None)
+        if self.table.get((group, connection), ("", 0.0))[0] == client:
+            del self.table[group, connection]
+
+    @rule(seconds=st.sampled_from([1.0, 50.0, 121.0]))
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.registry.expire(self.now)
+        self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
+
+    @invariant()
+    def a_client_is_found_where_it_is(self) -> None:
+        for client in ("one", "two"):
+            at = {connection for (_, connection), (known, _) in self.table.items() if known == client}
+            found = self.registry.producer(client)
+            assert found in at if at else found is None
+
+
+ProducersAgainstTable.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestProducersAgainstTable = ProducersAgainstTable.TestCase
