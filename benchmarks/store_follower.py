@@ -8,6 +8,10 @@ follower as fast as it gets messages, 16 pulls on their way.
 Replicas have machines of their own in earnest. So that they do not merely share out the processors of this one, the
 leader and the producer have one half of its cores, and the followers and the consumer have the other half. The same
 without that is measured, too. The disk and the memory are shared either way.
+
+Two followers and a consumer share what would be a processor for each. So that this is not taken for a cost of the
+reading, it is measured once more with a process in the reader's place that burns as much processor time as the reader
+took, at the follower and at the consumer, and reads nothing: the rest is what the leader pays for.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import os
 import re
 import socket
 import statistics
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +31,9 @@ import trio
 
 from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES, complete_bytes
+from benchmarks.procfs import cpu_seconds
 from benchmarks.pulling import Pulled, pull, pull_frame, walk
-from benchmarks.store_load import DISK, Note, Plan, create_topics, job_for, run_load, send_messages
+from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 
 OLD_MESSAGES = 5_000_000
@@ -99,7 +105,9 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
             for node_id in cluster.node_ids:
                 pin(cluster.pid(node_id), own if node_id == leader else others)
             forget(cluster.directory / follower)
-            cost = await _cost(cluster, plan, leader, follower, frames, own, others)
+            reader = _Reader(cluster, leader, follower, frames, others)
+            messages, cpu, seconds = await _produce(cluster, plan, leader, own, reader.read)
+            cost = cost_of(messages, cpu, seconds, reader.reads)
             if await cluster.leader() != leader:
                 raise DevClusterFailed("follower: the leader changed meanwhile; is this machine too busy?")
             rate = cost.read / max(cost.read_seconds, 1e-9)
@@ -110,22 +118,56 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
             note(Figure("follower", f"CPU of the leader with a reader, {name}", cost.leader_us[1], "us/message"))
             note(Figure("follower", f"messages/s read, {name}", rate, "/s"))
             note(Figure("follower", f"messages read, {name}", cost.read / 1e6, "million"))
+            if goal is not None:
+                burnt = await _produce(cluster, plan, leader, own, partial(_burn, others, reader.share))
+                note(
+                    Figure("follower", f"processor time that the reader takes, {name}", 100 * reader.share, "% of one")
+                )
+                note(Figure("follower", f"cost of burning as much, {name}", cost_of(*burnt, []).percent, "%"))
 
 
-async def _cost(
-    cluster: DevCluster,
-    plan: Plan,
-    leader: str,
-    follower: str,
-    frames: Iterator[bytes],
-    own: Sequence[int],
-    others: Sequence[int],
-) -> Cost:
+class _Reader:
+    """A consumer at the follower; ``share`` is the processor time that it takes there and itself, over time."""
+
+    def __init__(
+        self, cluster: DevCluster, leader: str, follower: str, frames: Iterator[bytes], cores: Sequence[int]
+    ) -> None:
+        others = [node_id for node_id in cluster.node_ids if node_id not in (leader, follower)]
+        self._address = ("127.0.0.1", cluster.port(follower))
+        self._pid, self._other_pid = cluster.pid(follower), cluster.pid(others[0])
+        self._frames = frames
+        self._cores = cores
+        self._taken = 0.0
+        self.reads: list[Pulled] = []
+
+    @property
+    def share(self) -> float:
+        return self._taken / max(sum(each.seconds for each in self.reads), 1e-9)
+
+    async def read(self, seconds: float) -> None:
+        before = cpu_seconds(self._other_pid)
+        pulling = partial(_pull_on, self._cores, self._address, self._frames, seconds, self._pid)
+        pulled, own_seconds = await trio.to_thread.run_sync(pulling)
+        # The other follower replicates as well, and does nothing else.
+        self._taken += own_seconds + pulled.cpu_seconds - (cpu_seconds(self._other_pid) - before)
+        self.reads.append(pulled)
+
+
+async def _burn(cores: Sequence[int], share: float, seconds: float) -> None:
+    command = [sys.executable, "-m", "benchmarks.burning", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(partial(trio.run_process, command, cwd=ROOT))
+        os.sched_setaffinity(process.pid, cores)
+
+
+async def _produce(
+    cluster: DevCluster, plan: Plan, leader: str, own: Sequence[int], disturb: Callable[[float], Awaitable[None]]
+) -> tuple[list[int], list[float], float]:
+    """Messages and the leader's CPU seconds by window, and how long these are; `has_reader` says which to disturb."""
     windows = 4 * (1 if plan.quick else _BLOCKS)
     seconds = min(plan.seconds, _WINDOW_SECONDS)
     timed = Plan(**vars(plan) | {"windows": windows, "seconds": seconds})
     job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), cores=own)
-    reads: list[Pulled] = []
     done: tuple[list[int], list[float]] = ([], [])
 
     async def produce() -> None:
@@ -133,28 +175,29 @@ async def _cost(
         done[0].extend(report.messages)
         done[1].extend(cpu)
 
-    async def read() -> None:
-        address, pid = ("127.0.0.1", cluster.port(follower)), cluster.pid(follower)
+    async def disturb_some() -> None:
         for window in filter(has_reader, range(windows)):
             begin = job.begin + window * seconds
             await trio.sleep(max(0.0, begin - time.clock_gettime(time.CLOCK_MONOTONIC)))
             left = begin + seconds - time.clock_gettime(time.CLOCK_MONOTONIC)
-            reads.append(await trio.to_thread.run_sync(partial(_pull_on, others, address, frames, left, pid)))
+            await disturb(left)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(produce)
-        nursery.start_soon(read)
-    return cost_of(*done, seconds, reads)
+        nursery.start_soon(disturb_some)
+    return *done, seconds
 
 
 def _pull_on(
     cores: Sequence[int], address: tuple[str, int], frames: Iterable[bytes], seconds: float, pid: int
-) -> Pulled:
-    """`pull` in a thread that has these cores only."""
+) -> tuple[Pulled, float]:
+    """`pull` in a thread that has these cores only, and the CPU seconds of this thread."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
+    used = time.thread_time()
     try:
-        return pull(address, frames, count=SLOW_PULL_MESSAGES, in_flight=16, seconds=seconds, pid=pid)
+        pulled = pull(address, frames, count=SLOW_PULL_MESSAGES, in_flight=16, seconds=seconds, pid=pid)
+        return pulled, time.thread_time() - used
     finally:
         os.sched_setaffinity(0, before)
 

@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 import struct
+import time
 
 import pytest
 
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.figures import Figure, table
+from benchmarks.burning import burn
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
 from benchmarks.load import BUCKETS_PER_E, Report, quantile
@@ -31,6 +33,14 @@ def test_frame_has_its_lengths_and_a_json_header() -> None:
     assert 330 <= header_length <= 390
     assert OPAQUE.findall(frame) == [b"7"]
     assert CODE.findall(frame) == [b"310"]
+
+
+def test_burning_takes_its_share_and_no_more() -> None:
+    used, begin = time.process_time(), time.monotonic()
+    burn(0.2, 0.1)
+    used, elapsed = time.process_time() - used, time.monotonic() - begin
+    assert 0.0005 <= used <= 0.2 * elapsed + 0.02
+    assert elapsed >= 0.1
 
 
 def test_complete_frames_end_before_a_torn_one() -> None:
