@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from benchmarks.burning import burn
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.figures import Figure, table
-from benchmarks.burning import burn
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
 from benchmarks.load import BUCKETS_PER_E, Report, quantile
