@@ -24,6 +24,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.status import Status
 from mq.broker.subscription_groups import SubscriptionGroups
+from mq.broker.tails import QueueTails
 from mq.broker.topic_queries import TopicQueries
 from mq.broker.topics import Topics
 from mq.protocol.codes import ResponseCode
@@ -62,6 +63,7 @@ class Administration:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
+        tails: QueueTails,
         stats: Stats,
         clients: ClientRegistry[ClientConnection],
         offsets: Offsets,
@@ -83,7 +85,7 @@ class Administration:
         def version() -> DataVersion:
             return metadata.topics_version(replica.core.term)
 
-        self._topics = Topics(metadata=metadata, appender=appender, wall_clock_ms=wall_clock_ms)
+        self._topics = Topics(metadata=metadata, appender=appender, tails=tails, wall_clock_ms=wall_clock_ms)
         self._groups = SubscriptionGroups(
             metadata=metadata, appender=appender, read=read, version=version, wall_clock_ms=wall_clock_ms
         )

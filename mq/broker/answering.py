@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mq.broker.appender import Appender
@@ -45,12 +46,13 @@ def replicate(
     *,
     what: str,
     check: Callable[[], None] = lambda: None,
+    on_framed: Callable[[], None] | None = None,
 ) -> None:
     """Replicate commands and answer the request once all are applied; if this replica ceases to lead before they had
     begun, the request is served anew, by whoever leads then.
 
     ``what`` is for people. ``check`` raises RequestRefused if the commands were applied and had no effect.
-    Raises RequestRefused if too much waits already.
+    ``on_framed`` is of the last command, see `PendingCommand`. Raises RequestRefused if too much waits already.
     """
     appender.check_room()
 
@@ -72,4 +74,5 @@ def replicate(
     *others, last = commands
     for command in others:
         appender.add_command(command)
-    appender.add_command(last, committed, lambda: connection.dispatch(request, body, serialization), refused)
+    again = partial(connection.dispatch, request, body, serialization)
+    appender.add_command(last, committed, again, refused, on_framed)

@@ -67,13 +67,14 @@ _DISK_FULL = (
 class _Committing:
     """An entry under way, and who waits for it."""
 
-    __slots__ = ("annotation", "callbacks", "index", "nbytes", "replies", "runs")
+    __slots__ = ("annotation", "callbacks", "framed", "index", "nbytes", "replies", "runs")
 
     def __init__(self, index: int, nbytes: int) -> None:
         self.index = index
         self.nbytes = nbytes
         self.replies: list[tuple[Sender, list[bytes]]] = []
         self.callbacks: list[OnCommitted] = []
+        self.framed: list[Callable[[], None]] = []
         self.annotation = b""
         self.runs: list[BuiltRun] = []
 
@@ -179,14 +180,16 @@ class Appender:
         on_committed: OnCommitted | None = None,
         on_returned: Callable[[], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
+        on_framed: Callable[[], None] | None = None,
     ) -> None:
         """Replicate a metadata command.
 
         ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows. When
         leadership was lost before the command had begun, ``on_returned`` is called instead if there is one; when the
-        disk is full, ``on_refused`` with a remark for the client.
+        disk is full, ``on_refused`` with a remark for the client. ``on_framed`` is called before all of these, when an
+        entry with the command is in the log and whatever comes later comes behind that.
         """
-        self.add_atomically([PendingCommand(command, on_committed, on_returned, on_refused)])
+        self.add_atomically([PendingCommand(command, on_committed, on_returned, on_refused, on_framed)])
 
     def add_record(self, record: MadeRecord) -> None:
         """Store a message that is not a client's plain send."""
@@ -230,6 +233,8 @@ class Appender:
                 self.pending = pending[start:] + self.pending
                 break
             committing.index = last_index = index
+            for framed in committing.framed:
+                framed()
             self._committing.append(committing)
             start = end
         if last_index:
@@ -426,6 +431,8 @@ class Appender:
                 parts.append(self._command_record(item.body, pos, store_ms))
                 if item.on_committed is not None:
                     committing.callbacks.append(item.on_committed)
+                if item.on_framed is not None:
+                    committing.framed.append(item.on_framed)
             else:
                 tail = item.tail
                 offset = tail.next_offset

@@ -166,6 +166,14 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
+        self.locks = Locks(
+            metadata=metadata,
+            appender=self.appender,
+            client_id=self._client_id,
+            read=reads.read_once,
+            clock=clock,
+            log=log,
+        )
         retries = Retries(
             settings=settings,
             metadata=metadata,
@@ -175,6 +183,7 @@ class Areas:
             log=replica.log,
             made=made,
             places=places,
+            locks=self.locks,
             figures=self.stats.figures,
             rng=rng,
             wall_clock_ms=wall_clock_ms,
@@ -233,14 +242,6 @@ class Areas:
             timers=self.timers,
             delay_max_ms=settings.timer_delay_max_seconds * 1000,
             wall_clock_ms=wall_clock_ms,
-        )
-        self.locks = Locks(
-            metadata=metadata,
-            appender=self.appender,
-            client_id=self._client_id,
-            read=reads.read_once,
-            clock=clock,
-            log=log,
         )
         slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=clock)
         self.offsets = Offsets(
@@ -379,6 +380,7 @@ class Areas:
             metadata=metadata,
             store=store,
             appender=self.appender,
+            tails=self.tails,
             stats=self.stats,
             clients=clients,
             offsets=self.offsets,

@@ -5,7 +5,8 @@ new leader, which cannot know when the last request came, counts each lock from 
 lock may last longer than it should, never shorter.
 
 A client that was away for so long does not know that its queue is another one's by now. Therefore locks are *fences* as
-well: as long as a lock is in force, no other client's offset gets past it.
+well: as long as a lock is in force, no other client's offset gets past it, and no message is taken back from another
+client. It would come twice, and the second time out of its order.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Locks:
         read: calls back with True once it is certain that this replica led when it was called.
 
     Attributes:
-        fenced: how many offset commits did not count because another client held the queue.
+        fenced: how many offset commits did not count, and how many messages were not taken back, because another client
+            held the queue.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class Locks:
     def fences(
         self, connection: ClientConnection, group: str, topic: str, queue_id: int, *, only_known: bool = False
     ) -> bool:
-        """Whether another client holds this queue, so that a commit from ``connection`` does not count.
+        """Whether another client holds this queue, so that what ``connection`` says of it does not count.
 
         A connection without a heartbeat of the group is nobody's: it is fenced, too, unless ``only_known``.
         """
@@ -171,18 +173,34 @@ class Locks:
         client_id = self._client_id(connection, group)
         if client_id == holder or (client_id is None and only_known) or self._is_free((group, topic, queue_id)):
             return False
+        self._note_fenced(group, topic, queue_id, client_id, holder)
+        return True
+
+    def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
+        """Whether others hold queues of this topic and the client none: it has no message of it to do anything with."""
+        client_id = self._client_id(connection, group)
+        held = self._metadata.queue_locks.get((group, topic), {})
+        in_force = {
+            queue_id: holder for queue_id, holder in held.items() if not self._is_free((group, topic, queue_id))
+        }
+        if not in_force or client_id in in_force.values():
+            return False
+        queue_id, holder = next(iter(in_force.items()))
+        self._note_fenced(group, topic, queue_id, client_id, holder)
+        return True
+
+    def _note_fenced(self, group: str, topic: str, queue_id: int, client_id: str | None, holder: str) -> None:
         self.fenced += 1
         if (group, client_id or "") not in self._reported and len(self._reported) < _REPORTS_MAX:
             self._reported.add((group, client_id or ""))
             self._log.warning(
-                "commit_fenced",
+                "client_fenced",
                 consumer_group=group,
                 topic=topic,
                 queue_id=queue_id,
                 client_id=client_id,
                 holder=holder,
             )
-        return True
 
     def expire(self) -> None:
         """Take from their holders what was not renewed in time; called by a timer."""

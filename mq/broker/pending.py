@@ -86,6 +86,8 @@ class PendingCommand:
     """Called in its place when leadership was lost before the command had begun: certainly nothing happened."""
     on_refused: Callable[[str], None] | None = None
     """Called in its place, with a remark for the client, when the disk has no room for the command."""
+    on_framed: Callable[[], None] | None = None
+    """Called when the command has its place in the log: what is framed from then on comes behind it."""
 
     @property
     def nbytes(self) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.figures import Figures
+from mq.broker.locks import Locks
 from mq.broker.made import MadeSends, answer_when_stored, encode_properties
-from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup, Sender, SendRequest, StoredAt
+from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
 from mq.broker.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
@@ -65,6 +66,7 @@ class Retries:
         log: SegmentLog,
         made: MadeSends,
         places: WaitingPlaces,
+        locks: Locks,
         figures: Figures,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
@@ -78,6 +80,7 @@ class Retries:
         self._log = log
         self._made = made
         self._places = places
+        self._locks = locks
         self._record_bytes_max = settings.segment_bytes
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
@@ -101,6 +104,10 @@ class Retries:
         if config.retry_queues <= 0:
             return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
         message = self._message_at(ext.physical_offset)
+        if (ext.group, message.topic) in self._metadata.queue_locks and self._locks.fences(
+            connection, ext.group, message.topic, message.queue_id
+        ):
+            raise _fenced(ext.group, f"queue {message.queue_id} of {message.topic}")
 
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         dead = message.reconsume_times >= limit or ext.delay_level < 0
@@ -203,7 +210,7 @@ class Retries:
             raise refusal
         return message
 
-    def takes(self, sender: Sender, request: SendRequest, body: bytes, serialization: int) -> bool:
+    def takes(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> bool:
         """Whether a message that a client sends to a retry topic was often enough there; then it is stored as dead.
 
         Otherwise it is to be stored as any other. Raises RequestRefused.
@@ -215,12 +222,15 @@ class Retries:
         config = self._metadata.groups.get(name)
         if config is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group {name} does not exist")
+        properties = props.decode(ext.properties)
+        origin = properties.get(props.RETRY_TOPIC, "")
+        if (name, origin) in self._metadata.queue_locks and self._locks.fences_topic(sender, name, origin):
+            raise _fenced(name, f"any queue of {origin}")
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         if ext.reconsume_times < limit:
             return False
         topic = dead_letter_topic(name)
         commands, _ = self._topic(topic, 1)
-        properties = props.decode(ext.properties)
         properties.pop(props.DELAY, None)
         self._made.add(
             sender,
@@ -243,3 +253,9 @@ class Retries:
             timestamp_ms=self._wall_clock_ms(),
             unless_there=True,
         )
+
+
+def _fenced(group: str, what: str) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and gets the message as well"
+    )

@@ -72,6 +72,17 @@ class QueueTails:
         self._tails.clear()
         self._names.clear()
 
+    def begin_anew(self, topic: str) -> None:
+        """The topic's deletion has its place in the log: what comes behind it finds empty queues.
+
+        Tails stay, for messages may be pending on them.
+        """
+        if topic in self._metadata.topics:
+            self.of_topic(topic)
+        for (name, _), tail in self._tails.items():
+            if name == topic:
+                tail.next_offset = 0
+
     def of_topic(self, topic: str) -> list[QueueTail]:
         """The tails of a topic's queues, by queue id. The topic must exist.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mq.broker.answering import replicate
@@ -17,6 +18,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.metadata import TOPICS_MAX, Metadata
 from mq.broker.state.parts import CommandRefused
+from mq.broker.tails import QueueTails
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -32,9 +34,12 @@ TOPICS_PER_REQUEST_MAX = 1000
 class Topics:
     """The handlers that change topics."""
 
-    def __init__(self, *, metadata: Metadata, appender: Appender, wall_clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, *, metadata: Metadata, appender: Appender, tails: QueueTails, wall_clock_ms: Callable[[], int]
+    ) -> None:
         self._metadata = metadata
         self._appender = appender
+        self._tails = tails
         self._wall_clock_ms = wall_clock_ms
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
@@ -87,7 +92,16 @@ class Topics:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
         # Also one that is not there: its creation may be on its way.
         command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
-        replicate(self._appender, [command], connection, request, body, serialization, what="a topic's deletion")
+        replicate(
+            self._appender,
+            [command],
+            connection,
+            request,
+            body,
+            serialization,
+            what="a topic's deletion",
+            on_framed=partial(self._tails.begin_anew, topic),
+        )
 
     def _put(
         self,

@@ -11,7 +11,7 @@ import pytest
 from mq.broker import locks
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from tests.unit.broker.running import SUBSCRIPTION, Answer, Client, running
+from tests.unit.broker.running import SUBSCRIPTION, Answer, Client, properties, running
 
 pytestmark = pytest.mark.trio
 
@@ -190,6 +190,47 @@ async def test_a_lock_that_is_over_is_no_fence(tmp_path: Path, monkeypatch: pyte
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code != ResponseCode.SUCCESS
         monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_the_former_holder_gives_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serialization: int
+) -> None:
+    async with running(tmp_path) as broker:
+        old, new, stranger = [await broker.connect() for _ in range(3)]
+        await old.create_topic("T", 2)
+        sent = [await old.send(e=queue_id) for queue_id in (0, 1)]
+        await old.heartbeat("old", "G")
+        await new.heartbeat("new", "G")
+        assert await lock(old, "old", 0, 1) == [0, 1]
+        monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
+        assert await lock(new, "new", 0) == [0]
+        monkeypatch.undo()
+
+        async def back(client: Client, queue_id: int) -> Answer:
+            ext = {"offset": int(sent[queue_id].ext["msgId"][16:], 16), "group": "G", "delayLevel": 1}
+            return await client.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext, serialization=serialization)
+
+        async def retry(client: Client) -> int:
+            text = properties(RETRY_TOPIC="T")
+            return (await client.send("%RETRY%G", e=0, i=text, j=1, l=16, serialization=serialization)).code
+
+        for client in (old, stranger):
+            answer = await back(client, 0)
+            assert answer.code == ResponseCode.NO_PERMISSION
+            assert answer.ext == {}
+            assert "has locked queue 0 of T" in str(answer.remark)
+        assert (await back(old, 1)).code == ResponseCode.SUCCESS
+        assert (await back(new, 0)).code == ResponseCode.SUCCESS
+        # A message to the retry topic does not say which queue it was in: one queue of the topic is enough.
+        assert [await retry(client) for client in (old, new)] == [0, 0]
+        assert (await unlock(old, "old", 1)).code == ResponseCode.SUCCESS
+        assert await retry(old) == ResponseCode.NO_PERMISSION
+        assert await retry(stranger) == ResponseCode.NO_PERMISSION
+        assert await retry(new) == 0
+        assert (await unlock(new, "new", 0)).code == ResponseCode.SUCCESS
+        assert await retry(old) == 0
+        assert (await back(old, 0)).code == ResponseCode.SUCCESS
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
