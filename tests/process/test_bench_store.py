@@ -23,7 +23,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(store_follower, "OLD_MESSAGES", 1_000_000)
     monkeypatch.setattr(latency, "MESSAGES", 400)
     monkeypatch.setattr(store_load, "CONNECT_SECONDS", 0.5)
-    plan = store.parse_arguments(TINY)
+    plan = store.STORE.parse_arguments(TINY)
     plan.windows, plan.seconds, plan.warmup = 1, 0.3, 0.3
     return plan
 
@@ -64,4 +64,4 @@ async def test_latency(plan: Plan, tmp_path: Path) -> None:
 
 def test_every_case_is_known_to_the_command() -> None:
     for case in store.CASES:
-        assert store.parse_arguments(["--case", case]).no_write
+        assert store.STORE.parse_arguments(["--case", case]).no_write

@@ -28,8 +28,15 @@ async def add_learner(nodes: Group, leader: Member) -> Member:
     return new
 
 
-async def promote(leader: Member, new: Member) -> None:
-    await leader.change(ConfChange(ConfChangeKind.PROMOTE, new.name))
+async def promote(nodes: Group, new: Member) -> Member:
+    """Make a voter of it, whoever leads by now; returns who that is."""
+    with trio.fail_after(30):
+        while True:
+            leader = await nodes.leader()
+            if isinstance(leader.replica.change(ConfChange(ConfChangeKind.PROMOTE, new.name)), int):
+                await new.until(lambda member: new.name in member.conf.voters and not member.conf.is_joint)
+                return await nodes.leader()
+            await trio.sleep(0.01)
 
 
 def same_files(one: Member, other: Member) -> bool:
@@ -49,7 +56,7 @@ async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Pa
         await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
         assert new.replica.log.base == leader.replica.log.base
         assert same_files(leader, new)
-        await promote(leader, new)
+        leader = await promote(nodes, new)
         await leader.append_all([b"after"])
         await new.until(lambda member: member.application.bodies == [*BODIES, b"after"])
         # It can lead, and it comes back by itself.
