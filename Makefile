@@ -13,7 +13,7 @@ ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC128,ASYNC910,ASYNC911,ASYNC91
 STARTABLE := run,serve,serve_node,cancel_on_signal,_serve,_read_consumer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check interop bench bench-store bench-failover fmt sim lock clean
+.PHONY: help demo test check interop bench bench-store bench-special bench-once bench-failover fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -22,6 +22,8 @@ help:
 	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
+	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
+	@echo 'make bench-once   each delayed and transactional message is visible once while leaders die; writes a report'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one'
@@ -56,6 +58,12 @@ bench: $(INSTALLED)
 
 bench-store: $(INSTALLED)
 	@$(PY) -m benchmarks.store $(ARGS)
+
+bench-special: $(INSTALLED)
+	@$(PY) -m benchmarks.special $(ARGS)
+
+bench-once: $(INSTALLED)
+	@$(PY) -m benchmarks.once $(ARGS)
 
 bench-failover: $(INSTALLED)
 	@$(PY) -m benchmarks.failover $(ARGS)

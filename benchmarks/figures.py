@@ -1,12 +1,9 @@
-"""Single figures with the goal each has, as a table, and the marked section of docs/performance.md that holds them."""
+"""Single figures with the goal each has, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-BEGIN = "<!-- measured by `make bench-store`: begin -->"
-END = "<!-- measured by `make bench-store`: end -->"
 
 
 @dataclass(frozen=True, slots=True)

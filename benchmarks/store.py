@@ -13,30 +13,19 @@ Real processes and files, the default durability. ``python -m benchmarks.store``
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import trio
 
-from benchmarks.figures import BEGIN, END, Figure, table
+from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES
 from benchmarks.latency import measure_latency
-from benchmarks.procfs import load_average, machine, rss_bytes
-from benchmarks.report import replace_section
+from benchmarks.procfs import rss_bytes
 from benchmarks.store_follower import measure_follower
 from benchmarks.store_load import (
-    ROOT,
     Measure,
     Note,
     Plan,
@@ -47,9 +36,8 @@ from benchmarks.store_load import (
     send_messages,
 )
 from benchmarks.store_reads import measure_backlog, measure_random
+from benchmarks.suite import Suite
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed
-from mq.cli.errors import run_trio
-from mq.client.errors import ClientError
 
 MANY_TOPICS = 1250
 RESTART_MESSAGES = 10_000_000
@@ -128,81 +116,7 @@ CASES: dict[str, Measure] = {
 """In this order, so that the longest is the one that may not be done in time."""
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
-    """The command line as a plan. Ends the process on a wrong one."""
-    parser = argparse.ArgumentParser(
-        prog="make bench-store", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--case", action="append", default=[], choices=sorted(CASES), help="only this case (repeatable)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a hundredth of the data; docs/performance.md stays as it is"
-    )
-    parser.add_argument("--windows", type=int, default=5, help="measured windows of a load")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a window")
-    parser.add_argument("--warmup", type=float, default=4.0, help="seconds before the first window")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for all cases")
-    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.windows, plan.seconds, plan.warmup = 3, 1.0, 1.0
-    if plan.quick or plan.case:
-        plan.no_write = True  # the table is of one run
-    return plan
-
-
-async def run(plan: Plan, directory: Path, figures: list[Figure]) -> str | None:
-    """All cases of the plan; returns the one during which the time was over, if it was."""
-
-    def note(figure: Figure) -> None:
-        figures.append(figure)
-        print(figure, flush=True)
-
-    case = ""
-    with trio.move_on_after(plan.limit) as scope:
-        for case, measure in CASES.items():
-            if not plan.case or case in plan.case:
-                begin = trio.current_time()
-                await measure(plan, directory / case, note)
-                shutil.rmtree(directory / case)
-                print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
-    return case if scope.cancelled_caught else None
-
-
-def main() -> None:
-    """Measure, print, and write docs/performance.md and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
-    before = load_average()
-    figures: list[Figure] = []
-    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
-        try:
-            unfinished = run_trio(partial(run, plan, Path(directory), figures))
-        except (DevClusterFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
-            print(f"bench: {error}", file=sys.stderr)
-            sys.exit(1)
-    if not plan.no_write:
-        _write(plan, figures, unfinished, before)
-    if unfinished is not None:
-        print(f"bench: {unfinished} was not done when {plan.limit:g} s were over", file=sys.stderr)
-        sys.exit(1)
-
-
-def _write(plan: Plan, figures: list[Figure], unfinished: str | None, before: float) -> None:
-    now = datetime.now(UTC)
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    results = ROOT / "benchmarks" / "results" / f"store-{now:%Y%m%dT%H%M%SZ}.json"
-    raw = {"machine": machine(), "date": date, "loadAverage": before, "figures": [asdict(each) for each in figures]}
-    results.write_text(json.dumps(raw, indent=1) + "\n")
-    document = ROOT / "docs" / "performance.md"
-    command = " ".join(["make bench-store", *([f'ARGS="{" ".join(sys.argv[1:])}"'] if sys.argv[1:] else [])])
-    section = table(figures, command=command, machine=machine(), date=date, load_average=before)
-    if unfinished is not None:
-        section += f"\n\nNot complete: after {plan.limit:g} s the case {unfinished} was not done."
-    document.write_text(replace_section(document.read_text(), section, BEGIN, END))
-    print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
-
+STORE = Suite("store", __doc__, CASES)
 
 if __name__ == "__main__":
-    main()
+    STORE.main()

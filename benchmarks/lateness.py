@@ -1,0 +1,128 @@
+"""How late delayed messages come: 1,000 a second at the shortest level, from send to a push consumer's callback.
+
+Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.lateness`` reads one
+JSON object from standard input (`Job`) and writes one to standard output (`Report`). Lateness counts from the call of
+`send`, so it contains the time until the message is stored; early is what comes before its delay is over since then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import TOPIC
+from benchmarks.latency import share_of
+from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.cli.errors import run_trio
+from mq.client.consumer import PushConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.producer import Producer
+
+RATE = 1000
+DELAY_SECONDS = 1.0
+_BURST_SECONDS = 0.01
+_SILENCE_SECONDS_MAX = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``rate`` messages a second for so many seconds."""
+
+    namesrv: str
+    topic: str
+    rate: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Report:
+    """Seconds between the end of its delay and the callback, for each message; negative for early ones."""
+
+    late: list[float] = field(default_factory=list)
+    unsent: int = 0
+    missing: int = 0
+    repeated: int = 0
+
+
+async def watch(job: Job) -> Report:
+    """Send and receive. Raises ClientError."""
+    report = Report()
+    sent_at: dict[bytes, float] = {}
+    arrived: set[bytes] = set()
+    consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first", ordered=False)
+
+    @consumer.on(job.topic)
+    async def note(message: ReceivedMessage) -> None:
+        now = time.monotonic()
+        if message.body in arrived:
+            report.repeated += 1
+        else:
+            arrived.add(message.body)
+            report.late.append(now - sent_at[message.body] - DELAY_SECONDS)
+
+    def settled(outcome: SendResult | ClientError) -> None:
+        report.unsent += isinstance(outcome, ClientError)
+
+    async with consumer, Producer(job.namesrv, group="bench_producers") as producer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        await consumer.wait_assigned()
+        burst = max(1, round(job.rate * _BURST_SECONDS))
+        begin = trio.current_time()
+        for number in range(round(job.rate * job.seconds)):
+            if number % burst == 0:
+                await trio.sleep_until(begin + number / job.rate)
+            body = b"%08d" % number
+            sent_at[body] = time.monotonic()
+            producer.send_nowait(Message(job.topic, body, delay_level=1), settled)
+        with trio.move_on_after(_SILENCE_SECONDS_MAX):
+            while len(arrived) + report.unsent < len(sent_at):  # noqa: ASYNC110 - the end of all of them
+                await trio.sleep(0.05)
+        report.missing = len(sent_at) - len(arrived) - report.unsent
+        consumer.stop()
+    return report
+
+
+async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
+    """The shortest delay level on three replicas."""
+    async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        await create_topics(cluster, 1, await cluster.leader())
+        job = Job(cluster.namesrv, TOPIC, RATE, plan.windows * plan.seconds)
+        done = await trio.run_process(
+            [sys.executable, "-m", "benchmarks.lateness"],
+            stdin=json.dumps(asdict(job)).encode(),
+            capture_stdout=True,
+            cwd=ROOT,
+        )
+        cluster.check()
+    report = Report(**json.loads(done.stdout))
+    note(Figure("lateness", f"messages of level 1, {RATE:,} a second", len(report.late), ""))
+    note(Figure("lateness", "p50", 1e3 * share_of(report.late, 0.5), "ms"))
+    note(Figure("lateness", "p99", 1e3 * share_of(report.late, 0.99), "ms", 100))
+    note(Figure("lateness", "latest", 1e3 * max(report.late), "ms"))
+    note(Figure("lateness", "early", sum(late < 0 for late in report.late), "messages", 0))
+    note(
+        Figure("lateness", "not sent, missing, or there twice", report.unsent + report.missing + report.repeated, "", 0)
+    )
+
+
+def main() -> None:
+    """Read a job, do it, write the report."""
+    job = Job(**json.load(sys.stdin))
+    try:
+        report = run_trio(lambda: watch(job))
+    except ClientError as error:
+        print(f"lateness: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Whether delayed and transactional messages become visible exactly once while leaders die.
+
+Three brokers; every 10 s the leader is killed (SIGKILL) and started again 3 s later. Meanwhile 200,000 delayed messages
+(half of them of a delay level, half for a time of their own) and 20,000 transactions are sent, by our producers, each
+message with a value of its own and none sent twice. Then the topics are read from outside and compared with what the
+producers were told:
+
+- acknowledged: visible exactly once; a transaction if it was committed, also when that was said in a check-back only;
+- rolled back: never visible;
+- of unknown outcome: at most once; refused: never.
+
+``python -m benchmarks.once`` (``make bench-once``) writes docs/reports/exactly-once.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.procfs import load_average, machine
+from benchmarks.store_load import DISK, ROOT
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import run_trio
+from mq.client import Admin, Message, Producer, PullConsumer, TransactionProducer
+from mq.client.errors import ClientError, SendOutcomeUnknown
+from mq.client.message import SendResult
+
+KILL_EVERY_SECONDS = 10.0
+DOWN_SECONDS = 3.0
+DELAYED_PER_SECOND = 1500
+TRANSACTIONS_PER_SECOND = 150
+QUEUES = 8
+SETTINGS = DISK | {"transaction_timeout_seconds": "3", "transaction_check_seconds": "5"}
+DRAIN_SECONDS_MAX = 180.0
+QUIET_SECONDS = 3.0
+DELAYED, TIMED, TRANSACTIONS = "OnceDelayed", "OnceTimed", "OnceTransactions"
+
+
+class Fate(Enum):
+    """How often a message must be visible."""
+
+    ONCE = "once"
+    MAYBE = "at most once"
+    NEVER = "never"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What must become of each message of a topic, and what did."""
+
+    topic: str
+    fates: dict[bytes, Fate] = field(default_factory=dict)
+    seen: Counter[bytes] = field(default_factory=Counter)
+
+    def count(self, fate: Fate) -> int:
+        """How many messages have this fate."""
+        return sum(each is fate for each in self.fates.values())
+
+    @property
+    def missing(self) -> list[bytes]:
+        """Messages that must be visible and are not."""
+        return [value for value, fate in self.fates.items() if fate is Fate.ONCE and not self.seen[value]]
+
+    @property
+    def repeated(self) -> list[bytes]:
+        """Messages that are visible more than once."""
+        return [value for value, count in self.seen.items() if count > 1]
+
+    @property
+    def phantoms(self) -> list[bytes]:
+        """Messages that are visible and must not be."""
+        return [value for value in self.seen if self.fates.get(value, Fate.NEVER) is Fate.NEVER]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything is as it must be."""
+        return not (self.missing or self.repeated or self.phantoms)
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    delayed: int
+    transactions: int
+    dir: Path | None
+    no_write: bool
+
+
+@dataclass(slots=True)
+class Run:
+    """One run: what was sent, and what was done to the cluster meanwhile."""
+
+    plan: Plan
+    ledgers: Mapping[str, Ledger] = field(
+        default_factory=lambda: {topic: Ledger(topic) for topic in (DELAYED, TIMED, TRANSACTIONS)}
+    )
+    kills: int = 0
+    rolled_back: int = 0
+    committed: int = 0
+    left_open: int = 0
+    checks: int = 0
+    seconds: float = 0.0
+    load_average: float = 0.0
+
+
+async def kill_leaders(cluster: DevCluster, run: Run) -> None:
+    """Kill the leader again and again, until cancelled; then everybody runs."""
+    down: str | None = None
+    try:
+        while True:
+            await trio.sleep(KILL_EVERY_SECONDS - DOWN_SECONDS)
+            down = await cluster.leader()
+            cluster.kill(down)
+            run.kills += 1
+            await trio.sleep(DOWN_SECONDS)
+            await cluster.start(down)
+            down = None
+    finally:
+        if down is not None:
+            with trio.CancelScope(shield=True):
+                await cluster.start(down)
+
+
+async def send_delayed(producer: Producer, run: Run) -> None:
+    """Delayed messages at a steady rate, whatever happens."""
+    by_level, timed = run.ledgers[DELAYED], run.ledgers[TIMED]
+
+    def settle(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
+        if isinstance(outcome, SendResult):
+            ledger.fates[body] = Fate.ONCE
+        else:
+            ledger.fates[body] = Fate.MAYBE if isinstance(outcome, SendOutcomeUnknown) else Fate.NEVER
+
+    begin = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        limit = trio.CapacityLimiter(4096)
+
+        async def send(number: int) -> None:
+            ledger = timed if number % 2 else by_level
+            body = b"%s-%d" % (ledger.topic.encode(), number)
+            ledger.fates[body] = Fate.MAYBE
+            if number % 2:
+                due_ms = time.time_ns() // 1_000_000 + 1000 + number % 9000
+                message = Message(ledger.topic, body, deliver_at=due_ms)
+            else:
+                message = Message(ledger.topic, body, delay_level=1 + number // 2 % 2)
+            outcome: SendResult | ClientError
+            try:
+                outcome = await producer.send(message)
+            except ClientError as error:
+                outcome = error
+            finally:
+                limit.release_on_behalf_of(number)
+            settle(ledger, body, outcome)
+
+        for number in range(run.plan.delayed):
+            await trio.sleep_until(begin + number / DELAYED_PER_SECOND)
+            await limit.acquire_on_behalf_of(number)
+            nursery.start_soon(send, number)
+
+
+async def send_transactions(producer: TransactionProducer, run: Run) -> None:
+    """Transactions at a steady rate: six of ten are committed, two rolled back, two left to a check-back."""
+    ledger = run.ledgers[TRANSACTIONS]
+    begin = trio.current_time()
+
+    async def send(number: int) -> None:
+        body = b"%d" % number
+        committed = wanted(body)
+        ledger.fates[body] = Fate.MAYBE if committed else Fate.NEVER
+        try:
+            async with producer.transaction(Message(TRANSACTIONS, body)) as transaction:
+                ledger.fates[body] = Fate.ONCE if committed else Fate.NEVER
+                if number % 10 in (3, 8):
+                    run.left_open += 1
+                    transaction.leave_open()
+                elif committed:
+                    run.committed += 1
+                else:
+                    run.rolled_back += 1
+                    transaction.rollback()
+        except ClientError as error:
+            if ledger.fates[body] is not Fate.ONCE and committed and not isinstance(error, SendOutcomeUnknown):
+                ledger.fates[body] = Fate.NEVER
+
+    async with trio.open_nursery() as nursery:
+        for number in range(run.plan.transactions):
+            await trio.sleep_until(begin + number / TRANSACTIONS_PER_SECOND)
+            nursery.start_soon(send, number)
+
+
+def wanted(body: bytes) -> bool:
+    """How the transaction of this message ends."""
+    return int(body) % 10 not in (1, 6, 8)
+
+
+async def read_all(namesrv: str, ledger: Ledger) -> None:
+    """Read the topic until nothing came for a while and nothing is missing, or the time is over. Raises ClientError."""
+    async with PullConsumer(namesrv, "once_readers", consume_from="first") as consumer:
+        await consumer.assign(await consumer.queues(ledger.topic))
+        places: dict[tuple[int, int], bytes] = {}
+        quiet_since = trio.current_time()
+        with trio.move_on_after(DRAIN_SECONDS_MAX):
+            while trio.current_time() < quiet_since + QUIET_SECONDS or ledger.missing:
+                found = await consumer.poll(1024, timeout=0.5)
+                for message in found:
+                    # A place that is read again is not a second copy.
+                    if places.setdefault((message.queue.queue_id, message.queue_offset), message.body) == message.body:
+                        continue
+                    raise AssertionError(f"two messages at one place: {message!r}")
+                ledger.seen = Counter(places.values())
+                if found:
+                    quiet_since = trio.current_time()
+
+
+async def play(plan: Plan, directory: Path) -> Run:
+    """The whole run. Raises DevClusterFailed, ClientError, OSError."""
+    run = Run(plan, load_average=load_average())
+    begin = trio.current_time()
+
+    async with DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            for topic in run.ledgers:
+                await admin.create_topic(topic, QUEUES)
+
+        async def check(message: object) -> bool | None:
+            run.checks += 1
+            return wanted(message.body)  # type: ignore[attr-defined]
+
+        async with (
+            Producer(cluster.namesrv, "once_senders", retry_unknown=False, in_flight_max=8192) as producer,
+            TransactionProducer(cluster.namesrv, "once_deciders", check=check) as deciding,
+            trio.open_nursery() as killing,
+        ):
+            killing.start_soon(kill_leaders, cluster, run)
+            async with trio.open_nursery() as sending:
+                sending.start_soon(send_delayed, producer, run)
+                sending.start_soon(send_transactions, deciding, run)
+            killing.cancel_scope.cancel()
+            # The deciding producer stays: it is asked about what is open.
+            async with trio.open_nursery() as reading:
+                for ledger in run.ledgers.values():
+                    reading.start_soon(read_all, cluster.namesrv, ledger)
+        cluster.check()
+    run.seconds = trio.current_time() - begin
+    return run
+
+
+def markdown(run: Run, *, command: str) -> str:
+    """The page."""
+    lines = [
+        "# Exactly once, measured",
+        "",
+        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Machine: {machine()};",
+        f"all servers and clients share it. Load average before: {run.load_average:.1f}.",
+        "",
+        f"In {run.seconds:,.0f} s the leader of three brokers was killed (SIGKILL) **{run.kills} times**, every",
+        f"{KILL_EVERY_SECONDS:g} s, and started again {DOWN_SECONDS:g} s later. Each message was sent once; what the",
+        "producer was told decides how often it must be visible in the end. Read from outside, from every queue.",
+        "",
+        "| topic | acknowledged: once | unknown: at most once | refused or rolled back: never | visible "
+        "| missing | twice | wrongly visible |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for ledger in run.ledgers.values():
+        cells = [*(ledger.count(fate) for fate in Fate), len(ledger.seen)]
+        cells += [len(each) for each in (ledger.missing, ledger.repeated, ledger.phantoms)]
+        lines.append(f"| {ledger.topic} | {' | '.join(f'{cell:,}' for cell in cells)} |")
+    lines += [
+        "",
+        f"{DELAYED} waits by level 1 or 2, {TIMED} for a time of its own, 1 to 10 s away.",
+        f"Of the transactions {run.committed:,} were committed, {run.rolled_back:,} rolled back, and",
+        f"{run.left_open:,} left to a check-back; the brokers asked {run.checks:,} times.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run, print, write docs/reports/exactly-once.md; exit code 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-once", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--delayed", type=int, default=200_000)
+    parser.add_argument("--transactions", type=int, default=20_000)
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/reports/exactly-once.md as it is")
+    plan = parser.parse_args(namespace=Plan())
+    with tempfile.TemporaryDirectory(prefix="raftmq-once-", dir=plan.dir) as directory:
+        try:
+            run = run_trio(partial(play, plan, Path(directory)))
+        except (DevClusterFailed, ClientError, OSError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            sys.exit(1)
+    given = " ".join(sys.argv[1:])
+    page = markdown(run, command="make bench-once" + (f' ARGS="{given}"' if given else ""))
+    print(page)
+    for ledger in run.ledgers.values():
+        for what in ("missing", "repeated", "phantoms"):
+            if wrong := getattr(ledger, what):
+                print(f"{ledger.topic}: {what}: {wrong[:8]}", file=sys.stderr)
+    if not plan.no_write:
+        (ROOT / "docs" / "reports" / "exactly-once.md").write_text(page)
+    sys.exit(0 if all(ledger.is_good for ledger in run.ledgers.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

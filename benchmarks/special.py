@@ -1,0 +1,150 @@
+"""What delays, timers, transactions and POP are to reach. ``python -m benchmarks.special`` (``make bench-special``).
+
+- ``lateness``: see `benchmarks.lateness`.
+- ``timers``: a broker with a million messages that wait for a time of their own: its memory, and how long it takes to
+  lead again after a kill, from the start of the process until it is registered.
+- ``transactions``: 64 half messages or ends of transactions on their way at any time, three replicas; the same with
+  plain sends.
+- ``pop``: one consumer on one connection, which takes 32 messages at a time from each of 8 queues and acknowledges
+  them in a batch, three replicas.
+
+Real processes and files, the default durability. Load comes from `benchmarks.flows`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.flows import Job, Report
+from benchmarks.lateness import measure_lateness
+from benchmarks.procfs import cpu_seconds, rss_bytes
+from benchmarks.store_load import CONNECT_SECONDS, DISK, ROOT, Measure, Note, Plan, create_topics, one_broker
+from benchmarks.suite import Suite
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client.admin import Admin
+
+TIMERS = 1_000_000
+IN_FLIGHT = 64
+POP_MESSAGES = 1_000_000
+_MINUTE_MS = 60_000
+
+
+async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report, float]:
+    """Let a process of its own do the job; also returns the broker's CPU seconds over the windows."""
+    pid, marks = cluster.pid(node_id), list[float]()
+
+    async def mark_ends() -> None:
+        for window in range(job.windows + 1):
+            await trio.sleep(job.begin + window * job.window_seconds - time.clock_gettime(time.CLOCK_MONOTONIC))
+            marks.append(cpu_seconds(pid))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mark_ends)
+        done = await trio.run_process(
+            [sys.executable, "-m", "benchmarks.flows"],
+            stdin=json.dumps(asdict(job)).encode(),
+            capture_stdout=True,
+            cwd=ROOT,
+        )
+        if job.total:
+            nursery.cancel_scope.cancel()
+    cluster.check()
+    return Report(**json.loads(done.stdout)), sum(after - before for before, after in itertools.pairwise(marks))
+
+
+def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any) -> Job:
+    """Windows begin after the warm-up."""
+    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup
+    given: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
+    address = ("127.0.0.1", cluster.port(node_id))
+    return Job(address, kind, begin=begin, window_seconds=plan.seconds, windows=plan.windows, **given)
+
+
+@asynccontextmanager
+async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
+    """A group of three with the benchmark's topic, and who leads it."""
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        yield cluster, leader
+
+
+async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
+    """Many messages that wait: memory and recovery."""
+    wanted = TIMERS // 100 if plan.quick else TIMERS
+    async with one_broker(directory / "timers") as cluster:
+        await create_topics(cluster, 1)
+
+        async def store(kind: str, total: int, **options: Any) -> None:
+            await run_flows(cluster, "n0", job_of(cluster, "n0", plan, kind, flows=1024, total=total, options=options))
+
+        async def pending() -> int:
+            async with Admin(cluster.namesrv) as admin:
+                return int((await admin.broker_runtime(cluster.address("n0")))["raftmq.timersPending"])
+
+        await store("sends", wanted)  # so that what any messages cost is there before
+        before = rss_bytes(cluster.pid("n0"))
+        now = time.time_ns() // 1_000_000
+        await store("timed", wanted, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
+        count = await pending()
+        note(Figure("timers", "messages that wait", count, "", wanted, is_limit=False))
+        growth = (rss_bytes(cluster.pid("n0")) - before) / 1e6
+        note(Figure("timers", "growth of resident memory", growth, "MB", 100))
+        cluster.kill("n0")
+        await trio.sleep(0.5)
+        began = trio.current_time()
+        await cluster.start("n0")
+        await cluster.wait_ready()
+        note(Figure("timers", "start after a kill", trio.current_time() - began, "s", 20))
+        note(Figure("timers", "waiting messages lost by the kill", count - await pending(), "", 0))
+        note(Figure("timers", "resident memory after that start", rss_bytes(cluster.pid("n0")) / 1e6, "MB"))
+
+
+async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
+    """Transactions beside plain sends."""
+    async with three_brokers(directory / "transactions") as (cluster, leader):
+        costs: dict[str, float] = {}
+        for kind, name in (("sends", "plain sends"), ("transactions", "transactions")):
+            report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, plan, kind))
+            rate = statistics.median(report.done) / plan.seconds
+            costs[kind] = 1e6 * cpu / max(1, sum(report.done))
+            goal = 5000 if kind == "transactions" else None
+            note(Figure("transactions", f"{name}/s, {IN_FLIGHT} calls in flight", rate, "/s", goal, is_limit=False))
+            note(Figure("transactions", f"CPU of the leader, {name}", costs[kind], "us each"))
+        note(Figure("transactions", "cost of one in plain sends", costs["transactions"] / costs["sends"], ""))
+
+
+async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
+    """One consumer takes and acknowledges."""
+    wanted = POP_MESSAGES // 100 if plan.quick else POP_MESSAGES
+    async with three_brokers(directory / "pop") as (cluster, leader):
+        await run_flows(cluster, leader, job_of(cluster, leader, plan, "sends", flows=1024, total=wanted))
+        report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, plan, "pops", connections=1, flows=8))
+        rate = statistics.median(report.done) / plan.seconds
+        note(Figure("pop", "messages/s taken and acknowledged", rate, "/s", 20_000, is_limit=False))
+        note(Figure("pop", "CPU of the leader", 1e6 * cpu / max(1, sum(report.done)), "us/message"))
+
+
+CASES: dict[str, Measure] = {
+    "lateness": measure_lateness,
+    "transactions": measure_transactions,
+    "pop": measure_pop,
+    "timers": measure_timers,
+}
+
+SPECIAL = Suite("special", __doc__, CASES)
+
+if __name__ == "__main__":
+    SPECIAL.main()

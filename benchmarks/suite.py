@@ -1,0 +1,113 @@
+"""A set of cases that are measured in one go, and the section of docs/performance.md that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure, table
+from benchmarks.procfs import load_average, machine
+from benchmarks.report import replace_section
+from benchmarks.store_load import ROOT, Measure, Plan
+from mq.cli.dev_cluster import DevClusterFailed
+from mq.cli.errors import run_trio
+from mq.client.errors import ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """``name`` as in ``make bench-NAME``; ``cases`` in the order in which they are measured."""
+
+    name: str
+    about: str | None
+    cases: Mapping[str, Measure]
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What the section of docs/performance.md stands between."""
+        mark = f"<!-- measured by `make bench-{self.name}`:"
+        return f"{mark} begin -->", f"{mark} end -->"
+
+    def parse_arguments(self, arguments: Sequence[str]) -> Plan:
+        """The command line as a plan. Ends the process on a wrong one."""
+        parser = argparse.ArgumentParser(
+            prog=f"make bench-{self.name}", description=self.about, formatter_class=argparse.RawTextHelpFormatter
+        )
+        parser.add_argument(
+            "--case", action="append", default=[], choices=sorted(self.cases), help="only this case (repeatable)"
+        )
+        parser.add_argument(
+            "--quick", action="store_true", help="a hundredth of the data; docs/performance.md stays as it is"
+        )
+        parser.add_argument("--windows", type=int, default=5, help="measured windows of a load")
+        parser.add_argument("--seconds", type=float, default=4.0, help="length of a window")
+        parser.add_argument("--warmup", type=float, default=4.0, help="seconds before the first window")
+        parser.add_argument("--limit", type=float, default=600.0, help="seconds for all cases")
+        parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+        parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+        plan = parser.parse_args(arguments, namespace=Plan())
+        if plan.quick:
+            plan.windows, plan.seconds, plan.warmup = 3, 1.0, 1.0
+        if plan.quick or plan.case:
+            plan.no_write = True  # the table is of one run
+        return plan
+
+    async def run(self, plan: Plan, directory: Path, figures: list[Figure]) -> str | None:
+        """All cases of the plan; returns the one during which the time was over, if it was."""
+
+        def note(figure: Figure) -> None:
+            figures.append(figure)
+            print(figure, flush=True)
+
+        case = ""
+        with trio.move_on_after(plan.limit) as scope:
+            for case, measure in self.cases.items():
+                if not plan.case or case in plan.case:
+                    begin = trio.current_time()
+                    await measure(plan, directory / case, note)
+                    shutil.rmtree(directory / case)
+                    print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
+        return case if scope.cancelled_caught else None
+
+    def main(self) -> None:
+        """Measure, print, and write docs/performance.md and benchmarks/results/."""
+        plan = self.parse_arguments(sys.argv[1:])
+        before = load_average()
+        figures: list[Figure] = []
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+            try:
+                unfinished = run_trio(partial(self.run, plan, Path(directory), figures))
+            except (DevClusterFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
+                print(f"bench: {error}", file=sys.stderr)
+                sys.exit(1)
+        if not plan.no_write:
+            self._write(plan, figures, unfinished, before)
+        if unfinished is not None:
+            print(f"bench: {unfinished} was not done when {plan.limit:g} s were over", file=sys.stderr)
+            sys.exit(1)
+
+    def _write(self, plan: Plan, figures: list[Figure], unfinished: str | None, before: float) -> None:
+        now = datetime.now(UTC)
+        date = f"{now:%Y-%m-%d %H:%M} UTC"
+        results = ROOT / "benchmarks" / "results" / f"{self.name}-{now:%Y%m%dT%H%M%SZ}.json"
+        raw = {"machine": machine(), "date": date, "loadAverage": before, "figures": [asdict(each) for each in figures]}
+        results.write_text(json.dumps(raw, indent=1) + "\n")
+        document = ROOT / "docs" / "performance.md"
+        given = " ".join(sys.argv[1:])
+        command = f"make bench-{self.name}" + (f' ARGS="{given}"' if given else "")
+        section = table(figures, command=command, machine=machine(), date=date, load_average=before)
+        if unfinished is not None:
+            section += f"\n\nNot complete: after {plan.limit:g} s the case {unfinished} was not done."
+        document.write_text(replace_section(document.read_text(), section, *self.marks))
+        print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
