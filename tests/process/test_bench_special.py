@@ -1,0 +1,55 @@
+"""The cases of `make bench-special`, as small as they can be: they run, and their figures are plausible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import special, store_load
+from benchmarks.figures import Figure
+from benchmarks.store_load import Measure, Plan
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Short windows, few messages."""
+    monkeypatch.setattr(special, "TIMERS", 100_000)
+    monkeypatch.setattr(special, "POP_MESSAGES", 500_000)
+    monkeypatch.setattr(store_load, "CONNECT_SECONDS", 0.5)
+    plan = special.SPECIAL.parse_arguments(["--quick", "--limit", "120"])
+    plan.windows, plan.seconds, plan.warmup = 1, 1.0, 0.3
+    return plan
+
+
+async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, float]:
+    figures: list[Figure] = []
+    await measure(plan, directory, figures.append)
+    return {figure.name: figure.value for figure in figures}
+
+
+async def test_lateness(plan: Plan, tmp_path: Path) -> None:
+    found = await values(special.measure_lateness, plan, tmp_path)
+    assert found["messages of level 1, 1,000 a second"] == 1000
+    assert found["early"] == 0
+    assert found["not sent, missing, or there twice"] == 0
+
+
+async def test_transactions(plan: Plan, tmp_path: Path) -> None:
+    found = await values(special.measure_transactions, plan, tmp_path)
+    assert found["transactions/s, 64 calls in flight"] > 50
+    assert found["cost of one in plain sends"] > 1
+
+
+async def test_timers(plan: Plan, tmp_path: Path) -> None:
+    found = await values(special.measure_timers, plan, tmp_path)
+    assert found["messages that wait"] >= 1000
+    assert found["waiting messages lost by the kill"] == 0
+    assert found["growth of resident memory"] < 100
+
+
+async def test_pop(plan: Plan, tmp_path: Path) -> None:
+    found = await values(special.measure_pop, plan, tmp_path)
+    assert found["messages/s taken and acknowledged"] > 500
