@@ -30,14 +30,24 @@ from benchmarks.figures import Figure
 from benchmarks.flows import Job, Report
 from benchmarks.lateness import measure_lateness
 from benchmarks.procfs import cpu_seconds, rss_bytes
-from benchmarks.store_load import CONNECT_SECONDS, DISK, ROOT, Measure, Note, Plan, create_topics, one_broker
+from benchmarks.store_load import (
+    CONNECT_SECONDS,
+    DISK,
+    ROOT,
+    Measure,
+    Note,
+    Plan,
+    create_topics,
+    one_broker,
+    send_messages,
+)
 from benchmarks.suite import Suite
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 
 TIMERS = 1_000_000
 IN_FLIGHT = 64
-POP_MESSAGES = 1_000_000
+POP_MESSAGES = 3_000_000
 _MINUTE_MS = 60_000
 
 
@@ -129,9 +139,9 @@ async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
 
 async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
     """One consumer takes and acknowledges."""
-    wanted = POP_MESSAGES // 100 if plan.quick else POP_MESSAGES
+    wanted = POP_MESSAGES // 10 if plan.quick else POP_MESSAGES
     async with three_brokers(directory / "pop") as (cluster, leader):
-        await run_flows(cluster, leader, job_of(cluster, leader, plan, "sends", flows=1024, total=wanted))
+        await send_messages(cluster, plan, wanted, leader)
         report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, plan, "pops", connections=1, flows=8))
         rate = statistics.median(report.done) / plan.seconds
         note(Figure("pop", "messages/s taken and acknowledged", rate, "/s", 20_000, is_limit=False))

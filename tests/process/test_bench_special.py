@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Short windows, few messages."""
     monkeypatch.setattr(special, "TIMERS", 100_000)
-    monkeypatch.setattr(special, "POP_MESSAGES", 500_000)
     monkeypatch.setattr(store_load, "CONNECT_SECONDS", 0.5)
     plan = special.SPECIAL.parse_arguments(["--quick", "--limit", "120"])
     plan.windows, plan.seconds, plan.warmup = 1, 1.0, 0.3
