@@ -241,13 +241,13 @@ async def play(plan: Plan, directory: Path) -> Run:
         async with (
             Producer(cluster.namesrv, "once_senders", retry_unknown=False, in_flight_max=8192) as producer,
             TransactionProducer(cluster.namesrv, "once_deciders", check=check) as deciding,
-            trio.open_nursery() as killing,
         ):
-            killing.start_soon(kill_leaders, cluster, run)
-            async with trio.open_nursery() as sending:
-                sending.start_soon(send_delayed, producer, run)
-                sending.start_soon(send_transactions, deciding, run)
-            killing.cancel_scope.cancel()
+            async with trio.open_nursery() as killing:
+                killing.start_soon(kill_leaders, cluster, run)
+                async with trio.open_nursery() as sending:
+                    sending.start_soon(send_delayed, producer, run)
+                    sending.start_soon(send_transactions, deciding, run)
+                killing.cancel_scope.cancel()
             # The deciding producer stays: it is asked about what is open.
             async with trio.open_nursery() as reading:
                 for ledger in run.ledgers.values():
@@ -262,8 +262,8 @@ def markdown(run: Run, *, command: str) -> str:
     lines = [
         "# Exactly once, measured",
         "",
-        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Machine: {machine()};",
-        f"all servers and clients share it. Load average before: {run.load_average:.1f}.",
+        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+        f"Machine: {machine()}; servers and clients share it. Load average before: {run.load_average:.1f}.",
         "",
         f"In {run.seconds:,.0f} s the leader of three brokers was killed (SIGKILL) **{run.kills} times**, every",
         f"{KILL_EVERY_SECONDS:g} s, and started again {DOWN_SECONDS:g} s later. Each message was sent once; what the",
