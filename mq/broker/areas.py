@@ -17,6 +17,7 @@ import structlog
 from mq.broker.administration import Administration
 from mq.broker.announcing import Announcements
 from mq.broker.appender import Appender
+from mq.broker.assignments import Assignments
 from mq.broker.check_backs import CheckBacks
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
@@ -43,10 +44,12 @@ from mq.broker.replica_calls import ReplicaCalls
 from mq.broker.replies import Replies
 from mq.broker.retention import Retention
 from mq.broker.retries import Retries
+from mq.broker.routes import Queues, Routes
 from mq.broker.sends import Sends
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
 from mq.broker.slow_consumers import SlowConsumers
 from mq.broker.special_sends import SpecialSends
+from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
 from mq.broker.subscriptions import Subscriptions
@@ -56,6 +59,7 @@ from mq.broker.transactions import Transactions
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.queue_tables import QueueRef
 from mq.protocol.records import encode_host
 from mq.store.key_index import KeyIndex
 from mq.store.log_records import LogRecords
@@ -374,6 +378,20 @@ class Areas:
             address=self.replica_address,
             wall_clock_ms=wall_clock_ms,
         )
+        self.routes = Routes(
+            namesrv=settings.namesrv_addresses,
+            own=partial(self._own_queues, settings.group),
+            wake=reactor.wake,
+            clock=clock,
+            log=log,
+        )
+        assignments = Assignments(
+            metadata=metadata,
+            appender=self.appender,
+            routes=self.routes,
+            read=reads.read,
+            consumer_ids=clients.consumer_ids,
+        )
         administration = Administration(
             settings=settings,
             replica=replica,
@@ -398,7 +416,7 @@ class Areas:
             log=log,
         )
         areas = (self.pulls, self.groups, self.offsets, self.lookup, self.group_admin, self.forwarded, self.replies)
-        for area in (*areas, self.keys, subscriptions, self.announcements, administration):
+        for area in (*areas, self.keys, subscriptions, self.announcements, assignments, administration):
             self.handlers.update(area.handlers())
         for leading_area in (
             self.sends,
@@ -409,10 +427,19 @@ class Areas:
             recalls,
             self.replies,
             self.pops,
+            assignments,
             administration,
         ):
             self._leader_handlers.update(leading_area.leader_handlers())
         self.serve_as_follower()
+
+    def _own_queues(self, broker_name: str, topic: str) -> Queues | None:
+        """What can be read of a topic in this broker group."""
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            return None
+        count = config.read_queues if config.perm & PERM_READ else 0
+        return tuple(QueueRef(topic, broker_name, number) for number in range(count))
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
         self.sends.settings_changed(settings)

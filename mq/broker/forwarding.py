@@ -44,6 +44,7 @@ from mq.protocol.headers import (
 )
 from mq.protocol.operator_requests import (
     DeleteSubscriptionGroup,
+    SetMessageRequestMode,
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
     UpdateAndCreateTopicList,
@@ -98,6 +99,7 @@ _REPEATABLE = frozenset(
         Notification,
         PeekMessage,
         PollingInfo,
+        SetMessageRequestMode,
         PopMessage,
         UnlockBatchMq,
         UpdateAndCreateSubscriptionGroup,

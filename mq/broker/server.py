@@ -184,6 +184,7 @@ class _Host:
                 for seconds, action in periodic_actions(broker, settings, log):
                     nursery.start_soon(_every, seconds, action, reactor)
                 nursery.start_soon(broker.areas.gradually.run)
+                nursery.start_soon(broker.areas.routes.run)
                 nursery.start_soon(broker.areas.keys.serve)
                 nursery.start_soon(broker.areas.keys.keep_index)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)

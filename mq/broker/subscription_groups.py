@@ -1,4 +1,4 @@
-"""Consumer groups as operators see them: request codes 200, 225 and 207 change them, 201, 352 and 402 show them.
+"""Consumer groups as operators see them: request codes 200, 225 and 207 change them, 201 and 352 show them.
 
 Who is in a group: `mq.broker.groups`.
 """
@@ -19,18 +19,14 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_response
 from mq.protocol.operator_bodies import (
-    MessageRequestMode,
-    MessageRequestModes,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     SubscriptionGroupTable,
 )
 from mq.protocol.operator_requests import (
     DeleteSubscriptionGroup,
-    GetAllMessageRequestMode,
     GetAllSubscriptionGroupConfig,
     GetSubscriptionGroupConfig,
-    SetMessageRequestMode,
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
 )
@@ -66,8 +62,6 @@ class SubscriptionGroups:
         return {
             GetAllSubscriptionGroupConfig: self.handle_all,
             GetSubscriptionGroupConfig: self.handle_one,
-            SetMessageRequestMode: self.handle_set_mode,
-            GetAllMessageRequestMode: self.handle_modes,
         }
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
@@ -158,28 +152,6 @@ class SubscriptionGroups:
             )
 
         when_current(self._read, connection, request, serialization, answer)
-
-    def handle_set_mode(
-        self, connection: ClientConnection, request: SetMessageRequestMode, body: bytes, serialization: int
-    ) -> bytes:
-        """Request code 401. Groups pull, so nothing else can be set."""
-        try:
-            wanted = MessageRequestMode.decode(body)
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if wanted.mode != "PULL":
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"mode {wanted.mode[:40]!r} is not served by this broker, groups PULL"
-            )
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
-
-    def handle_modes(
-        self, connection: ClientConnection, request: GetAllMessageRequestMode, body: bytes, serialization: int
-    ) -> bytes:
-        """Request code 402: nobody has another mode than the one that needs no mention."""
-        return encode_response(
-            request.opaque, ResponseCode.SUCCESS, body=MessageRequestModes().encode(), serialization=serialization
-        )
 
     def _put(
         self,

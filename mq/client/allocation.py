@@ -5,12 +5,11 @@ All members of a group must use the same strategy, and the same one as members t
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from mq.client.message import MessageQueue
+from mq.protocol.allocation import allocate_averagely, allocate_consistently, allocate_in_circle
 
 __all__ = [
     "Strategy",
@@ -26,54 +25,6 @@ Q = TypeVar("Q")
 
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], Sequence[MessageQueue]]
 """Gets the queues, the client ids of all members, both sorted, and one of these ids; returns that member's queues."""
-
-VIRTUAL_NODES = 10
-
-
-def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
-    """The contiguous share of `client_id`; sizes differ by at most one, the first members get the larger shares.
-
-    `queues` and `client_ids` must be sorted the same way on every member, else shares overlap. A member that is
-    not in `client_ids` gets nothing. Source: AllocateMessageQueueAveragely.
-    """
-    if client_id not in client_ids:
-        return []
-    position = client_ids.index(client_id)
-    share, larger_shares = divmod(len(queues), len(client_ids))
-    start = position * share + min(position, larger_shares)
-    return list(queues[start : start + share + (position < larger_shares)])
-
-
-def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
-    """Every n-th queue of n members, as cards are dealt."""
-    if client_id not in client_ids:
-        return []
-    return list(queues[client_ids.index(client_id) :: len(client_ids)])
-
-
-def allocate_consistently(
-    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
-) -> list[MessageQueue]:
-    """By consistent hashing: when a member comes or goes, hardly any queue moves between the others."""
-    if client_id not in client_ids:
-        return []
-    # Where two nodes fall on the same place, the later one takes it, as a map does.
-    ring = {_ring_hash(f"{each}-{node}"): each for each in client_ids for node in range(VIRTUAL_NODES)}
-    places = sorted(ring)
-
-    def owner(queue: MessageQueue) -> str:
-        at = bisect_left(places, _ring_hash(_java_text(queue)))
-        return ring[places[at % len(places)]]
-
-    return [queue for queue in queues if owner(queue) == client_id]
-
-
-def _ring_hash(text: str) -> int:
-    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
-
-
-def _java_text(queue: MessageQueue) -> str:
-    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:

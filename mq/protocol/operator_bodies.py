@@ -137,6 +137,29 @@ class MessageRequestModes(Body, rename=wire(modes="messageRequestModeMap")):
     modes: dict[str, dict[str, MessageRequestMode]] = msgspec.field(default_factory=dict)
 
 
+class AssignmentQuery(Body, rename=wire()):
+    """Which queues does this member of a group read? (request code 400)"""
+
+    topic: str = ""
+    consumer_group: str = ""
+    client_id: str = ""
+    strategy_name: str = "AVG"
+    message_model: str = "CLUSTERING"
+
+
+class QueueAssignment(Body, rename=wire()):
+    """One queue, and whether to PULL or to POP. With queue id -1 any queue of the broker group."""
+
+    message_queue: QueueRef
+    mode: str = "PULL"
+
+
+class QueueAssignments(Body, rename=wire(assignments="messageQueueAssignments")):
+    """The answer to 400; None: nobody can tell, and what was said before holds."""
+
+    assignments: list[QueueAssignment] | None = None
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 

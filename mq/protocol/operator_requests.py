@@ -99,6 +99,10 @@ class GetAllDelayOffset(Request, tag=int(Code.GET_ALL_DELAY_OFFSET)):
     """45: how far delayed messages of each level are delivered."""
 
 
+class QueryAssignment(Request, tag=int(Code.QUERY_ASSIGNMENT)):
+    """400: which queues a member of a group reads; who asks is in the body."""
+
+
 class SetMessageRequestMode(Request, tag=int(Code.SET_MESSAGE_REQUEST_MODE)):
     """401: how a group gets its messages; it is in the body."""
 

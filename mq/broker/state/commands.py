@@ -17,6 +17,7 @@ from mq.broker.state.checks import AdvanceChecks
 from mq.broker.state.marks import CompleteEntries, SkipEntries
 from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, check_range
 from mq.broker.state.pops import AckMessages, DeferMessage, PopMessages
+from mq.broker.state.request_modes import PutRequestMode
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
@@ -227,6 +228,7 @@ Command: TypeAlias = (
     | ForbidTopic
     | CompleteEntries
     | SkipEntries
+    | PutRequestMode
     | AdvanceChecks
     | PopMessages
     | AckMessages
@@ -257,6 +259,7 @@ _Written: TypeAlias = (
     | ForbidTopic
     | CompleteEntries
     | SkipEntries
+    | PutRequestMode
     | AdvanceChecks
     | PopMessages
     | AckMessages

@@ -42,6 +42,7 @@ from mq.broker.state.commands import (
 from mq.broker.state.marks import Marks
 from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
 from mq.broker.state.pops import Pops
+from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.sequences import Sequences
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
@@ -126,6 +127,8 @@ class Metadata:
         """Which messages of the broker's own queues are dealt with."""
         self.pops = Pops(self._move_offset)
         """What consumers popped and have not acknowledged."""
+        self.request_modes = RequestModes()
+        """How groups get the messages of topics."""
         self.sequences = Sequences()
         """Which messages with a sequence number the log has."""
         self.checks = Checks()
@@ -133,6 +136,7 @@ class Metadata:
         self._parts: dict[str, Part] = {
             "marks": self.marks,
             "pops": self.pops,
+            "request_modes": self.request_modes,
             "sequences": self.sequences,
             "checks": self.checks,
         }

@@ -187,17 +187,13 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path, serialization: int) 
         listed = json.loads(answer.body)["topicList"]
         assert {"TBW102", "SCHEDULE_TOPIC_XXXX", broker.settings.group, broker.settings.cluster} <= set(listed)
         assert "T" not in listed
-        mode = text({"topic": "T", "consumerGroup": "G", "mode": "PULL", "popShareQueueNum": 0})
-        answer = await client.request(Code.SET_MESSAGE_REQUEST_MODE, body=mode, serialization=serialization)
-        assert plain_success(answer)
-        answer = await client.request(Code.GET_ALL_MESSAGE_REQUEST_MODE, serialization=serialization)
-        assert json.loads(answer.body) == {"messageRequestModeMap": {}}
 
 
 INVALID, ERROR = ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR
 PUT_TOPIC, PUT_TOPICS = Code.UPDATE_AND_CREATE_TOPIC, Code.UPDATE_AND_CREATE_TOPIC_LIST
 PUT_GROUP, PUT_GROUPS = Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST
 LONG = "x" * 300
+MODE = {"topic": "TBW102", "consumerGroup": "G", "mode": "POP", "popShareQueueNum": 0}
 
 REFUSED: list[tuple[Code, dict[str, Any] | None, bytes, ResponseCode, str]] = [
     *((PUT_TOPIC, TOPIC | {"topic": name}, b"", INVALID, "characters") for name in ("../etc", "a.b", "a b", LONG)),
@@ -232,7 +228,11 @@ REFUSED: list[tuple[Code, dict[str, Any] | None, bytes, ResponseCode, str]] = [
     (PUT_GROUP, None, b'{"a":' * 100_000, ERROR, "JSON"),
     (PUT_GROUPS, None, text({"groupConfigList": [{"groupName": "g"}] * 1001}), INVALID, "1001 groups"),
     (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "../g"}, b"", INVALID, "characters"),
-    (Code.SET_MESSAGE_REQUEST_MODE, None, b'{"mode":"POP"}', ResponseCode.NO_PERMISSION, "POP"),
+    (Code.SET_MESSAGE_REQUEST_MODE, None, text(MODE | {"mode": "PUSH"}), INVALID, "mode is 'PUSH'"),
+    (Code.SET_MESSAGE_REQUEST_MODE, None, text(MODE | {"topic": "%RETRY%G"}), ResponseCode.NO_PERMISSION, "retry"),
+    (Code.SET_MESSAGE_REQUEST_MODE, None, text(MODE | {"topic": "N"}), ResponseCode.TOPIC_NOT_EXIST, "N does not"),
+    (Code.SET_MESSAGE_REQUEST_MODE, None, text(MODE | {"popShareQueueNum": 2**31}), ERROR, "popShareQueueNum"),
+    (Code.SET_MESSAGE_REQUEST_MODE, None, b"no json", ERROR, "JSON"),
 ]
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from mq.client import MessageQueue
 from mq.client.allocation import (
     Strategy,
-    _ring_hash,
     allocate_averagely,
     allocate_consistently,
     allocate_fixed,
@@ -17,6 +16,7 @@ from mq.client.allocation import (
     allocate_in_rooms,
     allocate_nearby,
 )
+from mq.protocol.allocation import ring_hash
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_in_rooms() -> None:
 
 
 def test_consistent_hashing() -> None:
-    assert _ring_hash("c1-0") == 3886541579
-    assert _ring_hash("MessageQueue [topic=T1, brokerName=b-a, queueId=0]") == 86364034
+    assert ring_hash("c1-0") == 3886541579
+    assert ring_hash("MessageQueue [topic=T1, brokerName=b-a, queueId=0]") == 86364034
     assert shares(allocate_consistently, queues_of(8), ["c1", "c2"]) == [[7], [0, 1, 2, 3, 4, 5, 6]]
 
 

@@ -1,0 +1,153 @@
+"""Where the queues of a topic are, in other broker groups too: name servers are asked, and what they say remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from mq.protocol.bodies import Route
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import ProtocolError
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.queue_tables import QueueRef
+
+FRESH_SECONDS = 5.0
+ANSWER_SECONDS_MAX = 3.0
+REMEMBERED_MAX = 10_000
+"""Topics; of more the oldest are forgotten."""
+WAITING_MAX = 10_000
+QUEUES_MAX = 100_000
+"""Of one topic; what says that there are more is no route."""
+
+_PERM_READ = 4
+
+Address = tuple[str, int]
+Queues = tuple[QueueRef, ...]
+OnQueues = Callable[[Queues | None], None]
+Log = structlog.stdlib.BoundLogger
+
+
+class _Known(NamedTuple):
+    queues: Queues | None
+    since: float
+
+
+class Routes:
+    """Looks up where topics can be read.
+
+    Args:
+        namesrv: may be empty; then only this broker's own queues are known.
+        own: the queues of a topic in this broker group, None if it has no such topic.
+        wake: lets the reactor send what was answered.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        namesrv: list[Address],
+        own: Callable[[str], Queues | None],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self._namesrv = namesrv
+        self._own = own
+        self._wake = wake
+        self._clock = clock
+        self._log = log
+        self._known: dict[str, _Known] = {}
+        self._waiting: dict[str, list[OnQueues]] = {}
+        self._waiting_count = 0
+        self._asked = trio.Event()
+
+    def find(self, topic: str, on_queues: OnQueues) -> None:
+        """Call back with the queues of a topic that can be read, sorted; with None if it is nowhere.
+
+        At once if they are known, else soon. When no name server answers, with what was known last.
+        """
+        if not self._namesrv:
+            on_queues(self._own(topic))
+            return
+        known = self._known.get(topic)
+        if known is not None and self._clock() < known.since + FRESH_SECONDS:
+            on_queues(known.queues)
+        elif self._waiting_count >= WAITING_MAX:
+            on_queues(None if known is None else known.queues)
+        else:
+            self._waiting.setdefault(topic, []).append(on_queues)
+            self._waiting_count += 1
+            self._asked.set()
+
+    async def run(self) -> None:
+        """Ask name servers, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            for address in self._namesrv:
+                if not self._waiting:
+                    break
+                try:
+                    with trio.fail_after(ANSWER_SECONDS_MAX):
+                        stream = await trio.open_tcp_stream(*address)
+                    async with stream:
+                        await self._ask_all(stream)
+                except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError) as error:
+                    self._log.warning("no_route", namesrv=f"{address[0]}:{address[1]}", error=str(error))
+            for topic in list(self._waiting):
+                known = self._known.get(topic)
+                self._settle(topic, None if known is None else known.queues)
+            self._wake()
+
+    async def _ask_all(self, stream: trio.SocketStream) -> None:
+        for opaque, topic in enumerate(list(self._waiting), 1):
+            request = encode_request(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque, ext={"topic": topic, "acceptStandardJsonOnly": "true"}
+            )
+            with trio.fail_after(ANSWER_SECONDS_MAX):
+                await stream.send_all(request)
+                queues = await _receive(stream, topic, opaque)
+            self._known.pop(topic, None)
+            if len(self._known) >= REMEMBERED_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[topic] = _Known(queues, self._clock())
+            self._settle(topic, queues)
+            self._wake()
+
+    def _settle(self, topic: str, queues: Queues | None) -> None:
+        waiting = self._waiting.pop(topic, [])
+        self._waiting_count -= len(waiting)
+        for on_queues in waiting:
+            on_queues(queues)
+
+
+async def _receive(stream: trio.SocketStream, topic: str, opaque: int) -> Queues | None:
+    """The answer to the one request under way. Raises ProtocolError, OSError, trio.BrokenResourceError."""
+    received = bytearray()
+    while True:
+        chunk = await stream.receive_some(65536)
+        if not chunk:
+            raise OSError("the name server closed the connection")
+        received += chunk
+        frames, _ = split_frames(memoryview(bytes(received)))
+        for serialization, header, body in frames:
+            answer = decode_header(serialization, header)
+            if not isinstance(answer, Response) or answer.opaque != opaque:
+                continue
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            if answer.code != ResponseCode.SUCCESS:
+                raise OSError(f"the name server answered code {answer.code}: {answer.remark}")
+            return readable_queues(topic, Route.decode(body))
+
+
+def readable_queues(topic: str, route: Route) -> Queues | None:
+    """All queues of a route that can be read, sorted; None if somebody says that there are too many."""
+    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & _PERM_READ}
+    if sum(counts.values()) > QUEUES_MAX:
+        return None
+    return tuple(QueueRef(topic, name, number) for name in sorted(counts) for number in range(counts[name]))

@@ -1,0 +1,87 @@
+"""How consumer groups get the messages of topics, as far as operators have said: they pull, or they pop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from mq.broker.state.parts import CommandRefused, PartCommand, check_range
+from mq.protocol.names import check_group, check_topic
+
+PULL = "PULL"
+POP = "POP"
+MODES_MAX = 10_000
+"""Pairs of group and topic; nobody can make further ones."""
+
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+
+
+class RequestMode(NamedTuple):
+    """How: PULL, or POP. Who pops shares the queues of ``shared`` further members; of all of them when it is 0."""
+
+    mode: str = PULL
+    shared: int = 0
+
+
+class PutRequestMode(PartCommand, frozen=True, tag="put_request_mode"):
+    """A group gets the messages of a topic like this from now on."""
+
+    group: str
+    topic: str
+    mode: str
+    shared: int
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        check_group(self.group)
+        check_topic(self.topic)
+        if self.mode not in (PULL, POP):
+            raise CommandRefused(f"mode is {self.mode[:40]!r}, allowed are {PULL} and {POP}")
+        check_range("shared", self.shared, _INT32_MIN, _INT32_MAX)
+
+
+class RequestModes:
+    """The table; see the module.
+
+    Attributes:
+        table: by (topic, group); of others nobody has said anything.
+    """
+
+    COMMANDS: tuple[type[PartCommand], ...] = (PutRequestMode,)
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, str], RequestMode] = {}
+
+    def of(self, topic: str, group: str) -> RequestMode:
+        """How a group gets the messages of a topic."""
+        return self.table.get((topic, group), RequestMode())
+
+    def has_room(self, topic: str, group: str) -> bool:
+        """Whether something may be said about them."""
+        return (topic, group) in self.table or len(self.table) < MODES_MAX
+
+    def apply(self, command: PartCommand) -> None:
+        """See `Part.apply`."""
+        assert isinstance(command, PutRequestMode), type(command).__name__
+        if self.has_room(command.topic, command.group):
+            self.table[command.topic, command.group] = RequestMode(command.mode, command.shared)
+
+    def capture(self) -> Callable[[], object]:
+        """See `Part.capture`."""
+        rows = [(*key, *mode) for key, mode in self.table.items()]
+        return lambda: sorted(rows) or None
+
+    def restore(self, state: object) -> None:
+        """See `Part.restore`."""
+        rows = msgspec.convert(state or [], list[tuple[str, str, str, int]])
+        self.table = {(topic, group): RequestMode(mode, shared) for topic, group, mode, shared in rows}
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `Part.topic_deleted`."""
+        self.table = {key: mode for key, mode in self.table.items() if key[0] != topic}
+
+    def group_deleted(self, group: str) -> None:
+        """See `Part.group_deleted`."""
+        self.table = {key: mode for key, mode in self.table.items() if key[1] != group}

@@ -1,0 +1,106 @@
+"""Which queues of a topic belong to which member of a group: pure, the same for whoever works it out.
+
+Members work it out themselves, or ask a broker (request code 400). All of a group must use the same strategy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypeVar
+
+VIRTUAL_NODES: Final = 10
+
+
+class Queue(Protocol):
+    """One queue of a topic in one broker group."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def broker_name(self) -> str: ...
+    @property
+    def queue_id(self) -> int: ...
+
+
+Q = TypeVar("Q")
+QueueT = TypeVar("QueueT", bound=Queue)
+
+
+def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
+    """The contiguous share of `client_id`; sizes differ by at most one, the first members get the larger shares.
+
+    `queues` and `client_ids` must be sorted the same way on every member, else shares overlap. A member that is
+    not in `client_ids` gets nothing. Source: AllocateMessageQueueAveragely.
+    """
+    if client_id not in client_ids:
+        return []
+    position = client_ids.index(client_id)
+    share, larger_shares = divmod(len(queues), len(client_ids))
+    start = position * share + min(position, larger_shares)
+    return list(queues[start : start + share + (position < larger_shares)])
+
+
+def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
+    """Every n-th queue of n members, as cards are dealt."""
+    if client_id not in client_ids:
+        return []
+    return list(queues[client_ids.index(client_id) :: len(client_ids)])
+
+
+def allocate_consistently(queues: Sequence[QueueT], client_ids: Sequence[str], client_id: str) -> list[QueueT]:
+    """By consistent hashing: when a member comes or goes, hardly any queue moves between the others."""
+    if client_id not in client_ids:
+        return []
+    # Where two nodes fall on the same place, the later one takes it, as a map does.
+    ring = {ring_hash(f"{each}-{node}"): each for each in client_ids for node in range(VIRTUAL_NODES)}
+    places = sorted(ring)
+
+    def owner(queue: QueueT) -> str:
+        at = bisect_left(places, ring_hash(_java_text(queue)))
+        return ring[places[at % len(places)]]
+
+    return [queue for queue in queues if owner(queue) == client_id]
+
+
+STRATEGIES: Final[Mapping[str, Callable[[Sequence[Any], Sequence[str], str], list[Any]]]] = MappingProxyType(
+    {
+        "AVG": allocate_averagely,
+        "AVG_BY_CIRCLE": allocate_in_circle,
+        "CONSISTENT_HASH": allocate_consistently,
+    }
+)
+"""By the names under which clients ask brokers for them."""
+
+
+def share_with_next(
+    strategy: Callable[[Sequence[Q], Sequence[str], str], list[Q]],
+    queues: Sequence[Q],
+    client_ids: Sequence[str],
+    client_id: str,
+    count: int,
+) -> list[Q]:
+    """The queues from which a member pops that shares those of the ``count`` members behind it.
+
+    With more members than queues, each gets one queue, several the same one. Each queue is there once, in any order.
+    """
+    if client_id not in client_ids:
+        return []
+    position = client_ids.index(client_id)
+    if len(client_ids) > len(queues):
+        return [queues[position % len(queues)]] if queues else []
+    shared: dict[Q, None] = {}
+    for step in range(min(count + 1, len(client_ids))):
+        shared |= dict.fromkeys(strategy(queues, client_ids, client_ids[(position + step) % len(client_ids)]))
+    return list(shared)
+
+
+def ring_hash(text: str) -> int:
+    """Where a text falls on the ring of consistent hashing."""
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def _java_text(queue: Queue) -> str:
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
