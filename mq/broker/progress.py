@@ -34,7 +34,7 @@ from mq.protocol.group_requests import (
     UpdateAndGetGroupForbidden,
 )
 from mq.protocol.headers import encode_request, encode_response
-from mq.protocol.names import NameRefused, check_group
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
 from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
 from mq.store.queue_store import QueueStore
 
@@ -159,7 +159,17 @@ class Progress:
         return topics
 
     def _topics_of(self, group: str) -> list[str]:
+        if group == TRANSACTION_GROUP:
+            return [HALF_TOPIC, HALF_OP_TOPIC]
         return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
+
+    def _stored(self, group: str, topic: str) -> Mapping[int, int]:
+        """The next offset of a group in each queue of a topic; tools look there for how far transactions are."""
+        if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
+            return {0: self._metadata.marks.of(HALF_TOPIC, 0).low}
+        if group == TRANSACTION_GROUP and topic == HALF_OP_TOPIC:
+            return {0: self._store.max_offset(HALF_OP_TOPIC, 0)}
+        return self._metadata.consumer_offsets.get((group, topic), {})
 
     def _rows(self, group: str, topics: Iterable[str], behind: _Behind | None = None) -> Iterator[bytes]:
         """How far a group is in each queue; ``behind`` adds up how much it lacks."""
@@ -168,7 +178,7 @@ class Progress:
             config = self._metadata.topics.get(topic)
             if config is None or not subscribes(online, topic):
                 continue
-            stored = self._metadata.consumer_offsets.get((group, topic), {})
+            stored = self._stored(group, topic)
             for queue_id in range(config.read_queues):
                 end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
                 if behind is not None:

@@ -26,6 +26,8 @@ UNENDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""The group whose progress in the topics of half messages is that of transactions, for tools."""
 METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
 """Records of this topic change a group's replicated metadata. No client may write one."""
 
@@ -56,7 +58,7 @@ SYSTEM_GROUPS: Final = frozenset(
         "SCHEDULE_CONSUMER",
         "__MONITOR_CONSUMER",
         "CLIENT_INNER_PRODUCER",
-        "CID_RMQ_SYS_TRANS",
+        TRANSACTION_GROUP,
     }
 )
 

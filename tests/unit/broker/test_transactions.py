@@ -193,6 +193,19 @@ async def test_ended_stays_ended_over_a_restart(tmp_path: Path) -> None:
         assert [message.body for message in await stored(client)] == [b"a", b"c"]
 
 
+async def test_tools_see_how_far_transactions_are(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        first, second, _ = [await send_half(client) for _ in range(3)]
+        for half in (first, second):
+            assert (await end(client, half, COMMIT)).code == 0
+        answer = await client.request(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "CID_RMQ_SYS_TRANS"})
+        assert answer.code == 0
+        for topic, at, last in ((HALF_TOPIC, 2, 3), (HALF_OP_TOPIC, 2, 2)):
+            row = answer.body.partition(b'"topic":"%s"}:' % topic.encode())[2]
+            assert row.startswith(b'{"brokerOffset":%d,"consumerOffset":%d,' % (last, at))
+
+
 # -- what is none ------------------------------------------------------------------------------------------------------
 
 
