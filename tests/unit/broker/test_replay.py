@@ -51,8 +51,8 @@ class Clients:
         self._rng = rng
         self._places: list[int] = []
         self.deeds: list[Callable[[], Awaitable[Any]]] = [
-            self.send, self.send, self.send_batch, self.send_batch, self.delay, self.give_back, self.commit,
-            self.commit, self.lock, self.unlock, self.change_topic, self.delete_topic, self.change_group,
+            self.send, self.send, self.send_batch, self.send_batch, self.delay, self.delay_to_a_time, self.give_back,
+            self.commit, self.commit, self.lock, self.unlock, self.change_topic, self.delete_topic, self.change_group,
             self.delete_group, self.reset, self.clone, self.forbid,
         ]  # fmt: skip
 
@@ -80,6 +80,13 @@ class Clients:
         for _ in range(3):
             level = self._rng.choice("119")
             await self._client.send(self.topic, b"later", i=properties(DELAY=level, TAGS="later"))
+
+    async def delay_to_a_time(self) -> None:
+        for span in ("5", "50", "90000000"):
+            answer = await self._client.send(self.topic, b"at", i=properties(TIMER_DELAY_MS=span, TAGS="later"))
+        if "recallHandle" in answer.ext and self._rng.randrange(2):
+            ext = {"topic": self.topic, "recallHandle": answer.ext["recallHandle"], "producerGroup": "P"}
+            await self._client.request(RequestCode.RECALL_MESSAGE, ext)
 
     async def give_back(self) -> None:
         if self._places:
@@ -145,8 +152,10 @@ async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pyt
             await clients._rng.choice(clients.deeds)()
         # What is due and not delivered yet stays so from here on.
         monkeypatch.setattr("mq.broker.delays.Delays._deliver", lambda *_: None)
+        monkeypatch.setattr("mq.broker.timers.Timers._deliver", lambda *_: None)
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
         assert int((await client.info())["raftmq.delayedDelivered"]) > 0
+        assert int((await client.info())["raftmq.timersDelivered"]) > 0
         shutil.copytree(live, crashed)
         shutil.copytree(live, scratch)
     (scratch / "checkpoint").unlink()

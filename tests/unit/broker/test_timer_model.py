@@ -1,0 +1,392 @@
+"""Timers against a plain table: whatever is sent, recalled, committed or lost, and whoever leads by whatever clock."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mq.broker.appender import Appender
+from mq.broker.made import encode_properties
+from mq.broker.pending import MadeRecord, NotStored, StoredAt
+from mq.broker.recalls import Recalls
+from mq.broker.refusal import RequestRefused
+from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.tails import QueueTails
+from mq.broker.timers import Timers
+from mq.broker.waiting import WaitingPlaces
+from mq.protocol import properties as props
+from mq.protocol.headers import RecallMessage, SendReplyTemplate
+from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.recall import RecallHandle
+from mq.protocol.records import decode_record, encode_host
+from mq.protocol.requests import RecallExt
+from mq.store.dispatch import QUEUE_ENTRY, scan_runs
+from mq.store.queue_store import QueueStore, QueueStoreSettings
+from raftlog import Refusal
+from tests.unit.broker.running import broker_settings
+
+SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
+START_MS = 20_000 * DAY
+HOST = encode_host("10.0.0.1", 10911)
+SPANS = st.one_of(st.integers(1, 3 * SECOND), st.integers(1, 10 * MINUTE), st.integers(1, 3 * DAY))
+QUEUES = 2
+
+
+class Log:
+    """A replicated log: bytes, of which those up to some entry are committed."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.ends: list[int] = []
+        self.committed = 0
+        self.is_full = False
+
+    def append(self, nbytes: int, build: Any) -> int | Refusal:
+        if self.is_full:
+            return Refusal.DISK_FULL
+        body, _ = build(len(self.data))
+        self.data += body
+        self.ends.append(len(self.data))
+        return len(self.ends)
+
+    def read(self, position: int, size: int) -> bytes:
+        return bytes(self.data[position : position + size])
+
+    def take(self) -> bytes:
+        """The next entry, committed from now on."""
+        start = self.ends[self.committed - 1] if self.committed else 0
+        self.committed += 1
+        return bytes(self.data[start : self.ends[self.committed - 1]])
+
+    def cut(self, count: int) -> None:
+        """Lose the last ``count`` entries."""
+        if count:
+            del self.ends[-count:]
+            del self.data[self.ends[-1] if self.ends else 0 :]
+
+
+class Client:
+    """Who recalls a message: what became of it is ``outcome``."""
+
+    host = HOST
+    outcome = "open"
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        self._settle("recalled")
+
+    def refuse(self, request: Any, serialization: int, error: Exception) -> None:
+        self._settle("refused")
+
+    def close(self, reason: str) -> None:
+        self._settle("unknown")
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        self._settle("refused")
+
+    def _settle(self, outcome: str) -> None:
+        assert self.outcome == "open", f"{self.outcome}, and then {outcome}"
+        self.outcome = outcome
+
+
+class Message:
+    def __init__(self, name: str, due_ms: int) -> None:
+        self.name = name
+        self.due_ms = due_ms
+        self.outcome: StoredAt | NotStored | None = None
+        self.recalls: list[Client] = []
+
+    def stored(self, at: StoredAt | NotStored) -> None:
+        assert self.outcome is None, f"{self.name} has two outcomes"
+        self.outcome = at
+
+    @property
+    def is_recalled(self) -> bool:
+        return any(client.outcome == "recalled" for client in self.recalls)
+
+    @property
+    def may_be_recalled(self) -> bool:
+        return any(client.outcome in ("recalled", "unknown") for client in self.recalls)
+
+
+class TimerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.metadata = Metadata()
+        config = TopicConfig(name="T", read_queues=QUEUES, write_queues=QUEUES)
+        self.metadata.apply(PutTopic(config=config, timestamp_ms=1))
+        self.store = QueueStore(self.directory.name, QueueStoreSettings())
+        self.log = Log()
+        self.now_ms = START_MS
+        self.messages: dict[str, Message] = {}
+        self.visible: Counter[str] = Counter()
+        self.seen = [0] * QUEUES
+        self.lead()
+
+    def wall_clock_ms(self) -> int:
+        return self.now_ms
+
+    def lead(self) -> None:
+        """A replica leads that has applied what is committed, and knows nothing else."""
+        self.appender = Appender(
+            log=self.log,
+            store_host=HOST,
+            reply_template=SendReplyTemplate(HOST),
+            entry_bytes_max=2048,
+            rounds_in_flight=3,
+            wall_clock_ms=self.wall_clock_ms,
+            disk_used=lambda: 0.5,
+            pending_bytes_max=2**24,
+        )
+        self.tails = QueueTails(self.metadata, self.store.max_offset)
+        self.places = WaitingPlaces(settings=broker_settings(self.directory.name), tails=self.tails)  # type: ignore[arg-type]
+        self.timers = Timers(
+            metadata=self.metadata,
+            store=self.store,
+            appender=self.appender,
+            tails=self.tails,
+            read=self.log.read,
+            pending_bytes_max=2**24,
+            wall_clock_ms=self.wall_clock_ms,
+            log=structlog.get_logger(),
+        )
+        self.recalls = Recalls(
+            broker_name="b",
+            metadata=self.metadata,
+            store=self.store,
+            appender=self.appender,
+            timers=self.timers,
+            delay_max_ms=40 * DAY,
+            wall_clock_ms=self.wall_clock_ms,
+        )
+        self.appender.open()
+        self.timers.lead()
+
+    @rule(span_ms=SPANS, queue_id=st.integers(0, QUEUES - 1), count=st.integers(1, 3))
+    def send(self, span_ms: int, queue_id: int, count: int) -> None:
+        for _ in range(count):
+            message = Message(f"m{len(self.messages)}", self.now_ms + span_ms)
+            self.messages[message.name] = message
+            properties = {props.UNIQUE_KEY: message.name, props.TIMER_DELIVER_MS: str(message.due_ms)}
+            tail, properties = self.places.place(properties, "T", queue_id, self.now_ms)
+            record = MadeRecord(
+                tail=tail,
+                body=message.name.encode(),
+                properties=encode_properties(properties),
+                born_timestamp_ms=1,
+                born_host=HOST,
+                on_stored=message.stored,
+            )
+            self.appender.add_atomically([record])
+
+    @precondition(lambda self: self.messages)
+    @rule(number=st.integers(0, 99), hint=st.booleans())
+    def recall(self, number: int, hint: bool) -> None:
+        self.try_recall(number, hint)
+
+    def try_recall(self, number: int, hint: bool) -> Client:
+        message = self.messages[f"m{number % len(self.messages)}"]
+        client = Client()
+        offset = message.outcome.queue_offset if hint and isinstance(message.outcome, StoredAt) else None
+        handle = RecallHandle("T", "b", message.due_ms, message.name, offset).encode()
+        assert handle is not None
+        request = RecallMessage(ext=RecallExt(topic="T", recall_handle=handle))
+        try:
+            self.recalls.handle(client, request, b"", 0)  # type: ignore[arg-type]
+        except RequestRefused:
+            client.outcome = "refused"
+            leadership = self.timers._leadership
+            is_free = leadership is not None and not leadership.under_way and not message.recalls
+            waits = isinstance(message.outcome, StoredAt) and message.due_ms >= self.now_ms
+            assert not (waits and is_free) or self.visible[message.name], f"{message.name} waits and is not found"
+        else:
+            message.recalls.append(client)
+        return client
+
+    @rule(span_ms=SPANS)
+    def pass_time(self, span_ms: int) -> None:
+        self.now_ms += span_ms
+
+    @rule(span_ms=st.integers(-2 * DAY, DAY))
+    def step_clock(self, span_ms: int) -> None:
+        self.now_ms += span_ms
+
+    @rule()
+    def to_the_next_turn(self) -> None:
+        """The clock goes on until the next message is due, or is to be stored anew."""
+        turns = [
+            self.now_ms + 1 + (message.due_ms - self.now_ms - 1) % DAY
+            for message in self.messages.values()
+            if message.due_ms > self.now_ms and not self.visible[message.name]
+        ]
+        self.now_ms = min(turns, default=self.now_ms)
+        self.run_timers(1)
+        self.appender.start_round()
+
+    @rule(count=st.integers(1, 50))
+    def run_timers(self, count: int) -> None:
+        for _ in range(count):
+            self.timers.run()
+
+    @rule()
+    def settle(self) -> None:
+        """All that is pending is stored."""
+        self.log.is_full = False
+        while self.appender.start_round() or self.log.committed < len(self.log.ends):
+            self.commit(9)
+
+    @rule()
+    def start_round(self) -> None:
+        self.appender.start_round()
+
+    @rule(count=st.integers(1, 4))
+    def commit(self, count: int) -> None:
+        for _ in range(min(count, len(self.log.ends) - self.log.committed)):
+            self.apply(self.log.take())
+        self.appender.committed(self.log.committed)
+
+    @rule(is_full=st.booleans())
+    def fill_disk(self, is_full: bool) -> None:
+        self.log.is_full = is_full
+
+    @rule(skew_ms=st.integers(-HOUR, HOUR), kept=st.integers(0, 9))
+    def change_leader(self, skew_ms: int, kept: int) -> None:
+        """The one that led is gone; some of what it had under way reached others."""
+        self.timers.forget()
+        self.appender.close()
+        self.appender.outcome_unknown(self.log.committed + 1)
+        under_way = len(self.log.ends) - self.log.committed
+        self.log.cut(under_way - min(kept, under_way))
+        while self.log.committed < len(self.log.ends):
+            self.apply(self.log.take())
+        self.now_ms += skew_ms
+        self.lead()
+
+    def apply(self, body: bytes) -> None:
+        runs, commands = scan_runs(body)
+        for run in runs:
+            self.store.append_run(run)
+        for command in commands:
+            self.metadata.apply(decode_command(command))
+        for queue_id in range(QUEUES):
+            queue = self.store.get("T", queue_id)
+            if queue is None:
+                continue
+            for position, size, _ in QUEUE_ENTRY.iter_unpack(queue.read(self.seen[queue_id], 2**30)):
+                record = decode_record(memoryview(self.log.read(position, size)))
+                assert record.queue_offset == self.seen[queue_id]
+                self.seen[queue_id] += 1
+                message = self.messages[record.body.decode()]
+                self.visible[message.name] += 1
+                dequeued = record.properties.get(props.TIMER_DEQUEUE_MS)
+                assert dequeued is None or int(dequeued) >= message.due_ms, f"{message.name} comes early"
+
+    @invariant()
+    def none_comes_twice_or_after_its_recall(self) -> None:
+        for name, count in self.visible.items():
+            assert count == 1, f"{name} came {count} times"
+            assert not self.messages[name].is_recalled, f"{name} was recalled"
+
+    def teardown(self) -> None:
+        self.log.is_full = False
+        self.now_ms = max([self.now_ms, *(message.due_ms for message in self.messages.values())])
+        for _ in range(400):
+            self.now_ms += 20
+            self.timers.run()
+            self.appender.start_round()
+            while self.log.committed < len(self.log.ends):
+                self.apply(self.log.take())
+            self.appender.committed(self.log.committed)
+        self.none_comes_twice_or_after_its_recall()
+        for message in self.messages.values():
+            assert message.outcome is not None, f"{message.name} has no outcome"
+            assert all(client.outcome != "open" for client in message.recalls)
+            count = self.visible[message.name]
+            if message.outcome is NotStored.REFUSED:
+                assert count == 0, f"{message.name} was refused"
+            elif isinstance(message.outcome, StoredAt):
+                assert count == 1 or message.may_be_recalled, f"{message.name} is lost"
+                assert not (count and message.is_recalled)
+        assert self.timers.pending == 0
+        assert self.appender.pending_bytes == 0
+        for (topic, queue_id), marks in self.metadata.marks.queues.items():
+            assert (topic, marks.low, len(marks.bits)) == (TIMER_TOPIC, self.store.max_offset(topic, queue_id), 0)
+        self.store.close()
+        self.directory.cleanup()
+
+
+TestTimers = TimerMachine.TestCase
+TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture
+def machine() -> Iterator[TimerMachine]:
+    machine = TimerMachine()
+    yield machine
+    machine.teardown()
+    assert all(machine.visible[name] or message.is_recalled for name, message in machine.messages.items())
+
+
+def test_a_recall_that_is_refused_while_its_message_becomes_due_puts_nothing_off(machine: TimerMachine) -> None:
+    machine.send(5 * SECOND, 0, 1)
+    machine.settle()
+    machine.run_timers(50)
+    machine.pass_time(5 * SECOND)
+    client = machine.try_recall(0, True)
+    machine.run_timers(1)
+    assert machine.try_recall(0, True).outcome == "refused", "another recall is under way"
+    machine.fill_disk(True)
+    machine.start_round()
+    assert client.outcome == "refused"
+
+
+def test_a_delivery_that_is_refused_is_tried_again(machine: TimerMachine) -> None:
+    machine.send(5 * SECOND, 0, 1)
+    machine.settle()
+    machine.run_timers(50)
+    machine.pass_time(5 * SECOND)
+    machine.run_timers(1)
+    machine.fill_disk(True)
+    machine.start_round()
+    machine.run_timers(1)
+    assert not machine.visible
+
+
+def test_what_is_on_its_way_to_its_queue_is_not_recalled(machine: TimerMachine) -> None:
+    machine.send(5 * SECOND, 0, 2)
+    machine.settle()
+    machine.run_timers(50)
+    machine.pass_time(5 * SECOND)
+    machine.run_timers(1)
+    assert [machine.try_recall(0, True).outcome, machine.try_recall(1, False).outcome] == ["refused", "refused"]
+
+
+def test_what_was_recalled_after_it_was_gathered_does_not_come(machine: TimerMachine) -> None:
+    machine.send(5 * SECOND, 0, 2)
+    machine.settle()
+    machine.run_timers(50)
+    client = machine.try_recall(0, True)
+    machine.settle()
+    assert client.outcome == "recalled"
+    machine.pass_time(5 * SECOND)
+
+
+def test_what_is_due_later_than_the_day_after_is_not_early(machine: TimerMachine) -> None:
+    machine.send(DAY + HOUR, 0, 1)
+    machine.settle()
+    for _ in range(25):
+        machine.pass_time(HOUR)
+        machine.run_timers(50)
+        machine.settle()
+        machine.run_timers(1)
+    assert machine.timers.rolled == 1
+    assert machine.timers.delivered == 1
