@@ -36,6 +36,15 @@ def when_current(
     read(known)
 
 
+def no_room(connection: ClientConnection, request: Any, serialization: int) -> Callable[[str], None]:
+    """What answers a request whose command the disk has no room for; `Appender.add_command` calls it."""
+
+    def refuse(remark: str) -> None:
+        connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+
+    return refuse
+
+
 def replicate(
     appender: Appender,
     commands: Sequence[bytes],
@@ -68,11 +77,8 @@ def replicate(
         if not request.flag & ONEWAY_FLAG:
             connection.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
 
-    def refused(remark: str) -> None:
-        connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
-
     *others, last = commands
     for command in others:
         appender.add_command(command)
     again = partial(connection.dispatch, request, body, serialization)
-    appender.add_command(last, committed, again, refused, on_framed)
+    appender.add_command(last, committed, again, no_room(connection, request, serialization), on_framed)

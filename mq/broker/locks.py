@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from mq.broker.answering import no_room
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.refusal import RequestRefused
@@ -114,9 +115,16 @@ class Locks:
                 self._granting[key] = client_id
                 free.append((ref.topic, ref.queue_id))
 
-        def confirmed(known: bool) -> None:
+        def settle() -> None:
             for topic, queue_id in free:
                 self._granting.pop((group, topic, queue_id), None)
+
+        def refused(remark: str) -> None:
+            settle()
+            no_room(connection, request, serialization)(remark)
+
+        def confirmed(known: bool) -> None:
+            settle()
             if known:
                 reply = LockedQueues(self._renew(wanted)).encode()
                 connection.answer(
@@ -131,7 +139,10 @@ class Locks:
             return None
         for rows in _chunks(free):
             command = encode_command(LockQueues(group=group, client_id=client_id, queues=rows))
-            self._appender.add_command(command, confirmed if rows[-1] is free[-1] else None)
+            if rows[-1] is free[-1]:
+                self._appender.add_command(command, confirmed, on_refused=refused)
+            else:
+                self._appender.add_command(command)
         return None
 
     def handle_unlock(
@@ -157,7 +168,7 @@ class Locks:
             else:
                 self._serve_elsewhere(connection, request, body, serialization)
 
-        self._release(group, client_id, held, committed)
+        self._release(group, client_id, held, committed, no_room(connection, request, serialization))
         return None
 
     def fences(
@@ -265,22 +276,38 @@ class Locks:
         return ours
 
     def _release(
-        self, group: str, client_id: str, rows: list[tuple[str, int]], committed: Callable[[bool], None] | None = None
+        self,
+        group: str,
+        client_id: str,
+        rows: list[tuple[str, int]],
+        on_committed: Callable[[bool], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         keys = [(group, topic, queue_id) for topic, queue_id in rows]
         self._releasing.update(keys)
 
-        def forget(known: bool) -> None:
+        def settle() -> None:
             self._releasing.difference_update(keys)
             for key in keys:
                 if self._metadata.lock_holder(*key) is None:
                     self._renewed.pop(key, None)
-            if committed is not None:
-                committed(known)
+
+        def committed(known: bool) -> None:
+            settle()
+            if on_committed is not None:
+                on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is not None:
+                on_refused(remark)
 
         for chunk in _chunks(rows):
             command = encode_command(UnlockQueues(group=group, client_id=client_id, queues=chunk))
-            self._appender.add_command(command, forget if chunk[-1] is rows[-1] else None)
+            if chunk[-1] is rows[-1]:
+                self._appender.add_command(command, committed, on_refused=refused)
+            else:
+                self._appender.add_command(command)
 
     def _serve_elsewhere(self, connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
         """Leadership was lost. Locking twice is locking once, so whoever serves this now does it again."""

@@ -10,8 +10,10 @@ What is asked for is answered by followers as well, once they have applied all t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from mq.broker.answering import no_room
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection, Handler
 from mq.broker.locks import Locks
@@ -121,30 +123,42 @@ class Offsets:
         on_committed: Callable[[bool], None],
         *,
         restart: bool,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         """Replicate the offsets of a group in the queues of a topic, backwards too.
 
-        With ``restart`` consumers at work have to begin there.
+        With ``restart`` consumers at work have to begin there. ``on_refused`` is called in place of ``on_committed`` if
+        the disk has no room; some of the queues may be reset then.
         """
         keys = [(group, topic, queue_id) for queue_id in offsets]
         this = object()
         self._resetting.update(dict.fromkeys(keys, this))
         self._restarted.difference_update(keys)
 
-        def committed(known: bool) -> None:
+        def settle() -> None:
             # A later reset of the same queue may be on its way, and whoever has begun again meanwhile did so elsewhere.
             done = [key for key in keys if self._resetting.get(key) is this]
             for key in done:
                 del self._resetting[key]
             self._restarted.difference_update(done)
+
+        def committed(known: bool) -> None:
+            settle()
             on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is None:
+                on_committed(False)
+            else:
+                on_refused(remark)
 
         for key in keys:
             self._gathered.pop(key, None)
         for queue_id, offset in offsets.items():
             command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart)
             self._appender.add_command(encode_command(command))
-        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed, on_refused=refused)
 
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note a commit."""
@@ -159,11 +173,15 @@ class Offsets:
             self._gathered[key] = offset
 
     def replicate(
-        self, on_committed: Callable[[bool], None] | None = None, on_returned: Callable[[], None] | None = None
+        self,
+        on_committed: Callable[[bool], None] | None = None,
+        on_returned: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         """Put what was gathered into the log; ``on_committed`` is told when all of it is committed.
 
-        ``on_returned`` is called in its place when another replica leads before it had begun.
+        ``on_returned`` is called in its place when another replica leads before it had begun, ``on_refused`` when the
+        disk has no room: then what was gathered is void, and consumers repeat it.
         """
         if not self._appender.is_open:
             if on_committed is not None:
@@ -172,12 +190,22 @@ class Offsets:
         gathered, self._gathered = self._gathered, {}
         self._replicating.update(gathered)
 
-        def committed(known: bool) -> None:
+        def settle() -> None:
             for key, offset in gathered.items():
                 if self._replicating.get(key) == offset:
                     del self._replicating[key]
+
+        def committed(known: bool) -> None:
+            settle()
             if on_committed is not None:
                 on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is not None:
+                on_refused(remark)
+            elif on_committed is not None:
+                on_committed(False)
 
         rows = [(*key, offset) for key, offset in gathered.items()]
         if not rows and on_committed is None:
@@ -185,7 +213,7 @@ class Offsets:
         while len(rows) > COMMAND_ROWS_MAX:
             self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
             rows = rows[COMMAND_ROWS_MAX:]
-        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed, on_returned)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed, on_returned, refused)
 
     def replicate_gathered(self) -> None:
         """`replicate`, if there is anything; called by a timer."""
@@ -226,7 +254,8 @@ class Offsets:
             else:
                 connection.close("leadership was lost while an offset was being stored")
 
-        self.replicate(committed, lambda: connection.dispatch(request, body, serialization))
+        again = partial(connection.dispatch, request, body, serialization)
+        self.replicate(committed, again, no_room(connection, request, serialization))
         return None
 
     def handle_query(
@@ -250,7 +279,8 @@ class Offsets:
                 connection.send(answer)
 
         if (key in self._gathered or key in self._replicating) and self._appender.has_room:
-            self.replicate(known, lambda: connection.dispatch(request, body, serialization))
+            again = partial(connection.dispatch, request, body, serialization)
+            self.replicate(known, again, lambda _: self._read(known))  # there is no room for later ones
         else:
             self._read(known)
         return None

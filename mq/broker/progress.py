@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mq.broker.answering import Read, when_current
+from mq.broker.answering import Read, no_room, when_current
 from mq.broker.appender import Appender
 from mq.broker.clients import BROADCASTING, ClientRegistry
 from mq.broker.connection import ClientConnection, Handler
@@ -261,7 +261,14 @@ class Progress:
         # The members of a broadcast group have offsets of their own and commit none.
         restart = online is None or online.message_model != BROADCASTING
         # Where the stored offset is right already, members may still be further on than they have committed.
-        self._offsets.reset(ext.group, ext.topic, wanted if ext.force else changed, committed, restart=restart)
+        self._offsets.reset(
+            ext.group,
+            ext.topic,
+            wanted if ext.force else changed,
+            committed,
+            restart=restart,
+            on_refused=no_room(connection, request, serialization),
+        )
 
     def _check_group(self, name: str) -> None:
         try:
@@ -353,7 +360,7 @@ class Progress:
                 if topic in self._metadata.topics:
                     self._offsets.reset(ext.target, topic, dict(offsets), lambda known: None, restart=False)
                 yield
-            self._offsets.replicate(committed)
+            self._offsets.replicate(committed, on_refused=no_room(connection, request, serialization))
 
         self._gradually.work(connection, request, serialization, clone())
 
@@ -385,7 +392,7 @@ class Progress:
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._appender.check_room()
-        self._appender.add_command(command, committed)
+        self._appender.add_command(command, committed, on_refused=no_room(connection, request, serialization))
         return None
 
 

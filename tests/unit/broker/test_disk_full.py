@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,45 @@ async def test_disk_full_sends_are_refused_reads_go_on_and_room_heals(
             assert (await client.info())["raftmq.pendingBytes"] == "0"
         assert RaftCore.propose is propose
         assert (await client.send(body=b"after")).ext["queueOffset"] == "1"
+
+
+async def test_disk_full_offsets_and_locks_are_refused_and_connections_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, offset_commit_seconds=60) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 2)
+        await client.send()
+        await client.heartbeat("c", "G")
+        commit = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 1}
+        queues = [{"brokerName": "broker-a", "queueId": queue_id, "topic": "T"} for queue_id in (0, 1)]
+        lock = json.dumps({"clientId": "c", "consumerGroup": "G", "mqSet": queues[:1]}).encode()
+        other = json.dumps({"clientId": "c", "consumerGroup": "G", "mqSet": queues[1:]}).encode()
+        clone = {"srcGroup": "G", "destGroup": "H", "topic": "T", "offline": True}
+        forbid = {"group": "G", "topic": "T", "readable": False}
+        reset = {"topic": "T", "group": "G", "timestamp": 0, "isForce": True, "offset": 0, "queueId": 0}
+        requests: list[tuple[RequestCode, dict[str, Any] | None, bytes]] = [
+            (RequestCode.UPDATE_CONSUMER_OFFSET, commit, b""),
+            (RequestCode.LOCK_BATCH_MQ, None, lock),
+            (RequestCode.UNLOCK_BATCH_MQ, None, other),
+            (RequestCode.CLONE_GROUP_OFFSET, clone, b""),
+            (RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, forbid, b""),
+            (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset, b""),
+        ]
+        assert (await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})).code == 0
+        assert (await client.request(RequestCode.LOCK_BATCH_MQ, None, other)).code == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(RaftCore, "propose", lambda core, *given: Refusal.DISK_FULL)
+            for code, ext, body in requests:
+                answer = await client.request(code, ext, body)
+                assert (code, answer.code) == (code, ResponseCode.SERVICE_NOT_AVAILABLE)
+                assert (answer.remark or "").startswith("DISK_FULL: ")
+            # What was noted with a pull cannot be stored either; then the stored offset counts.
+            await client.pull(sysFlag=1 | 4, commitOffset=1)
+            assert await client.committed(setZeroIfNotFound=False) is None
+            assert (await client.info())["raftmq.pendingBytes"] == "0"
+        for code, ext, body in requests:
+            assert (await client.request(code, ext, body)).code == ResponseCode.SUCCESS, code
 
 
 async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
