@@ -175,8 +175,10 @@ class Sends:
         self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int, tail: QueueTail
     ) -> None:
         ext = request.ext
+        # No record is smaller than that, so that what is far too much is not even split.
+        record_bytes_min = tail.fixed_bytes + len(self._suffix)
         try:
-            messages = split_batch(body)
+            messages = split_batch(body, self._body_bytes_max // record_bytes_min)
         except BodyError as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not messages:

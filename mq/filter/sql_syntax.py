@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-LENGTH_MAX: Final = 65_536
-"""Characters of one expression."""
+LENGTH_MAX: Final = 16_384
+"""Characters of one expression: while one is read, 30 ms at most, a broker does nothing else."""
 DEPTH_MAX: Final = 100
 """Levels of nesting, of parentheses and of operators upon each other."""
 NODES_MAX: Final = 1_000

@@ -46,14 +46,19 @@ def decode_batch(data: memoryview | bytes) -> list[BatchedMessage]:
     ]
 
 
-def split_batch(data: memoryview | bytes) -> list[tuple[int, bytes, bytes]]:
-    """Flag, body and encoded properties of each message of a batch. Raises BodyError."""
+def split_batch(data: memoryview | bytes, count_max: int | None = None) -> list[tuple[int, bytes, bytes]]:
+    """Flag, body and encoded properties of each message of a batch.
+
+    Raises BodyError, also for more than ``count_max`` messages; these are not looked at.
+    """
     raw = bytes(data)
     messages: list[tuple[int, bytes, bytes]] = []
     at, end = 0, len(raw)
     unpack_head, unpack_length = _HEAD.unpack_from, _I16.unpack_from
     while at < end:
         left = end - at
+        if len(messages) == count_max:
+            raise BodyError(f"a batch of more than {count_max} messages of this topic is larger than a message may be")
         if left < _FIXED:
             raise BodyError(f"message {len(messages)} of a batch has {left} bytes, at least {_FIXED} are needed")
         size, _, _, flag, body_length = unpack_head(raw, at)

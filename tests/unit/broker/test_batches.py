@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import BodyError
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from tests.unit.broker.running import Answer, Client, properties, running, send_ext
@@ -158,3 +159,9 @@ async def test_a_refused_batch_leaves_nothing_behind(
         assert await client.offset(RequestCode.GET_MAX_OFFSET, "T", 0) == 0
         assert (await send_batch(client, FULL, e=0)).ext["queueOffset"] == "0"
         assert (await client.info())["raftmq.pendingBytes"] == "0"
+
+
+def test_what_is_behind_the_last_possible_message_is_not_looked_at() -> None:
+    assert len(split_batch(FULL * 3, 3)) == 3
+    with pytest.raises(BodyError, match="more than 3 messages"):
+        split_batch(FULL * 3 + b"\0", 3)

@@ -88,8 +88,8 @@ async def test_what_a_consumer_is_told_about_its_expression(tmp_path: Path, seri
             ("SQL92", "a > 5", ResponseCode.SUCCESS, None),
             ("SQL92", "a > 5 AND b >", ResponseCode.SUBSCRIPTION_PARSE_FAILED, "character 14"),
             ("SQL92", "", ResponseCode.SUBSCRIPTION_PARSE_FAILED, "character 1"),
-            ("SQL92", "(" * 60_000, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "character 101"),
-            ("SQL92", "a" * 70_000, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "65536"),
+            ("SQL92", "(" * 16_000, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "character 101"),
+            ("SQL92", "a" * 17_000, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "16384"),
             ("CLASS", "a.b.C", ResponseCode.SUBSCRIPTION_PARSE_FAILED, "TAG, SQL92"),
         ):
             body = {
