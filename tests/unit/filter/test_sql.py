@@ -349,10 +349,10 @@ def test_length_and_size_are_bounded() -> None:
 
 
 def test_a_huge_list_is_searched_fast() -> None:
-    texts = ",".join(f"'{number}'" for number in range(8000))
+    texts = ",".join(f"'{number}'" for number in range(2000))
     chosen = SqlFilter(f"b IN ({texts})")
-    assert chosen.matches({"b": "7999"})
-    assert not chosen.matches({"b": "8000"})
+    assert chosen.matches({"b": "1999"})
+    assert not chosen.matches({"b": "2000"})
     others = SqlFilter(f"b NOT IN ({texts})")
-    assert others.matches({"b": "8000"})
+    assert others.matches({"b": "2000"})
     assert not others.matches({"b": "0"})
