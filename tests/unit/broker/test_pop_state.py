@@ -1,0 +1,296 @@
+"""The table of open checkpoints against a naive one: a message is open or it is not."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mq.broker.state.commands import (
+    CommandRefused,
+    DeleteGroup,
+    DeleteTopic,
+    PutTopic,
+    ResetOffset,
+    TopicConfig,
+    decode_command,
+    encode_command,
+)
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.pops import AckMessages, DeferMessage, PopMessages, offsets_of
+
+GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
+KEYS = st.tuples(st.sampled_from(GROUPS), st.sampled_from(TOPICS), st.integers(0, QUEUES - 1))
+
+
+class Open(NamedTuple):
+    """A message that is open, as the naive table has it."""
+
+    key: tuple[str, str, int]
+    start: int
+    pop_time_ms: int
+    offset: int
+
+
+class PopStateMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = Metadata()
+        self.open: dict[Open, int] = {}
+        self.offsets: dict[tuple[str, str, int], int] = {}
+        self.now_ms = 1_000
+
+    def apply(self, command: Any) -> None:
+        body = encode_command(command)
+        assert decode_command(body) == command
+        self.metadata.apply(decode_command(body))
+
+    @initialize()
+    def topics(self) -> None:
+        for topic in TOPICS:
+            self.create(topic)
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def create(self, topic: str) -> None:
+        self.apply(PutTopic(config=TopicConfig(name=topic, read_queues=QUEUES, write_queues=QUEUES), timestamp_ms=1))
+
+    @rule(key=KEYS, skip=st.integers(0, 3), taken=st.integers(0, 2**40), late=st.booleans(), time=st.integers(0, 2))
+    def pop(self, key: tuple[str, str, int], skip: int, taken: int, late: bool, time: int) -> None:
+        """With ``late`` the group's offset has become another one meanwhile."""
+        self.now_ms += time
+        before = self.offsets.get(key, -1)
+        start = max(before, 0) + skip
+        next_offset = start + taken.bit_length()
+        group, topic, queue_id = key
+        self.apply(
+            PopMessages(
+                group=group,
+                topic=topic,
+                queue_id=queue_id,
+                before=before + 7 if late else before,
+                next_offset=next_offset,
+                start=start,
+                pop_time_ms=self.now_ms,
+                invisible_ms=50,
+                taken=taken,
+            )
+        )
+        if topic not in self.metadata.topics:
+            return
+        for offset in range(taken.bit_length()):
+            if taken >> offset & 1:
+                self.open[Open(key, start, self.now_ms, start + offset)] = 50
+        if not late:
+            self.offsets[key] = max(before, next_offset)
+
+    @rule(data=st.data(), noise=st.integers(0, 2**8), twice=st.booleans())
+    def ack(self, data: st.DataObject, noise: int, twice: bool) -> None:
+        """Acknowledge any of what is open, and some of what is not."""
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.open)), unique=True)) if self.open else []
+        rows = [(*one.key, one.start, one.pop_time_ms, 1 << (one.offset - one.start)) for one in chosen]
+        rows.append(("G", "T", 0, 10**9, 1, noise))
+        for _ in range(1 + twice):
+            self.apply(AckMessages(rows=rows))
+        for one in chosen:
+            del self.open[one]
+
+    @rule(data=st.data(), invisible_ms=st.integers(0, 100), time=st.integers(0, 2))
+    def defer(self, data: st.DataObject, invisible_ms: int, time: int) -> None:
+        if not self.open:
+            return
+        self.now_ms += time
+        one = data.draw(st.sampled_from(sorted(self.open)))
+        group, topic, queue_id = one.key
+        self.apply(
+            DeferMessage(
+                group=group,
+                topic=topic,
+                queue_id=queue_id,
+                start=one.start,
+                pop_time_ms=one.pop_time_ms,
+                offset=one.offset,
+                new_pop_time_ms=self.now_ms,
+                invisible_ms=invisible_ms,
+            )
+        )
+        del self.open[one]
+        # What was popped from there in the same millisecond has the same checkpoint, and now its time.
+        for other in self.open:
+            if other[:3] == (one.key, one.offset, self.now_ms):
+                self.open[other] = invisible_ms
+        self.open[Open(one.key, one.offset, self.now_ms, one.offset)] = invisible_ms
+
+    @rule(key=KEYS, offset=st.integers(0, 20))
+    def reset(self, key: tuple[str, str, int], offset: int) -> None:
+        group, topic, queue_id = key
+        self.apply(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset))
+        if topic in self.metadata.topics:
+            self.offsets[key] = offset
+            self.now_ms += 1  # one who pops the same messages again does so later
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def delete_topic(self, topic: str) -> None:
+        self.apply(DeleteTopic(name=topic, timestamp_ms=1))
+        self.open = {one: time for one, time in self.open.items() if one.key[1] != topic}
+        self.offsets = {key: offset for key, offset in self.offsets.items() if key[1] != topic}
+
+    @rule(group=st.sampled_from(GROUPS))
+    def delete_group(self, group: str) -> None:
+        self.apply(DeleteGroup(name=group, timestamp_ms=1))
+        self.open = {one: time for one, time in self.open.items() if one.key[0] != group}
+
+    @rule()
+    def restart(self) -> None:
+        snapshot = self.metadata.snapshot()
+        self.metadata = Metadata()
+        self.metadata.restore(snapshot)
+        assert self.metadata.snapshot() == snapshot
+
+    @invariant()
+    def same(self) -> None:
+        found = {
+            Open(key, start, pop_time_ms, offset): checkpoint.invisible_ms
+            for key, queue in self.metadata.pops.queues.items()
+            for (start, pop_time_ms), checkpoint in queue.open.items()
+            for offset in offsets_of(start, checkpoint.bits)
+        }
+        assert found == self.open
+        assert self.metadata.pops.count == len({one[:3] for one in self.open})
+        assert all(queue.open or queue.ordered for queue in self.metadata.pops.queues.values())
+        stored = {
+            (*pair, at): offset for pair, row in self.metadata.consumer_offsets.items() for at, offset in row.items()
+        }
+        assert stored == self.offsets
+
+
+PopStateMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+test_checkpoints = PopStateMachine.TestCase
+
+
+def ready() -> Metadata:
+    metadata = Metadata()
+    metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
+    return metadata
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30), st.integers(1, 5))
+def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple[bool, int]], at_once: int) -> None:
+    """Against a list of what is acknowledged: pops begin at its first gap, and the group's offset is there."""
+    metadata, done, popped, count, end = ready(), -1, 0, {}, 0
+    key, open_now = ("G", "T", 0), set[int]()
+    for now_ms, (is_pop, which) in enumerate(steps, 1):
+        if is_pop:
+            begin = done + 1
+            for offset in open_now:
+                count[offset] = count.get(offset, 0) + 1
+            open_now, end, popped = set(range(begin, begin + at_once)), begin + at_once, now_ms
+            count = {offset: times for offset, times in count.items() if offset in open_now}
+            metadata.apply(
+                PopMessages(
+                    group="G",
+                    topic="T",
+                    queue_id=0,
+                    before=metadata.consumer_offsets.get(("G", "T"), {}).get(0, -1),
+                    next_offset=end,
+                    start=begin,
+                    pop_time_ms=now_ms,
+                    invisible_ms=10,
+                    taken=(1 << at_once) - 1,
+                    attempt="",
+                )
+            )
+            start = begin
+        elif open_now:
+            offset = start + which
+            metadata.apply(AckMessages(rows=[("G", "T", 0, start, popped, 1 << which)]))
+            open_now.discard(offset)
+            done = (min(open_now) if open_now else end) - 1
+        ordered = metadata.pops.of(key).ordered
+        assert set(offsets_of(ordered.start, ordered.bits) if ordered else ()) == open_now
+        assert (metadata.consumer_offset(*key) or 0) == done + 1
+        if ordered is not None:
+            assert {offset: times for offset, times in ordered.counts.items() if offset in open_now} == {
+                offset: times for offset, times in count.items() if offset in open_now
+            }
+
+
+def test_a_checkpoint_of_32_messages_takes_less_than_100_bytes_of_the_snapshot() -> None:
+    metadata, sizes = ready(), []
+    for number in range(2):
+        sizes.append(len(metadata.snapshot()))
+        metadata.apply(
+            PopMessages(
+                group="G",
+                topic="T",
+                queue_id=0,
+                before=-1,
+                next_offset=10**12 + 32,
+                start=10**12,
+                pop_time_ms=1_700_000_000_000 + number,
+                invisible_ms=60_000,
+                taken=2**32 - 1,
+            )
+        )
+    assert len(metadata.snapshot()) - sizes[1] < 40
+
+
+def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() -> None:
+    metadata = ready()
+    pop = PopMessages(
+        group="G",
+        topic="T",
+        queue_id=0,
+        before=-1,
+        next_offset=2,
+        start=0,
+        pop_time_ms=100,
+        invisible_ms=10,
+        taken=3,
+        attempt="a",
+    )
+    metadata.apply(pop)
+    change = DeferMessage(
+        group="G",
+        topic="T",
+        queue_id=0,
+        start=0,
+        pop_time_ms=100,
+        offset=1,
+        new_pop_time_ms=105,
+        invisible_ms=50,
+    )
+    metadata.apply(change)
+    copy = Metadata()
+    copy.restore(metadata.snapshot())
+    for each in (metadata, copy):
+        ordered = each.pops.of(("G", "T", 0)).ordered
+        assert ordered is not None
+        assert ordered.blocked_until_ms() == 155
+    metadata.apply(AckMessages(rows=[("G", "T", 0, 0, 100, 2)]))
+    ordered = metadata.pops.of(("G", "T", 0)).ordered
+    assert ordered is not None
+    assert ordered.blocked_until_ms() == 110
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        PopMessages(group="", topic="T", queue_id=0, before=-1, next_offset=0),
+        PopMessages(group="G", topic="T", queue_id=-1, before=-1, next_offset=0),
+        PopMessages(group="G", topic="T", queue_id=0, before=-2, next_offset=0),
+        PopMessages(group="G", topic="T", queue_id=0, before=-1, next_offset=3, taken=1 << 3),
+        PopMessages(group="G", topic="T", queue_id=0, before=-1, next_offset=2**20, taken=1 << 1024),
+        PopMessages(group="G", topic="T", queue_id=0, before=-1, next_offset=0, taken=-1),
+        AckMessages(rows=[("G", "T", 0, 0, 0, -1)]),
+        AckMessages(rows=[("G", "../T", 0, 0, 0, 1)]),
+        DeferMessage(
+            group="G", topic="T", queue_id=0, start=5, pop_time_ms=0, offset=4, new_pop_time_ms=0, invisible_ms=0
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused(command: Any) -> None:
+    with pytest.raises(CommandRefused):
+        encode_command(command)
