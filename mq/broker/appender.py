@@ -210,6 +210,11 @@ class Appender:
         self.pending.append((nbytes, batch))
         self.pending_bytes += nbytes
 
+    @property
+    def may_start(self) -> bool:
+        """Whether a round could begin now."""
+        return len(self._round_ends) < self._rounds_in_flight
+
     def start_round(self) -> bool:
         """Frame what is pending, if the rounds under way leave room; returns whether anything was framed."""
         if not self.pending or not self.is_open or len(self._round_ends) >= self._rounds_in_flight:

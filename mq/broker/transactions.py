@@ -194,8 +194,8 @@ class Transactions:
         return None
 
     def end_turn(self) -> None:
-        """Let what was gathered enter the log; called when everything that came in was served."""
-        if self._gathering is not None:
+        """Let what was gathered enter the log, with the next round; called when everything that came in was served."""
+        if self._gathering is not None and self._appender.may_start:
             self._start(self._gathering)
             self._gathering = None
 
