@@ -220,14 +220,14 @@ class BrokerProcess(Process):
         log = self.log
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
         floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from())
-        if self.broker.snapshot() is None:
-            return False  # the queues are still being filled
         files = [
             segment.start
             for segment in log.segments()
             if log.base_pos < segment.start <= floor_pos and segment.first_index <= floor + 1
         ]
-        return bool(files) and self.replica.drop_prefix(files[int(share * (len(files) - 1))])
+        if not files or self.broker.snapshot() is None:
+            return False  # there are none, or the queues are still being filled
+        return self.replica.drop_prefix(files[int(share * (len(files) - 1))])
 
     # -- Application ---------------------------------------------------------------------------------------------------
 

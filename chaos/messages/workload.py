@@ -67,6 +67,9 @@ class Workload:
     def command(self, command: Any) -> None:
         """A metadata command was committed."""
 
+    def entry_ends(self) -> None:
+        """All records and commands of one entry were told."""
+
     def asked(self, connection: Connection, request: Any, body: bytes) -> None:
         """A broker asks a client."""
 
@@ -110,6 +113,7 @@ class Workload:
                 self.command(decode_command(record.body))
             else:
                 self.stored(self.ledger.committed(self.cluster.now, record))
+        self.entry_ends()
 
     def note(self, kind: str, what: str, key: object, value: object, **more: object) -> None:
         """An event of the history: ``kind`` is invoke, ok, fail or info."""

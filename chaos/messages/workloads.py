@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from chaos.messages.dedup import Dedup
 from chaos.messages.delay import Delay
+from chaos.messages.transactions import Transactions
 from chaos.messages.workload import Workload
 
-WORKLOADS: dict[str, type[Workload]] = {each.name: each for each in (Delay,)}
+WORKLOADS: dict[str, type[Workload]] = {each.name: each for each in (Delay, Transactions, Dedup)}

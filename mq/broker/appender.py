@@ -93,7 +93,7 @@ class Appender:
         pending_bytes_max: with so much pending, messages are refused; see `check_room` for commands.
 
     Attributes:
-        is_open: whether this broker leads its group and may take messages; set by `open` and `close`.
+        is_open: whether this broker leads its group and may take messages; set by `open` and `close`, or taken back before.
         pending: what waits for its round. The send handler appends to it, and adds to ``pending_bytes``, itself.
         pending_bytes: bytes of all records that are not committed yet.
         messages: how many messages and commands were put into entries.
@@ -129,6 +129,7 @@ class Appender:
 
     def open(self) -> None:
         """Take messages from now on: this replica leads and everything older is dispatched."""
+        assert not self.pending, f"{len(self.pending)} messages and groups were added while this replica did not lead"
         self.is_open = True
 
     def close(self) -> None:

@@ -213,6 +213,8 @@ class Broker:
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
             self.areas.forwarder.follow()
             self.areas.serve_as_follower()
+            # First of all nothing is taken any more: what areas and the appender give back is for whoever leads now.
+            self.appender.is_open = False
             self.areas.forget()
             self.appender.close()
             self._on_registration_changed()
