@@ -13,6 +13,7 @@ from rich.table import Table
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import CommandFailed, run_trio
 from mq.client.admin import Admin
+from mq.protocol.names import is_system_topic
 from mq.protocol.operator_bodies import BrokerStatsData
 
 app = typer.Typer(help="Create, list, look up and delete topics.", no_args_is_help=True)
@@ -48,7 +49,7 @@ def create(
 
 @app.command("list")
 def list_topics(namesrv: Namesrv = NAMESRV) -> None:
-    """Print the name of every topic, one a line."""
+    """Print the name of every topic, one a line; those of the brokers themselves are marked."""
 
     async def main() -> list[str]:
         async with Admin(namesrv) as admin:
@@ -57,7 +58,7 @@ def list_topics(namesrv: Namesrv = NAMESRV) -> None:
     with client_errors():
         names = run_trio(main)
     for name in names:
-        print(name)
+        print(f"{name} (system)" if is_system_topic(name) else name)
 
 
 @app.command("route")

@@ -65,6 +65,9 @@ FOR_OPERATORS_MAX = 16
 
 REPLY_SECONDS = 3.0
 
+REMIND_SECONDS = 10.0
+"""An open consumer with handlers whose `run` was not called by then says so in its log."""
+
 LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
 
@@ -211,6 +214,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                     )
                     tasks.start_soon(self._rebalance_forever)
                     tasks.start_soon(self._commit_forever)
+                    tasks.start_soon(self._handling.remind, REMIND_SECONDS)
                     if self._exclusive:
                         tasks.start_soon(self._renew_locks_forever)
                     self._handling.tracer = tracer = self._open_tracer(tasks, remoting)

@@ -55,6 +55,14 @@ class Handling:
         self.tracer: Tracer | None = None
         self._fallback: Handler | None = None
         self._scope: anyio.CancelScope | None = None
+        self._was_run = False
+
+    async def remind(self, seconds: float) -> None:
+        """Say so if nothing was handled after `seconds` because nobody called `run`: messages wait in silence then."""
+        await anyio.sleep(seconds)
+        topics = [topic for topic, each in self._subscribed.items() if each.handler is not None]
+        if topics and not self._was_run:
+            log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
     async def run(self, fallback: Handler | None) -> None:
         """Until `stop`. `fallback` takes the messages of topics without a handler; without it, ValueError."""
@@ -62,6 +70,7 @@ class Handling:
         if fallback is None and missing:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
         self._fallback = fallback
+        self._was_run = True
         slots = anyio.Semaphore(self._concurrency)
         with anyio.CancelScope() as scope:
             self._scope = scope

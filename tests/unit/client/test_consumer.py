@@ -313,6 +313,28 @@ async def test_run_needs_a_handler_for_every_topic() -> None:
             await consumer.run()
 
 
+@pytest.mark.parametrize("is_run", [True, False])
+async def test_handlers_that_nobody_runs_are_told_of(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
+    monkeypatch.setattr("mq.client.consumer.REMIND_SECONDS", 0.1)
+    warnings: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(
+        "mq.client.handling.log.warning", lambda event, *, topics, **_: warnings.append((event, topics))
+    )
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = consumer_of(cluster)
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None: ...
+
+        if is_run:
+            async with running(consumer):
+                await anyio.sleep(0.2)
+        else:
+            async with consumer:
+                await until(lambda: bool(warnings))
+    assert warnings == ([] if is_run else [("handlers_without_run", ["T"])])
+
+
 # Streams.
 
 
