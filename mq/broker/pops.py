@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -23,6 +23,7 @@ from mq.broker.figures import Figures
 from mq.broker.long_polling import LongPolling, QueueKey
 from mq.broker.pending import PendingCommand, PendingGroup
 from mq.broker.pop_acks import CHECKPOINTS_MAX, PopAcks
+from mq.broker.pop_answers import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop_queues import INIT_AT_END, PopQueues, Taken, Wish
 from mq.broker.pop_revival import PopRevival
 from mq.broker.record_reader import Place, RecordReader
@@ -33,13 +34,12 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.pops import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
-from mq.filter.subscription import Subscription, parse_subscription
+from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import ResponseCode
-from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import RESPONSE_FLAG, encode_header, encode_response
+from mq.protocol.headers import encode_response
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
 from mq.protocol.pop_requests import Notification, PeekMessage, PollingInfo, PopMessage
-from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
+from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.queue_store import QueueStore
@@ -60,20 +60,6 @@ _READ_BYTES_MAX = 64 * 1024 * 1024
 """Of messages that wait for their pops to be committed; beyond, clients are asked to come again."""
 
 _ALL = parse_subscription("", "*", None)
-
-
-class HeldPop(NamedTuple):
-    """A pop, or a question whether there is something to pop, that waits until ``deadline``, monotonic seconds."""
-
-    connection: ClientConnection
-    request: PopMessage | Notification
-    serialization: int
-    subscription: Subscription
-    deadline: float
-
-    def matches(self, code: int) -> bool:
-        """Whether a message with this tag code may be wanted."""
-        return self.subscription.matches_code(code)
 
 
 class Pops:
@@ -298,7 +284,7 @@ class Pops:
         )
         taken = self._take(wish, ext.queue_id, ext.max_messages)
         code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
-        self._send(connection, request.opaque, serialization, code, wish, taken)
+        send_messages(connection, request.opaque, serialization, code, wish, taken, self._metadata.pops)
         return None
 
     def handle_polling_info(
@@ -448,8 +434,8 @@ class Pops:
                 for each in taken:
                     if each.messages:
                         self._note_got(wish.topic, wish.group, each.messages, each.nbytes)
-                code = ResponseCode.SUCCESS
-                self._send(pop.connection, pop.request.opaque, pop.serialization, code, wish, taken)
+                code, opaque = ResponseCode.SUCCESS, pop.request.opaque
+                send_messages(pop.connection, opaque, pop.serialization, code, wish, taken, self._metadata.pops)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
                 self._serve_again(pop)  # those messages were for others
             else:
@@ -500,70 +486,13 @@ class Pops:
             for queue_id in queues:
                 key = group, topic, queue_id
                 if self._queues.has_message(key, at_end=False, attempt=attempt, now_ms=now_ms):
-                    self._answer_notification(pop, has_message=True)
+                    pop.connection.answer(pop.request, notification(pop, has_message=True))
                     return
         self._hold(pop)
 
-    # -- answers -----------------------------------------------------------------------------------------------------
-
     def _answer_nothing(self, pop: HeldPop, code: ResponseCode = ResponseCode.POLLING_TIMEOUT) -> None:
-        if pop.connection.closed:
-            return
-        if isinstance(pop.request, Notification):
-            self._answer_notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
-            return
-        ext = pop.request.ext
-        fields = {
-            "popTime": str(self._wall_clock_ms()),
-            "invisibleTime": str(min(ext.invisible_ms, INVISIBLE_MS_MAX)),
-            "reviveQid": str(ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE),
-            "restNum": "0",
-        }
-        reply = encode_response(pop.request.opaque, code, ext=fields, serialization=pop.serialization)
-        pop.connection.answer(pop.request, reply)
-
-    def _answer_notification(self, pop: HeldPop, *, has_message: bool, full: bool = False) -> None:
-        fields = {"hasMsg": "true" if has_message else "false", "pollingFull": "true" if full else "false"}
-        code, serialization = ResponseCode.SUCCESS, pop.serialization
-        reply = encode_response(pop.request.opaque, code, ext=fields, serialization=serialization)
-        pop.connection.answer(pop.request, reply)
-
-    def _send(
-        self,
-        connection: ClientConnection,
-        opaque: int,
-        serialization: int,
-        code: ResponseCode,
-        wish: Wish,
-        taken: list[Taken],
-    ) -> None:
-        """Answer with messages; what their receipts are made of is in the header."""
-        given = [each for each in taken if each.messages]
-        starts, offsets = queue_info(
-            (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
-        )
-        counts = [self._counts(each) for each in given] if wish.attempt is not None else []
-        fields = {
-            "popTime": str(wish.pop_time_ms),
-            "invisibleTime": str(wish.invisible_ms),
-            "reviveQid": str(wish.revive_queue),
-            "restNum": str(sum(each.rest for each in taken)),
-            "startOffsetInfo": starts,
-            "msgOffsetInfo": offsets,
-            "orderCountInfo": ";".join(filter(None, counts)),
-        }
-        records = [record for each in given for record in each.records]
-        nbytes = sum(map(len, records))
-        header = encode_header(code, opaque, RESPONSE_FLAG, ext=fields, serialization=serialization)
-        head = encode_prefix(serialization, len(header), nbytes) + header
-        connection.send_all([head, *records], len(head) + nbytes)
-
-    def _counts(self, taken: Taken) -> str:
-        """How often messages that are consumed in order were popped before."""
-        ordered = self._metadata.pops.of(taken.key).ordered
-        if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:
-            return ""
-        return count_info(mark_of(taken.key[1]), taken.key[2], ordered.counts)
+        if not pop.connection.closed:
+            pop.connection.answer(pop.request, nothing_found(pop, code, self._wall_clock_ms()))
 
 
 class _Watched:

@@ -48,6 +48,8 @@ _BEYOND = 2**63 - 1
 class _Behind:
     messages: int = 0
     """Those that are still to be consumed."""
+    in_flight: int = 0
+    """Of those, the ones that consumers have popped."""
 
 
 class Progress:
@@ -143,10 +145,11 @@ class Progress:
                         check_length(nbytes)
                 if tables:
                     groups.append(b'{"%s":[%s]}' % (group.encode(), b",".join(tables)))
-            text = b'{"brokerAddr":"%s","consumeStatsList":[%s],"totalDiff":%d,"totalInflightDiff":0}' % (
+            text = b'{"brokerAddr":"%s","consumeStatsList":[%s],"totalDiff":%d,"totalInflightDiff":%d}' % (
                 self._address.encode(),
                 b",".join(groups),
                 behind.messages,
+                behind.in_flight,
             )
             return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
 
@@ -181,11 +184,17 @@ class Progress:
             stored = self._stored(group, topic)
             for queue_id in range(config.read_queues):
                 end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
+                # What was popped and is still open is counted as not consumed yet, wherever it is.
+                pulled, open_of = offset, self._metadata.pops.of((group, topic, queue_id))
+                if open_of.ordered is not None:
+                    pulled = max(pulled, open_of.ordered.next_offset)
+                offset = max(0, pulled - open_of.message_count())
                 if behind is not None:
                     behind.messages += max(0, end - offset)
+                    behind.in_flight += pulled - offset
                 at_ms = max(0, self._lookup.store_time(topic, queue_id, offset - 1)) if offset else 0
                 value = b'{"brokerOffset":%d,"consumerOffset":%d,"lastTimestamp":%d,"pullOffset":%d}'
-                yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, offset))
+                yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, pulled))
 
     def handle_correction(
         self, connection: ClientConnection, request: QueryCorrectionOffset, body: bytes, serialization: int

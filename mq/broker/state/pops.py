@@ -167,6 +167,11 @@ class PopQueue:
         self.open: dict[tuple[int, int], Checkpoint] = {}
         self.ordered: Ordered | None = None
 
+    def message_count(self) -> int:
+        """How many messages are open."""
+        in_order = 0 if self.ordered is None else self.ordered.bits.bit_count()
+        return in_order + sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
+
 
 _NOTHING = PopQueue()
 

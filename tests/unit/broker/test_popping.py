@@ -9,6 +9,7 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON
+from mq.protocol.operator_bodies import read_progress
 from tests.unit.broker.popping import ack, batch_ack, batch_body, now_ms, pop, pop_ext, popped, read_popped
 from tests.unit.broker.running import Client, properties, running, until
 
@@ -322,6 +323,18 @@ async def test_a_deleted_topic_or_group_takes_its_checkpoints_along(tmp_path: Pa
         await client.wait_for(lambda info: info["raftmq.popCheckpoints"] == "1")
         assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == FOUND
         await client.wait_for(lambda info: info["raftmq.popCheckpoints"] == "0")
+
+
+async def test_tools_see_open_messages_as_in_flight(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await filled(client, 5)
+        messages = await popped(client, maxMsgNums=4)
+        await ack(client, messages[1])
+        answer = await client.request(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "G", "topic": "T"})
+        ((_, row),) = read_progress(answer.body).items()
+        assert (row.end, row.offset) == (5, 1)  # four of five are not consumed yet
+        assert b'"pullOffset":4' in answer.body
 
 
 async def test_names_too_long_for_a_retry_topic_have_one_all_the_same(tmp_path: Path) -> None:
