@@ -93,7 +93,8 @@ class Appender:
         pending_bytes_max: with so much pending, messages are refused; see `check_room` for commands.
 
     Attributes:
-        is_open: whether this broker leads its group and may take messages; set by `open` and `close`, or taken back before.
+        is_open: whether this broker leads its group and may take messages; set by `open` and `close`, or taken back
+            before.
         pending: what waits for its round. The send handler appends to it, and adds to ``pending_bytes``, itself.
         pending_bytes: bytes of all records that are not committed yet.
         messages: how many messages and commands were put into entries.
