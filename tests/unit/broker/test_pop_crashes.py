@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import structlog
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mq.broker import pop_queues, pops
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
 from mq.broker.pops import Pops
 from mq.broker.record_reader import Place
@@ -494,3 +496,58 @@ def test_a_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
     machine.pop(2, 0, 0, True)
     assert machine.held[second.body].message.reconsume_times == 1
     machine.teardown()
+
+
+def test_what_the_log_has_lost_is_counted_and_the_rest_comes_again() -> None:
+    machine = started(3)
+    machine.pop(3, 0, 0, True)
+    machine.log.queues["T", 0].min_offset = 2
+    machine.run(2 * INVISIBLE_MS)
+    machine.commit(10)
+    assert (machine.pops.revival.lost, machine.pops.revival.revived) == (2, 1)
+    assert machine.metadata.pops.count == 0
+    machine.pop(3, 0, 0, True)
+    assert machine.held[b"2"].message.reconsume_times == 1
+
+
+def test_a_new_leader_whose_clock_is_far_behind_hides_messages_no_longer_than_they_were_popped_for() -> None:
+    machine = started(1)
+    machine.pop(1, 0, 0, True)
+    machine.hidden_until.clear()
+    machine.crash(0, 900_000)
+    machine.run(INVISIBLE_MS - 1)
+    assert not machine.appender.groups
+    machine.run(1)
+    machine.commit(1)
+    machine.pop(1, 0, 0, True)
+    assert machine.held[b"0"].message.reconsume_times == 1
+
+
+def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pop_queues, "CHECKPOINTS_PER_QUEUE_MAX", 2)
+    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 3)
+    machine = started(5)
+    machine.send(5, 1)
+    codes: list[int] = []
+    for queue_id in (0, 0, 0, 1, 1):
+        before = set(machine.held)
+        machine.pop(1, queue_id, 0, True)
+        codes.append(len(set(machine.held) - before))
+    assert codes == [1, 1, 0, 1, 0]
+    machine.run(2 * INVISIBLE_MS)
+    machine.teardown()
+
+
+def test_a_message_larger_than_a_group_comes_again_alone() -> None:
+    machine = CrashMachine()
+    machine.begin()
+    for letter, size in ((b"a", 10), (b"b", 100_000), (b"c", 10)):
+        machine.log.append("T", 0, letter * size)
+    machine.pop(3, 0, 0, True)
+    machine.run(2 * INVISIBLE_MS)
+    sizes = [[len(item.body) for item in group if isinstance(item, MadeRecord)] for group in machine.appender.groups]
+    assert sizes == [[10], [100_000], [10]]
+    machine.commit(10)
+    assert machine.metadata.pops.count == 0
