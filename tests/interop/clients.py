@@ -140,6 +140,8 @@ class GoClient:
             "lite-pull": "this client has none",
             "lookup": "this client has none",
             "mqadmin": "a tool of the Java client",
+            **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
+            **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
         }
 
     @property
@@ -184,6 +186,11 @@ class NodeClient:
             "lookup": "this client has none",
             "admin": "this client has none",
             "mqadmin": "a tool of the Java client",
+            **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
+            **dict.fromkeys(("transactions", "transactions-killed"), "this client has none"),
+            **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
+            **dict.fromkeys(("request-reply", "requests-killed"), "this client has none"),
+            **dict.fromkeys(("trace", "trace-killed"), "this client writes none"),
         }
 
     @property

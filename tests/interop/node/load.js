@@ -9,8 +9,19 @@ const PACE_MS = 5;
 const FAILURE_MS = 100;
 const PATIENCE_MS = 100000;
 
-/** A producer and a consumer with default settings at work while the cluster is disturbed. */
+function isGivenBack(message) {
+  return message.reconsumeTimes === 0 && Number(message.body.toString()) % GIVEN_BACK_EACH === 0;
+}
+
 async function load(scene) {
+  await run(scene, { make: body => scene.message(body), isGivenBack, more: {} });
+}
+
+/**
+ * A producer and a consumer with default settings at work while the cluster is disturbed. `kind` tells how messages are
+ * made, which are given back when they come, and what else is told at the end.
+ */
+async function run(scene, kind) {
   const acknowledged = new Set();
   const times = new Map();
   const errors = {};
@@ -22,7 +33,7 @@ async function load(scene) {
   const consumer = await scene.consumer('a');
   consumer.subscribe(scene.topic, '*', async message => {
     const body = message.body.toString();
-    if (message.reconsumeTimes === 0 && Number(body) % GIVEN_BACK_EACH === 0) return Consumer.ACTION_RETRY;
+    if (kind.isGivenBack(message)) return Consumer.ACTION_RETRY;
     times.set(body, (times.get(body) || 0) + 1);
     return undefined;
   });
@@ -33,7 +44,7 @@ async function load(scene) {
     while (!stopped) {
       const body = String(++numbers);
       try {
-        const { sendStatus } = await producer.send(scene.message(body));
+        const { sendStatus } = await producer.send(kind.make(body));
         if (sendStatus === 'SEND_OK') {
           acknowledged.add(body);
           const now = Date.now();
@@ -64,7 +75,8 @@ async function load(scene) {
   event('load', {
     acknowledged: acknowledged.size, errors, received: times.size, missing: missing(),
     twice: [ ...times.values() ].filter(number => number > 1).length, longest_gap_ms: longestGap,
+    ...kind.more,
   });
 }
 
-module.exports = { load };
+module.exports = { load, run };

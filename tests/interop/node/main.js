@@ -8,7 +8,8 @@ const { Scene } = require('./scene');
 const SCENARIOS = {
   ...require('./sending'),
   ...require('./consuming'),
-  ...require('./load'),
+  load: require('./load').load,
+  ...require('./delaying'),
 };
 
 async function main([ scenario, namesrv, name ]) {

@@ -6,18 +6,33 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rocketmq_client_rust::{
-    ClientResult, DefaultMQProducer, MQPushConsumer, MessageQueueSelector, SelectMessageQueueByHash,
+    ClientResult, DefaultMQProducer, LocalTransactionState, MQPushConsumer, MessageQueueSelector,
+    SelectMessageQueueByHash, TransactionMQProducer,
 };
 use rocketmq_model::common::message::message_ext::MessageExt;
 use rocketmq_model::common::message::message_single::Message;
+use rocketmq_model::common::message::MessageTrait;
 use rocketmq_model::result::{SendResult, SendStatus};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::scene::{event, sleep, text, until, Listener, Outcome, Scene};
+use crate::scene::{event, now_ms, sleep, text, until, Handle, Listener, Outcome, Scene};
+use crate::special::{body_of, popping, replying, transactional, Deciding, LEVELS_MS};
 
 const SENDERS: usize = 4;
 const GIVEN_BACK_EACH: usize = 50;
+
+/// What the messages are; the README tells of each.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Plain,
+    Ordered,
+    Delays,
+    Timers,
+    Transactions,
+    Pop,
+    Requests,
+}
 
 #[derive(Default)]
 struct Books {
@@ -28,38 +43,64 @@ struct Books {
     disorder: usize,
     newest: Option<Instant>,
     longest_gap: Duration,
+    due: HashMap<String, u64>,
+    early: usize,
+    latest_ms: u64,
+    recalled: HashSet<String>,
+    unrecalled: usize,
+    checks: usize,
 }
 
-#[derive(Default)]
 struct Loading {
+    kind: Kind,
     books: Mutex<Books>,
     numbers: AtomicUsize,
     stopped: AtomicBool,
 }
 
 /// Reports "running" when messages flow; reads a line from standard input; then reports what became of them.
-pub async fn load(scene: &Scene, ordered: bool) -> Outcome {
-    let loading = Arc::new(Loading::default());
+pub async fn load(scene: &Scene, kind: Kind) -> Outcome {
+    let ordered = kind == Kind::Ordered;
+    let loading = Arc::new(Loading {
+        kind,
+        books: Mutex::default(),
+        numbers: AtomicUsize::default(),
+        stopped: AtomicBool::default(),
+    });
+    let reply: Option<Handle> = match kind {
+        Kind::Requests => Some(replying(scene, false).await?.1),
+        _ => None,
+    };
     let mut running = Vec::new();
     for instance in if ordered { vec!["a", "b"] } else { vec!["a"] } {
-        let mut consumer = scene.consumer(instance).build();
+        let builder = if kind == Kind::Pop { popping(scene, instance) } else { scene.consumer(instance) };
+        let mut consumer = builder.build();
         consumer.subscribe(scene.topic.as_str(), "*").await?;
         let noting = loading.clone();
         if ordered {
             consumer.register_message_listener_orderly(Listener(Arc::new(move |message| noting.in_order(message))));
         } else {
-            consumer.register_message_listener_concurrently(Listener(Arc::new(move |message| noting.any(message))));
+            let reply = reply.clone();
+            consumer.register_message_listener_concurrently(Listener(Arc::new(move |message| {
+                reply.as_ref().is_none_or(|reply| reply(message)) && noting.any(message)
+            })));
         }
         consumer.start().await?;
         running.push(consumer);
     }
-    let producer = scene.producer("producer").await?;
+    let producer = Sender {
+        plain: scene.producer("producer").await?,
+        transactional: match kind {
+            Kind::Transactions => Some(transactional(scene, "transactional", loading.clone().deciding()).await?),
+            _ => None,
+        },
+    };
     let sending = async {
         tokio::join!(
-            loading.send(scene, &producer, 0, ordered),
-            loading.send(scene, &producer, 1, ordered),
-            loading.send(scene, &producer, 2, ordered),
-            loading.send(scene, &producer, 3, ordered),
+            loading.send(scene, &producer, 0),
+            loading.send(scene, &producer, 1),
+            loading.send(scene, &producer, 2),
+            loading.send(scene, &producer, 3),
         );
     };
     let commanding = async {
@@ -82,28 +123,152 @@ pub async fn load(scene: &Scene, ordered: bool) -> Outcome {
     while !loading.missing().is_empty() && Instant::now() < end {
         sleep(0.05).await;
     }
+    sleep(0.5).await; // what must not arrive may be on its way
     let missing = loading.missing();
     let books = loading.books.lock().unwrap();
-    event(
-        "load",
-        json!({
+    let mut fields = json!({
             "acknowledged": books.acknowledged.len(), "errors": books.errors, "received": books.times.len(),
+            "wanted": books.acknowledged.iter().filter(|body| kind.wants(&books, body)).count(),
+            "unwanted": books.times.keys().filter(|body| !kind.wants(&books, body)).collect::<Vec<_>>(),
             "missing": missing, "twice": books.times.values().filter(|times| **times > 1).count(),
             // Nothing since the newest acknowledgement counts as well.
             "longest_gap_ms": books.longest_gap.max(newest).as_millis() as u64, "disorder": books.disorder,
-        }),
-    );
+    });
+    match kind {
+        Kind::Delays | Kind::Timers => {
+            fields["early"] = json!(books.early);
+            fields["latest_ms"] = json!(books.latest_ms);
+            fields["recalled"] = json!(books.recalled.len());
+            fields["unrecalled"] = json!(books.unrecalled);
+        }
+        Kind::Transactions => fields["checks"] = json!(books.checks),
+        _ => (),
+    }
+    event("load", fields);
     Ok(())
+}
+
+impl Kind {
+    /// Whether a message is to arrive once it was taken, or must not.
+    fn wants(self, books: &Books, body: &str) -> bool {
+        match self {
+            Kind::Timers => !books.recalled.contains(body),
+            Kind::Transactions => number(body) % 2 == 0,
+            _ => true,
+        }
+    }
+}
+
+fn number(body: &str) -> usize {
+    body.parse().expect("sent as a number")
+}
+
+struct Sender {
+    plain: DefaultMQProducer,
+    transactional: Option<TransactionMQProducer>,
 }
 
 impl Loading {
     fn any(&self, message: &MessageExt) -> bool {
         let body = text(message);
-        if message.reconsume_times() == 0 && body.parse::<usize>().is_ok_and(|number| number % GIVEN_BACK_EACH == 0) {
+        let is_given_back = matches!(self.kind, Kind::Plain | Kind::Pop);
+        if is_given_back && message.reconsume_times() == 0 && number(&body) % GIVEN_BACK_EACH == 0 {
             return false;
         }
-        *self.books.lock().unwrap().times.entry(body).or_default() += 1;
+        let mut books = self.books.lock().unwrap();
+        if let Some(due) = books.due.get(&body).copied() {
+            let now = now_ms();
+            books.early += usize::from(now < due);
+            books.latest_ms = books.latest_ms.max(now.saturating_sub(due));
+        }
+        *books.times.entry(body).or_default() += 1;
         true
+    }
+
+    /// A quarter each is committed and rolled back at once and when asked.
+    fn deciding(self: Arc<Self>) -> Deciding {
+        let verdict = |body: &str| match number(body) % 2 {
+            0 => LocalTransactionState::CommitMessage,
+            _ => LocalTransactionState::RollbackMessage,
+        };
+        Deciding {
+            first: Box::new(move |body| match number(body) % 4 {
+                0 | 1 => verdict(body),
+                _ => LocalTransactionState::Unknown,
+            }),
+            asked: Box::new(move |message| {
+                self.books.lock().unwrap().checks += 1;
+                verdict(&text(message))
+            }),
+        }
+    }
+
+    async fn give(&self, scene: &Scene, sender: &Sender, key: usize, body: &str) -> ClientResult<Option<SendResult>> {
+        let mut message = scene.message(body);
+        match self.kind {
+            Kind::Ordered => {
+                let select =
+                    |queues: &[_], message: &Message, key: &i32| SelectMessageQueueByHash.select(queues, message, key);
+                sender.plain.send_with_selector(message, select, key as i32).await
+            }
+            Kind::Delays => {
+                message.set_delay_time_level(1);
+                self.give_later(sender, message, body, LEVELS_MS[0]).await
+            }
+            Kind::Timers if number(body) % 3 == 0 => {
+                message.set_delay_time_level(1);
+                self.give_later(sender, message, body, LEVELS_MS[0]).await
+            }
+            Kind::Timers => {
+                let wait = if number(body) % 3 == 1 { 1_500 } else { 4_000 };
+                message.set_delay_time_ms(wait);
+                let result = self.give_later(sender, message, body, wait).await?;
+                if number(body) % 6 == 2 {
+                    return Ok(self.recall(scene, sender, body, result).await);
+                }
+                Ok(result)
+            }
+            Kind::Transactions => {
+                let producer = sender.transactional.as_ref().expect("made for them");
+                Ok(producer.send_message_in_transaction(message, None::<()>).await?.send_result)
+            }
+            Kind::Requests => {
+                let answer = sender.plain.request(message, 3_000).await?;
+                let is_right = body_of(answer.as_ref()) == format!("re: {body}");
+                Ok(is_right.then(SendResult::default))
+            }
+            Kind::Plain | Kind::Pop => sender.plain.send(message).await,
+        }
+    }
+
+    async fn give_later(
+        &self,
+        sender: &Sender,
+        message: Message,
+        body: &str,
+        wait_ms: u64,
+    ) -> ClientResult<Option<SendResult>> {
+        self.books.lock().unwrap().due.insert(body.to_string(), now_ms() + wait_ms);
+        sender.plain.send(message).await
+    }
+
+    /// The message's answer if it was called back; otherwise it may be and it may be not.
+    async fn recall(
+        &self,
+        scene: &Scene,
+        sender: &Sender,
+        body: &str,
+        result: Option<SendResult>,
+    ) -> Option<SendResult> {
+        let handle = result.as_ref()?.recall_handle.clone()?;
+        let done = sender.plain.recall_message(scene.topic.as_str(), handle.as_str()).await;
+        let mut books = self.books.lock().unwrap();
+        if done.is_err() {
+            books.unrecalled += 1;
+            return None;
+        }
+        books.recalled.insert(body.to_string());
+        result
     }
 
     fn in_order(&self, message: &MessageExt) -> bool {
@@ -120,20 +285,14 @@ impl Loading {
         true
     }
 
-    async fn send(&self, scene: &Scene, producer: &DefaultMQProducer, key: usize, ordered: bool) {
+    async fn send(&self, scene: &Scene, producer: &Sender, key: usize) {
         let mut number = 0;
         while !self.stopped.load(Ordering::SeqCst) {
-            let body = match ordered {
-                true => format!("{key}-{number}"),
-                false => (self.numbers.fetch_add(1, Ordering::SeqCst) + 1).to_string(),
+            let body = match self.kind {
+                Kind::Ordered => format!("{key}-{number}"),
+                _ => (self.numbers.fetch_add(1, Ordering::SeqCst) + 1).to_string(),
             };
-            let result = if ordered {
-                let select =
-                    |queues: &[_], message: &Message, key: &i32| SelectMessageQueueByHash.select(queues, message, key);
-                producer.send_with_selector(scene.message(&body), select, key as i32).await
-            } else {
-                producer.send(scene.message(&body)).await
-            };
+            let result = self.give(scene, producer, key, &body).await;
             if self.note(body, result) {
                 number += 1;
             } else {
@@ -166,8 +325,8 @@ impl Loading {
 
     fn missing(&self) -> Vec<String> {
         let books = self.books.lock().unwrap();
-        let mut missing: Vec<String> =
-            books.acknowledged.iter().filter(|body| !books.times.contains_key(*body)).cloned().collect();
+        let is_missing = |body: &&String| !books.times.contains_key(*body) && self.kind.wants(&books, body);
+        let mut missing: Vec<String> = books.acknowledged.iter().filter(is_missing).cloned().collect();
         missing.sort();
         missing
     }

@@ -7,11 +7,13 @@ mod consuming;
 mod load;
 mod scene;
 mod sending;
+mod special;
 
 use rocketmq_client_rust::{ClientRuntime, ClientRuntimeConfig};
 use rocketmq_runtime::{RuntimeConfig, RuntimeOwner};
 use serde_json::json;
 
+use load::Kind;
 use scene::{event, Outcome, Scene};
 
 async fn run(scenario: &str, namesrv: &str, topic: &str) -> Outcome {
@@ -26,7 +28,8 @@ async fn run(scenario: &str, namesrv: &str, topic: &str) -> Outcome {
         ClientRuntimeConfig::default(),
         telemetry.handle(),
     )?;
-    let scene = Scene { runtime, namesrv: namesrv.into(), topic: topic.into(), group: format!("{topic}-group") };
+    let scene =
+        Scene { runtime, namesrv: namesrv.into(), topic: topic.into(), group: format!("{topic}-group"), traced: false };
     let outcome = match scenario {
         "send" => Box::pin(sending::send(&scene)).await,
         "push" => Box::pin(consuming::push(&scene)).await,
@@ -42,8 +45,21 @@ async fn run(scenario: &str, namesrv: &str, topic: &str) -> Outcome {
         "lite-pull" => Box::pin(asking::lite_pull(&scene)).await,
         "lookup" => Box::pin(asking::lookup(&scene)).await,
         "admin" => Box::pin(admin::calls(&scene)).await,
-        "load" => Box::pin(load::load(&scene, false)).await,
-        "load-orderly" => Box::pin(load::load(&scene, true)).await,
+        "delays" => Box::pin(special::delays(&scene)).await,
+        "timers" => Box::pin(special::timers(&scene)).await,
+        "recall" => Box::pin(special::recall(&scene)).await,
+        "transactions" => Box::pin(special::transactions(&scene)).await,
+        "pop" => Box::pin(special::pop(&scene)).await,
+        "request-reply" => Box::pin(special::request_reply(&scene)).await,
+        "trace" => Box::pin(special::trace(&scene)).await,
+        "load" => Box::pin(load::load(&scene, Kind::Plain)).await,
+        "load-orderly" => Box::pin(load::load(&scene, Kind::Ordered)).await,
+        "load-delays" => Box::pin(load::load(&scene, Kind::Delays)).await,
+        "load-timers" => Box::pin(load::load(&scene, Kind::Timers)).await,
+        "load-transactions" => Box::pin(load::load(&scene, Kind::Transactions)).await,
+        "load-pop" => Box::pin(load::load(&scene, Kind::Pop)).await,
+        "load-requests" => Box::pin(load::load(&scene, Kind::Requests)).await,
+        "load-trace" => Box::pin(load::load(&special::traced(&scene), Kind::Plain)).await,
         _ => Err(format!("{scenario} is not among the scenarios").into()),
     };
     if let Err(error) = outcome {

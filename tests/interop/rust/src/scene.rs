@@ -57,6 +57,8 @@ pub struct Scene {
     pub namesrv: String,
     pub topic: String,
     pub group: String,
+    /// Whether its clients write down what becomes of their messages.
+    pub traced: bool,
 }
 
 impl Scene {
@@ -65,6 +67,7 @@ impl Scene {
             namesrv_addr: Some(self.namesrv.clone().into()),
             instance_name: format!("{}-{instance}", self.topic).into(),
             vip_channel_enabled: false,
+            enable_trace: self.traced,
             ..Default::default()
         }
     }
