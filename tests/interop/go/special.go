@@ -74,10 +74,10 @@ func (d deciding) CheckLocalTransaction(m *primitive.MessageExt) primitive.Local
 	return d.asked(m)
 }
 
-func (s scene) transactional(instance string, d deciding) rocketmq.TransactionProducer {
+func (s scene) transactional(group, instance string, d deciding) rocketmq.TransactionProducer {
 	p, err := rocketmq.NewTransactionProducer(d,
 		producer.WithNameServer(primitive.NamesrvAddr{s.namesrv}),
-		producer.WithGroupName(s.topic+"-producer"),
+		producer.WithGroupName(group),
 		producer.WithInstanceName(instance))
 	must(err)
 	must(p.Start())
@@ -129,10 +129,10 @@ func transactions(s scene) {
 		must(err)
 		event("sent", "form", "transaction", "body", body, "id", result.MsgID)
 	}
-	gone := s.transactional("gone", d)
+	gone := s.transactional(s.topic+"-producer", "gone", d)
 	send(gone, "t-orphan")
 	must(gone.Shutdown()) // another member of its group is asked
-	p := s.transactional("there", d)
+	p := s.transactional(s.topic+"-producer", "there", d)
 	for i := 0; i < 15; i++ {
 		send(p, fmt.Sprintf("t-%d-%s", i, verdicts[i%len(verdicts)]))
 	}
@@ -153,7 +153,7 @@ func loadTransactions(s scene) {
 		}
 		return primitive.RollbackMessageState
 	}
-	p := s.transactional("producer", deciding{
+	p := s.transactional(s.topic+"-transactional", "transactional", deciding{
 		first: func(body string) primitive.LocalTransactionState {
 			if number(body)%4 < 2 {
 				return verdict(body)
@@ -191,7 +191,7 @@ func (s scene) answering(c rocketmq.PushConsumer, selector consumer.MessageSelec
 			if told {
 				received("a", m)
 			}
-			if reply, err := consumer.CreateReplyMessage(m, []byte("re: "+string(m.Body))); err != nil {
+			if reply, err := replyTo(m); err != nil {
 				event("unreplied", "why", err.Error())
 			} else if _, err := answers.SendSync(context.Background(), reply); err != nil {
 				event("unreplied", "why", err.Error())
@@ -200,6 +200,16 @@ func (s scene) answering(c rocketmq.PushConsumer, selector consumer.MessageSelec
 		return consumer.ConsumeSuccess, nil
 	}))
 	must(c.Start())
+}
+
+// replyTo makes an answer; the library makes one without a body.
+func replyTo(m *primitive.MessageExt) (*primitive.Message, error) {
+	body := []byte("re: " + string(m.Body))
+	reply, err := consumer.CreateReplyMessage(m, body)
+	if err == nil {
+		reply.Body = body
+	}
+	return reply, err
 }
 
 func requestReply(s scene) {
@@ -226,9 +236,12 @@ func requestReply(s scene) {
 	for i := 0; i < 5; i++ {
 		body := fmt.Sprintf("async-%d", i)
 		pending.Add(1)
+		var once sync.Once // the library calls back twice
 		must(p.RequestAsync(context.Background(), ttl, func(_ context.Context, answer *primitive.Message, err error) {
-			tell(body, answer, err)
-			pending.Done()
+			once.Do(func() {
+				tell(body, answer, err)
+				pending.Done()
+			})
 		}, request(body, "Asked")))
 	}
 	pending.Wait()
@@ -247,7 +260,7 @@ func loadRequests(s scene) {
 	}
 	answers := s.producer("answering")
 	l.isGivenBack = func(m *primitive.MessageExt, _ int) bool {
-		reply, err := consumer.CreateReplyMessage(m, []byte("re: "+string(m.Body)))
+		reply, err := replyTo(m)
 		must(err)
 		answers.SendSync(context.Background(), reply) // nobody waits any more for one that cannot be sent now
 		return false

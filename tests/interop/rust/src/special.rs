@@ -68,18 +68,11 @@ pub async fn timers(scene: &Scene) -> Outcome {
     let mut distant = scene.message("distant");
     distant.set_delay_time_sec(DAYS_41_SECONDS);
     if let Err(error) = producer.send(distant).await {
-        event("refused", json!({"what": "distant", "code": code(&error), "why": error.to_string()}));
+        event("refused", json!({"what": "distant", "code": error.broker_response_code(), "why": error.to_string()}));
     }
     all.until_seen(10).await?;
     sleep(1.0).await;
     Ok(())
-}
-
-/// The broker's code, of an error that holds one.
-fn code(error: &dyn std::fmt::Debug) -> Option<u32> {
-    let told = format!("{error:?}");
-    let rest = &told[told.find("code: ")? + 6..];
-    rest.trim_start_matches("Some(").chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok()
 }
 
 pub async fn recall(scene: &Scene) -> Outcome {
@@ -110,7 +103,7 @@ pub async fn recall(scene: &Scene) -> Outcome {
 fn outcome(what: &str, result: ClientResult<String>) {
     match result {
         Ok(id) => event("recall", json!({"what": what, "value": id})),
-        Err(error) => event("recall", json!({"what": what, "code": code(&error), "why": error.to_string()})),
+        Err(error) => event("recall", json!({"what": what, "code": error.broker_response_code(), "why": error.to_string()})),
     }
 }
 
@@ -267,9 +260,10 @@ pub async fn request_reply(scene: &Scene) -> Outcome {
         let body = format!("async-{number}");
         let (told, counting) = (body.clone(), answers.clone());
         let note = move |answer: Option<&dyn MessageTrait>, error: Option<&rocketmq_client_rust::ClientError>| {
-            match answer {
-                Some(answer) => event("answered", json!({"body": told, "answer": body_of(answer)})),
-                None => event("unanswered", json!({"body": told, "why": error.map(ToString::to_string)})),
+            match (answer, error) {
+                (Some(answer), _) => event("answered", json!({"body": told, "answer": body_of(answer)})),
+                (None, Some(error)) => event("unanswered", json!({"body": told, "why": error.to_string()})),
+                (None, None) => return, // so does the library tell that the request was sent
             }
             *counting.lock().unwrap() += 1;
         };
