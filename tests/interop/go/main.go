@@ -49,7 +49,8 @@ func must(err error) {
 	}
 }
 
-// scene is what a scenario plays with: its topic, and clients of its groups.
+// scene is what a scenario plays with: its topic, and clients of its groups. Names of instances begin with the topic,
+// too: replies go by them, and several programs may run on this machine.
 type scene struct {
 	namesrv, topic, group string
 }
@@ -58,7 +59,7 @@ func (s scene) producer(instance string, options ...producer.Option) rocketmq.Pr
 	p, err := rocketmq.NewProducer(append([]producer.Option{
 		producer.WithNameServer(primitive.NamesrvAddr{s.namesrv}),
 		producer.WithGroupName(s.topic + "-" + instance),
-		producer.WithInstanceName(instance),
+		producer.WithInstanceName(s.topic + "-" + instance),
 	}, options...)...)
 	must(err)
 	must(p.Start())
@@ -70,7 +71,7 @@ func (s scene) consumer(instance string, options ...consumer.Option) rocketmq.Pu
 	c, err := rocketmq.NewPushConsumer(append([]consumer.Option{
 		consumer.WithNameServer(primitive.NamesrvAddr{s.namesrv}),
 		consumer.WithGroupName(s.group),
-		consumer.WithInstance(instance),
+		consumer.WithInstance(s.topic + "-" + instance),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 	}, options...)...)
 	must(err)

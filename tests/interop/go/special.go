@@ -78,7 +78,7 @@ func (s scene) transactional(group, instance string, d deciding) rocketmq.Transa
 	p, err := rocketmq.NewTransactionProducer(d,
 		producer.WithNameServer(primitive.NamesrvAddr{s.namesrv}),
 		producer.WithGroupName(group),
-		producer.WithInstanceName(instance))
+		producer.WithInstanceName(s.topic+"-"+instance))
 	must(err)
 	must(p.Start())
 	return p

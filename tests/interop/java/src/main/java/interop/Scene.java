@@ -18,6 +18,7 @@ final class Scene {
     static final int QUEUES = 4;
     private static final long PATIENCE_MS = 60_000;
 
+    // Names of instances begin with it as well: replies go by them, and several programs may run on this machine.
     final String namesrv;
     final String topic;
     final String group;
@@ -44,7 +45,7 @@ final class Scene {
     DefaultMQProducer unstartedProducer(String instance) {
         DefaultMQProducer producer = new DefaultMQProducer(topic + "-" + instance);
         producer.setNamesrvAddr(namesrv);
-        producer.setInstanceName(instance);
+        producer.setInstanceName(topic + "-" + instance);
         return producer;
     }
 
@@ -56,7 +57,7 @@ final class Scene {
     DefaultMQPushConsumer consumer(String instance, String groupOfIt) {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(groupOfIt);
         consumer.setNamesrvAddr(namesrv);
-        consumer.setInstanceName(instance);
+        consumer.setInstanceName(topic + "-" + instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         return consumer;
     }
@@ -64,7 +65,7 @@ final class Scene {
     DefaultMQAdminExt admin() throws Exception {
         DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
         admin.setNamesrvAddr(namesrv);
-        admin.setInstanceName("admin");
+        admin.setInstanceName(topic + "-admin");
         admin.start();
         return admin;
     }

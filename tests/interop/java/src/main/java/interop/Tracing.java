@@ -25,7 +25,7 @@ final class Tracing {
     private static DefaultMQProducer producer(Scene scene) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(scene.topic + "-producer", true, null);
         producer.setNamesrvAddr(scene.namesrv);
-        producer.setInstanceName("producer");
+        producer.setInstanceName(scene.topic + "-producer");
         producer.start();
         return producer;
     }
@@ -33,7 +33,7 @@ final class Tracing {
     private static DefaultMQPushConsumer consumer(Scene scene, String instance) {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(scene.group, true, null);
         consumer.setNamesrvAddr(scene.namesrv);
-        consumer.setInstanceName(instance);
+        consumer.setInstanceName(scene.topic + "-" + instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         return consumer;
     }

@@ -78,7 +78,7 @@ final class Transactions {
         throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(scene.topic + "-producer");
         producer.setNamesrvAddr(scene.namesrv);
-        producer.setInstanceName(instance);
+        producer.setInstanceName(scene.topic + "-" + instance);
         producer.setTransactionListener(listener);
         producer.start();
         return producer;
