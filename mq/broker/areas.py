@@ -391,6 +391,7 @@ class Areas:
             routes=self.routes,
             read=reads.read,
             consumer_ids=clients.consumer_ids,
+            note_group=self.groups.note_group,
         )
         administration = Administration(
             settings=settings,

@@ -41,6 +41,7 @@ class Assignments:
 
     Args:
         consumer_ids: the members of a group that are connected here.
+        note_group: makes a group that nobody has made; raises RequestRefused if its name cannot be.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Assignments:
         routes: Routes,
         read: Read,
         consumer_ids: Callable[[str], Sequence[str]],
+        note_group: Callable[[str], None],
     ) -> None:
         self._metadata = metadata
         self._appender = appender
         self._routes = routes
         self._read = read
         self._consumer_ids = consumer_ids
+        self._note_group = note_group
 
     def handlers(self) -> dict[type[Any], Handler]:
         """What every replica serves."""
@@ -118,7 +121,10 @@ class Assignments:
         if topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         if group not in self._metadata.groups:
-            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {group} does not exist")
+            # Operators say how a group is to consume before it does so for the first time.
+            if not self._metadata.has_room_for_group(group):
+                raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {group} does not exist")
+            self._note_group(group)
 
         def check() -> None:
             if not self._metadata.request_modes.has_room(topic, group):

@@ -140,6 +140,7 @@ class GoClient:
             "lite-pull": "this client has none",
             "lookup": "this client has none",
             "mqadmin": "a tool of the Java client",
+            "requests-killed": "this client crashes when a request cannot be sent",
             **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
             **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
         }

@@ -83,7 +83,9 @@ async def _transactions(stage: Stage) -> str:
 
 @scenario("pop", "POP consumers: two share, some fail, some take too long, one leaves", seconds_max=180)
 async def _pop(stage: Stage) -> str:
+    await stage.order_pop(f"{stage.name}-group")
     program = await stage.play("pop")
+    require(not program.of("unordered"), program.of("unordered"))
     times: dict[str, list[int]] = {}
     for event in program.of("received"):
         times.setdefault(event["body"], []).append(event["times"])
@@ -157,6 +159,7 @@ async def _transactions_killed(stage: Stage) -> str:
 
 @scenario("pop-killed", "... POP", alone=True, seconds_max=180)
 async def _pop_killed(stage: Stage) -> str:
+    await stage.order_pop(f"{stage.name}-group")
     return await killed(stage, "load-pop")
 
 

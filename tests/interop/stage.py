@@ -64,10 +64,14 @@ class Program:
                 await self._changed.wait()
 
     async def say(self, line: str) -> None:
-        """A line for its standard input."""
+        """A line for its standard input. Raises Unmet when it has ended."""
         assert self._process is not None, "not started"
         assert self._process.stdin is not None, "started without a pipe"
-        await self._process.stdin.send_all(line.encode() + b"\n")
+        try:
+            await self._process.stdin.send_all(line.encode() + b"\n")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.check()
+            raise Unmet("ended before it was told to; see stderr") from error
 
     def check(self) -> None:
         """Raises Unmet with the program's own words if it has reported failure."""
@@ -172,6 +176,13 @@ class Stage:
         async with Remoting.open([self.cluster.namesrv]) as remoting:
             _, body = await remoting.call(leader, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
         return {json.loads(queue)["queueId"]: n for queue, n in fastjson.parse(body)["offsetTable"].items()}
+
+    async def order_pop(self, group: str) -> None:
+        """An operator has a group consume the stage's topic by POP. Raises BrokerError."""
+        order = {"topic": self.name, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
+        leader = self.cluster.address(await self.cluster.leader())
+        async with Remoting.open([self.cluster.namesrv]) as remoting:
+            await remoting.call(leader, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, json.dumps(order).encode())
 
     async def transfer(self) -> GroupAnswer:
         """Leadership goes to another replica, as an operator orders it. Raises Unmet."""

@@ -118,6 +118,18 @@ def queues_of(mode: str, *numbers: int, broker: str = "broker-a") -> Any:
 
 
 @pytest.mark.trio
+async def test_a_group_is_told_to_pop_before_it_has_members(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 5)
+        assert (await set_mode(client)).code == ResponseCode.SUCCESS
+        await client.heartbeat("c1", "G")
+        assert await assignment(client) == queues_of("POP", -1)
+        refused = await set_mode(client, consumerGroup="not a name")
+        assert refused.code == ResponseCode.INVALID_PARAMETER
+
+
+@pytest.mark.trio
 @ENCODINGS
 async def test_a_group_is_told_to_pop(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
@@ -125,7 +137,6 @@ async def test_a_group_is_told_to_pop(tmp_path: Path, serialization: int) -> Non
         await client.create_topic("T", 5)
         nobody = {"messageQueueAssignments": None}
         assert await assignment(client, serialization=serialization) == nobody
-        assert (await set_mode(client)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
         await client.heartbeat("c1", "G")
         await other.heartbeat("c2", "G")
         assert await assignment(client, serialization=serialization) == queues_of("PULL", 0, 1, 2)
