@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,16 @@ from benchmarks.procfs import machine
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
-from tests.interop.clients import CLIENTS, HERE, BuildFailed, Client
+from tests.interop.clients import CACHE, CLIENTS, HERE, BuildFailed, Client
 from tests.interop.report import Outcome, markdown, table
 from tests.interop.scenarios import Scenario
 from tests.interop.special import SCENARIOS
 from tests.interop.stage import QUEUES, Stage, Unmet
 
 REPORT = HERE.parent.parent / "docs" / "reports" / "interop.md"
+
+LAST = CACHE / "outcomes.json"
+"""What came of the last run of which the report was written."""
 
 SETTINGS = {
     "segment_bytes": str(64 * 1024 * 1024),  # five clusters' worth of reserved files would fill a small disk
@@ -36,6 +40,8 @@ class Plan(argparse.Namespace):
     """The command line."""
 
     what: list[str]
+    again: bool
+    clients: int
     jobs: int
     dir: Path | None
     no_build: bool
@@ -108,8 +114,6 @@ async def _make_topic(stage: Stage) -> None:
 
 
 def _version(events: Path) -> str:
-    import json
-
     if not events.exists():
         return ""
     for line in events.read_text(errors="replace").splitlines():
@@ -122,6 +126,8 @@ def _version(events: Path) -> str:
 def _plan(arguments: Sequence[str]) -> Plan:
     parser = argparse.ArgumentParser(prog="python -m tests.interop", description=__doc__)
     parser.add_argument("what", nargs="*", help=f"clients ({', '.join(CLIENTS)}) and scenarios; default: all of each")
+    parser.add_argument("--again", action="store_true", help="play what failed the last time, one after the other")
+    parser.add_argument("--clients", type=int, default=1, help="clients at a time (default 1), a cluster for each")
     parser.add_argument("--jobs", type=int, default=2, help="scenarios of a client at a time (default 2)")
     parser.add_argument("--dir", type=Path, help="keep data and logs here")
     parser.add_argument("--no-build", action="store_true", help="run what was built before; skip clients without")
@@ -136,10 +142,33 @@ def _plan(arguments: Sequence[str]) -> Plan:
     return plan
 
 
+async def _perform_each(pairs: Sequence[tuple[str, str]], directory: Path) -> list[Outcome]:
+    """Play these scenarios of these clients, each for itself; the clients have been built."""
+    outcomes: list[Outcome] = []
+    for name in dict.fromkeys(client for client, _ in pairs):
+        wanted = [SCENARIOS[scenario] for client, scenario in pairs if client == name]
+        try:
+            await Performance(CLIENTS[name], wanted, directory / name, 1, outcomes).run()
+        except* DevClusterFailed as errors:
+            outcomes += [Outcome(name, each.name, False, "; ".join(_leaves(errors)), 0.0, "") for each in wanted]
+    return outcomes
+
+
 async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
     outcomes: list[Outcome] = []
     clients = [client for name, client in CLIENTS.items() if name in plan.what or not set(plan.what) & CLIENTS.keys()]
     wanted = [each for name, each in SCENARIOS.items() if name in plan.what or not set(plan.what) & SCENARIOS.keys()]
+    limiter = trio.CapacityLimiter(plan.clients)
+
+    async def perform(client: Client) -> None:
+        async with limiter:
+            try:
+                await Performance(client, wanted, directory / client.name, plan.jobs, outcomes).run()
+            except* DevClusterFailed as errors:
+                outcomes.append(Outcome(client.name, "cluster", False, "; ".join(_leaves(errors)), 0.0, ""))
+                print(outcomes[-1].line(), flush=True)
+
+    ready: list[Client] = []
     for client in clients:
         why = client.missing()
         if why is None and plan.no_build and not client.is_built():
@@ -156,12 +185,28 @@ async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
             print(f"{client.name}: skipped: {why}", flush=True)
             outcomes += [Outcome(client.name, each.name, None, why, 0.0, "") for each in wanted]
             continue
-        try:
-            await Performance(client, wanted, directory / client.name, plan.jobs, outcomes).run()
-        except* DevClusterFailed as errors:
-            outcomes.append(Outcome(client.name, "cluster", False, "; ".join(_leaves(errors)), 0.0, ""))
-            print(outcomes[-1].line(), flush=True)
+        ready.append(client)
+    async with trio.open_nursery() as nursery:
+        for client in ready:
+            nursery.start_soon(perform, client)
     return outcomes
+
+
+def _run(plan: Plan, play: Callable[[Path], Awaitable[list[Outcome]]]) -> list[Outcome]:
+    """What came of it, in a directory that is kept if the plan names one."""
+    if plan.dir is not None:
+        plan.dir.mkdir(parents=True, exist_ok=True)
+        return run_trio(partial(play, plan.dir.resolve()))
+    with tempfile.TemporaryDirectory(prefix="interop-", ignore_cleanup_errors=True) as directory:
+        return run_trio(partial(play, Path(directory)))
+
+
+def _again(plan: Plan) -> list[Outcome]:
+    """All outcomes of the last time, with new ones of what failed then."""
+    before = [Outcome(**fields) for fields in json.loads(LAST.read_text())]
+    failed = [(each.client, each.scenario) for each in before if each.passed is False and each.scenario in SCENARIOS]
+    new = {(each.client, each.scenario): each for each in _run(plan, partial(_perform_each, failed))}
+    return [new.get((each.client, each.scenario), each) for each in before]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,15 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in SCENARIOS.values():
             print(f"{each.name:<24}{each.title}")
         return 0
-    if plan.dir is not None:
-        plan.dir.mkdir(parents=True, exist_ok=True)
-        outcomes = run_trio(partial(_perform, plan, plan.dir.resolve()))
-    else:
-        with tempfile.TemporaryDirectory(prefix="interop-", ignore_cleanup_errors=True) as directory:
-            outcomes = run_trio(partial(_perform, plan, Path(directory)))
+    outcomes = _again(plan) if plan.again else _run(plan, partial(_perform, plan))
+    order = list(CLIENTS)
+    outcomes.sort(key=lambda each: order.index(each.client))
     titles = {each.name: each.title for each in SCENARIOS.values()}
     print("\n" + table(outcomes, titles))
     if plan.write or not plan.what:
+        LAST.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         REPORT.write_text(markdown(outcomes, titles, machine=machine(), date=date))
     return 1 if any(outcome.passed is False for outcome in outcomes) else 0
