@@ -13,6 +13,9 @@ from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.servers import cancel_on_signal, split_settings
 
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""Each replica reserves so much at once, so that somebody who tries things out does not need gigabytes."""
+
 
 def dev(
     directory: Annotated[Path, typer.Option("--dir", help="Where data and logs are kept, also between two runs.")],
@@ -39,6 +42,7 @@ def dev(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(cancel_on_signal, nursery.cancel_scope)
+            remember_segment_bytes(directory, settings)
             async with DevCluster.open(
                 directory,
                 nodes=nodes,
@@ -56,6 +60,19 @@ def dev(
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
     console.print("stopped; all data is kept in", str(directory))
+
+
+def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
+    """Set the size of log files to that of this directory, where it never changes, unless ``settings`` have one.
+
+    A new directory gets small files; one from before sizes were remembered has those of a broker. Raises OSError.
+    """
+    path = directory / "segment_bytes"
+    if not (directory / "cluster.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(settings.get("segment_bytes", str(SEGMENT_BYTES)) + "\n")
+    if path.exists():
+        settings.setdefault("segment_bytes", path.read_text().strip())
 
 
 async def _announce(cluster: DevCluster, console: Console) -> None:
