@@ -377,10 +377,14 @@ class Pops:
     def _take(self, wish: Wish, queue_id: int, count_max: int) -> list[Taken]:
         taken: list[Taken] = []
         bytes_left = self._settings.pull_bytes_max
+        source = ""
         for topic, number in self._candidates(wish, queue_id):
+            if source not in ("", topic):
+                break  # clients of the first 5.x releases confuse queues of the same number in one answer
             one = self._queues.take(wish, topic, number, count_max, bytes_left)
             if one is not None:
                 taken.append(one)
+                source = topic if one.messages else source
                 count_max -= one.messages
                 bytes_left -= one.nbytes
                 if count_max <= 0 or bytes_left <= 0:

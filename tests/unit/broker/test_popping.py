@@ -106,6 +106,21 @@ async def test_what_comes_again_and_again_stays_in_its_retry_topic(tmp_path: Pat
         await client.wait_for(lambda info: info["raftmq.popRevived"] == "4")
 
 
+async def test_an_answer_has_messages_of_the_topic_or_of_its_retry_topic(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client, 3)
+        await popped(client, invisibleTime=1)
+        await client.wait_for(lambda info: info["raftmq.popRevived"] == "3")
+        for number in (3, 4):
+            await client.send(body=b"%d" % number)
+        marks = []
+        for _ in range(2):
+            messages = await popped(client)
+            marks.append("".join(message.receipt.mark for message in messages))
+        assert sorted(marks) == ["00", "111"]
+
+
 async def test_a_changed_time_counts_for_one_message_and_gives_it_a_new_receipt(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
