@@ -119,7 +119,7 @@ class AckRow(
     revive_queue: I32 = REVIVE_QUEUE
     pop_time_ms: I64
     invisible_ms: I64 = 0
-    encoded_bits: str
+    encoded_bits: str | list[int]
 
     @property
     def bits(self) -> int:
@@ -151,7 +151,7 @@ class _LongAckRow(
     revive_queue: I32 = REVIVE_QUEUE
     pop_time_ms: I64
     invisible_ms: I64 = 0
-    encoded_bits: str
+    encoded_bits: str | list[int]
 
 
 class BatchAck(Body, rename=wire()):
@@ -180,14 +180,14 @@ def encode_bits(bits: int) -> str:
     return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
 
 
-def decode_bits(text: str) -> int:
-    """Read such a set. Raises ReceiptError."""
+def decode_bits(text: str | list[int]) -> int:
+    """Read such a set, or a list of the bytes themselves, which Rust's client sends. Raises ReceiptError."""
     if len(text) > 2 * BITS_BYTES_MAX:
-        raise ReceiptError(f"a set of messages in {len(text)} characters")
+        raise ReceiptError(f"a set of messages in {len(text)} {'characters' if isinstance(text, str) else 'bytes'}")
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ReceiptError(f"a set of messages that is no base64: {text[:40]!r}") from error
+        data = base64.b64decode(text, validate=True) if isinstance(text, str) else bytes(text)
+    except (binascii.Error, ValueError, OverflowError) as error:
+        raise ReceiptError(f"a set of messages that is neither base64 nor bytes: {text[:40]!r}") from error
     if len(data) > BITS_BYTES_MAX:
         raise ReceiptError(f"a set of messages of {len(data)} bytes, allowed are {BITS_BYTES_MAX}")
     return int.from_bytes(data, "little")

@@ -96,7 +96,7 @@ async def _pop(stage: Stage) -> str:
     require(by["a"] > 0 and by["b"] > 0, dict(by))
     # A consumer whose request mode has not changed would have pulled, and noted retries otherwise.
     retry = await stage.count(f"%RETRY%{stage.name}-group_{stage.name}")
-    require(retry == 15, f"{retry} messages in the retry topic")
+    require(retry == 16, f"{retry} messages in the retry topic")
     return ", ".join(f"{name} {count}" for name, count in sorted(by.items()))
 
 

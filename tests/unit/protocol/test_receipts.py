@@ -30,11 +30,19 @@ def test_the_bits_of_a_batch_are_those_of_the_protocols_sample() -> None:
     )
     (same,) = BatchAck.decode(long).acks
     assert (same.group, same.start, same.bits, same.pop_time_ms) == (row.group, row.start, row.bits, row.pop_time_ms)
+    (listed,) = BatchAck.decode(text.replace(b'"BQI="', b"[5,2,0,0,0,0,0,0]")).acks
+    assert listed.bits == row.bits
 
 
 @given(st.integers(0, 2**1024 - 1))
 def test_bits_come_back(bits: int) -> None:
     assert decode_bits(encode_bits(bits)) == bits
+
+
+@pytest.mark.parametrize("given", ["=", "\u0661", [256], [-1], [2**70], [0] * 100_000])
+def test_what_is_no_set_of_bits_is_refused(given: str | list[int]) -> None:
+    with pytest.raises(ReceiptError):
+        decode_bits(given)
 
 
 def test_a_receipt_comes_back() -> None:

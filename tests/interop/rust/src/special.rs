@@ -224,7 +224,7 @@ pub async fn pop(scene: &Scene) -> Outcome {
     running.pop().expect("two are there").shutdown().await;
     send_to_pop(scene, &producer, 100..150).await?;
     until("150 messages", || seen.lock().unwrap().len() >= 150).await?;
-    until("15 messages again", || *again.lock().unwrap() >= 15).await?;
+    until("16 messages again", || *again.lock().unwrap() >= 16).await?;
     sleep(INVISIBLE_MS as f64 / 1000.0 + 5.0).await; // what was acknowledged must not come again
     Ok(())
 }

@@ -59,7 +59,7 @@ final class Popping {
         b.shutdown();
         send(scene, producer, 100, 150);
         Scene.await("150 messages", () -> seen.size() >= 150);
-        Scene.await("15 messages again", () -> again.get() >= 15);
+        Scene.await("16 messages again", () -> again.get() >= 16);
         Thread.sleep(INVISIBLE_MS + 5_000); // what was acknowledged must not come again
         a.shutdown();
         producer.shutdown();
