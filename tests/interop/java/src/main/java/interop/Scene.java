@@ -17,6 +17,8 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 final class Scene {
     static final int QUEUES = 4;
     private static final long PATIENCE_MS = 60_000;
+    /** Several programs and a cluster on a small machine: the first request of a young virtual machine takes its time. */
+    private static final int SLOW_MS = 10_000;
 
     // Names of instances begin with it as well: replies go by them, and several programs may run on this machine.
     final String namesrv;
@@ -35,8 +37,8 @@ final class Scene {
 
     DefaultMQProducer producer(String instance) throws Exception {
         DefaultMQProducer producer = unstartedProducer(instance);
-        // Several programs and a cluster on a small machine: the first send of a young virtual machine takes its time.
-        producer.setSendMsgTimeout(10_000);
+        producer.setSendMsgTimeout(SLOW_MS);
+        producer.setMqClientApiTimeout(SLOW_MS);
         producer.start();
         return producer;
     }
@@ -59,6 +61,7 @@ final class Scene {
         consumer.setNamesrvAddr(namesrv);
         consumer.setInstanceName(topic + "-" + instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setMqClientApiTimeout(SLOW_MS);
         return consumer;
     }
 
