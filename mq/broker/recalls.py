@@ -82,7 +82,8 @@ class Recalls:
         def refused(remark: str) -> None:
             connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
-        self._timers.recall(timer, done, lambda: connection.dispatch(request, body, serialization), refused)
+        # What came as its body is of no meaning, and is not kept.
+        self._timers.recall(timer, done, lambda: connection.dispatch(request, b"", serialization), refused)
 
     def _checked(self, request: RecallMessage) -> RecallHandle:
         topic = request.ext.topic
@@ -137,7 +138,10 @@ class Recalls:
         if queue is None:
             return
         days = max(due_ms - self._wall_clock_ms(), 0) // TURN_MS_MAX
-        turns = [QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in {days, days + 1}]
+        # The day before counts as well: who stored it may have had a clock that was ahead of this one.
+        turns = [
+            QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(max(days - 1, 0), days + 2)
+        ]
         first = max(self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
         for start in range(first, queue.max_offset, _PIECE_ENTRIES):
             entries = queue.read(start, _PIECE_ENTRIES)

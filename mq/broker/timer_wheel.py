@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from mq.protocol.delay import TIMER_SLOT_MS, TIMER_SLOTS, timer_slot
 from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
 
 PIECE_ENTRIES: Final = 4096
 """Gathered at once: about a millisecond."""
@@ -112,19 +113,28 @@ class TimerWheel:
     def advance(self, now_ms: int) -> None:
         """Go through some entries: of the slots around now, and of others in turn. Call it some times a second.
 
-        Raises OSError, StoreError when a queue cannot be read.
+        Raises OSError, StoreError when a queue could not be read; the others were gone through all the same.
         """
+        failure: OSError | StoreError | None = None
         pieces = _PIECES_HOT
         for shift in (0, 1, -1):
-            pieces -= self._visit(timer_slot(now_ms + shift * TIMER_SLOT_MS), now_ms, pieces)
+            try:
+                pieces -= self._visit(timer_slot(now_ms + shift * TIMER_SLOT_MS), now_ms, pieces)
+            except (OSError, StoreError) as error:
+                failure = error
         pieces = _PIECES_ROUND
         for _ in range(_SLOTS_PER_FIRST_CALLS if self._is_first_round else _SLOTS_PER_CALL):
-            pieces -= self._visit(self._next_slot, now_ms, pieces)
+            try:
+                pieces -= self._visit(self._next_slot, now_ms, pieces)
+            except (OSError, StoreError) as error:
+                failure = error
             if pieces <= 0:
                 break  # it may not be finished
             self._next_slot += 1
             if self._next_slot == TIMER_SLOTS:
                 self._next_slot, self._is_first_round = 0, False
+        if failure is not None:
+            raise failure
 
     @property
     def next_ms(self) -> int:

@@ -9,7 +9,7 @@ end of its slot each day, in the same way, so that it does not wait where the lo
 is only marked.
 
 What is under way is known to the leader alone: a message whose outcome is unknown is left alone until this leadership
-ends, or until nothing is under way any more; then the applied marks say what is to be done.
+ends, or until no delivery is under way any more; then the applied marks say what is to be done.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class _Leadership:
 
     __slots__ = ("failed", "groups", "paused_until_ms", "under_way", "wheel")
 
-    def __init__(self, wheel: TimerWheel, paused_until_ms: int = 0) -> None:
+    def __init__(self, wheel: TimerWheel, under_way: set[Timer], paused_until_ms: int = 0) -> None:
         self.wheel = wheel
-        self.under_way: set[Timer] = set()
+        self.under_way = under_way
         self.groups = 0
         self.failed = False
         self.paused_until_ms = paused_until_ms
@@ -114,7 +114,7 @@ class Timers:
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
-        self._leadership = _Leadership(self._new_wheel())
+        self._leadership = _Leadership(self._new_wheel(), set())
 
     def forget(self) -> None:
         """This replica does not lead any more: another one delivers."""
@@ -127,10 +127,11 @@ class Timers:
             return
         now_ms = self._wall_clock_ms()
         if leadership.failed:
-            if leadership.under_way:
+            if leadership.groups:
                 return
-            # None of what failed is stored: begin again with what the marks say.
-            leadership = self._leadership = _Leadership(self._new_wheel(), now_ms + _PAUSE_MS)
+            # None of what failed is stored: begin again with what the marks say. Recalls go on meanwhile.
+            leadership = _Leadership(self._new_wheel(), leadership.under_way, now_ms + _PAUSE_MS)
+            self._leadership = leadership
         wheel = leadership.wheel
         try:
             wheel.advance(now_ms)
@@ -205,7 +206,8 @@ class Timers:
 
         def refused(remark: str) -> None:
             leadership.under_way.discard(timer)
-            leadership.wheel.look_again(queue_id, 0)  # its turn may have come meanwhile
+            if self._leadership is not None:
+                self._leadership.wheel.look_again(queue_id, 0)  # its turn may have come meanwhile
             on_refused(remark)
 
         command = encode_command(CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=[offset]))
@@ -335,10 +337,16 @@ class Timers:
     def _skip_lost(self, queue_id: int, offset: int, now_ms: int) -> None:
         """What the log lost before it was due is done with."""
         lost = self._marks(queue_id).count_open(offset)
-        if lost:
-            self.expired += lost
-            self._warn("timers_expired", now_ms, queue_id=queue_id, expired=self.expired)
-            self._appender.add_command(encode_command(SkipEntries(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)))
+        if not lost:
+            return
+
+        def settled(known: bool) -> None:
+            if known:
+                self.expired += lost
+                self._warn("timers_expired", now_ms, queue_id=queue_id, expired=self.expired)
+
+        command = SkipEntries(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
+        self._appender.add_command(encode_command(command), settled)
 
     def _warn(self, event: str, now_ms: int, **values: object) -> None:
         """Log what may happen for each of many messages, once a minute."""

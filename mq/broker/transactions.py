@@ -56,9 +56,10 @@ _NOT_FOUND = "Find prepared transaction message failed"
 
 
 class _Waiting(NamedTuple):
+    """Such requests have no body; what comes as one is not kept, for nothing bounds it."""
+
     sender: Sender
     request: EndTransaction
-    body: bytes
     serialization: int
 
 
@@ -180,7 +181,7 @@ class Transactions:
         text = raw.properties.decode("utf-8", "replace")
         if ext.producer_group != props.find(text, props.PRODUCER_GROUP):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
-        waiting = _Waiting(connection, request, body, serialization)
+        waiting = _Waiting(connection, request, serialization)
         if (under_way := self._ending.get(offset)) is not None:
             if len(under_way.waiting) >= _WAITING_MAX:
                 raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many already")
@@ -311,13 +312,13 @@ class Transactions:
             return
         self.committed += len(ends.copies)
         self.rolled_back += len(ends.offsets) - len(ends.copies)
-        for sender, request, _, serialization in ends.waiting:
+        for sender, request, serialization in ends.waiting:
             if not request.flag & ONEWAY_FLAG:
                 sender.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
 
     def _refused(self, ends: _Ends, remark: str) -> None:
         self._forget_ends(ends)
-        for sender, request, _, serialization in ends.waiting:
+        for sender, request, serialization in ends.waiting:
             if not request.flag & ONEWAY_FLAG:
                 code = ResponseCode.SERVICE_NOT_AVAILABLE
                 sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
@@ -336,8 +337,8 @@ class Transactions:
 
     @staticmethod
     def _serve_again(waiting: list[_Waiting]) -> None:
-        for sender, request, body, serialization in waiting:
-            sender.dispatch(request, body, serialization)
+        for sender, request, serialization in waiting:
+            sender.dispatch(request, b"", serialization)
 
 
 def _copy(raw: RawRecord, tail: QueueTail, properties: bytes, transaction: int, prepared_offset: int = 0) -> MadeRecord:

@@ -24,12 +24,15 @@ from mq.broker.tails import QueueTails
 from mq.broker.timers import Timers
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
+from mq.protocol.delay import timer_slot
 from mq.protocol.headers import RecallMessage, SendReplyTemplate
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.recall import RecallHandle
 from mq.protocol.records import decode_record, encode_host
 from mq.protocol.requests import RecallExt
+from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, scan_runs
+from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import Refusal
 from tests.unit.broker.running import broker_settings
@@ -390,3 +393,96 @@ def test_what_is_due_later_than_the_day_after_is_not_early(machine: TimerMachine
         machine.run_timers(1)
     assert machine.timers.rolled == 1
     assert machine.timers.delivered == 1
+
+
+def test_recalls_that_never_cease_keep_nothing_from_being_delivered_after_a_failure(machine: TimerMachine) -> None:
+    machine.send(SECOND, 0, 1)
+    machine.send(DAY, 0, 3)
+    machine.send(DAY, 0, 3)
+    machine.settle()
+    machine.pass_time(SECOND)
+    machine.fill_disk(True)
+    machine.run_timers(10)
+    machine.start_round()
+    machine.fill_disk(False)
+    for number in range(1, 7):
+        machine.try_recall(number, hint=True)
+        machine.start_round()
+        machine.run_timers(10)
+        machine.pass_time(2 * SECOND)
+        machine.run_timers(10)
+        machine.start_round()
+        machine.commit(len(machine.log.ends) - machine.log.committed - (number < 6))
+    assert machine.visible["m0"] == 1
+    assert all(machine.messages[f"m{number}"].is_recalled for number in range(1, 7))
+
+
+def test_a_recall_that_fails_after_a_failed_delivery_leaves_its_message_to_be_delivered(machine: TimerMachine) -> None:
+    machine.send(SECOND, 0, 1)
+    machine.send(10 * SECOND, 0, 1)
+    machine.settle()
+    machine.pass_time(SECOND)
+    machine.fill_disk(True)
+    machine.run_timers(10)
+    machine.start_round()
+    client = machine.try_recall(1, hint=True)
+    machine.pass_time(20 * SECOND)
+    machine.run_timers(10)  # begins anew, and leaves out what is being recalled
+    machine.start_round()
+    assert client.outcome == "refused"
+
+
+def test_a_leader_whose_clock_is_behind_finds_what_was_stored_anew_by_another(machine: TimerMachine) -> None:
+    machine.send(2 * DAY + SECOND, 0, 1)
+    machine.settle()
+    machine.pass_time(DAY + SECOND)
+    machine.run_timers(50)
+    machine.settle()
+    assert machine.timers.rolled == 1
+    machine.change_leader(-SECOND, 0)
+    machine.try_recall(0, hint=False)
+    machine.settle()
+    assert machine.messages["m0"].is_recalled
+
+
+def test_what_the_log_lost_is_counted_once_also_if_the_disk_is_full(machine: TimerMachine) -> None:
+    machine.send(HOUR, 0, 3)
+    machine.settle()
+    queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + HOUR))
+    assert queue is not None
+    machine.pass_time(HOUR)
+    machine.fill_disk(True)
+    queue.min_offset = 2
+    for _ in range(5):
+        machine.run_timers(10)
+        machine.start_round()
+        machine.pass_time(2 * SECOND)
+    machine.fill_disk(False)
+    machine.run_timers(10)
+    machine.pass_time(2 * SECOND)
+    machine.run_timers(10)
+    machine.settle()
+    assert (machine.timers.expired, machine.visible["m2"]) == (2, 1)
+    for name in ("m0", "m1"):
+        del machine.messages[name]
+
+
+def test_a_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for minutes in (1, 5, 6):
+        machine.send(minutes * MINUTE, 0, 1)
+    machine.settle()
+    unreadable = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * MINUTE))
+    read = ConsumeQueue.read
+
+    def read_or_fail(queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        if queue is unreadable:
+            raise QueueFileDamaged("path", "short read", 20, 0)
+        return read(queue, offset, count)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsumeQueue, "read", read_or_fail)
+        machine.pass_time(HOUR)
+        machine.change_leader(0, 0)
+        machine.run_timers(50)
+        machine.settle()
+        assert sorted(machine.visible) == ["m0", "m2"]

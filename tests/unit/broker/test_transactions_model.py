@@ -98,6 +98,7 @@ class Ending:
         raise AssertionError(f"an end is repeated, not given up: {reason}")
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        assert not body, "nothing bounds what many requests carry along in vain"
         self._machine.serve(self)
 
 
@@ -284,7 +285,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.held.append(ending)
             return
         try:
-            answer = self.leader.transactions.handle_end(ending, ending.request, b"", 0)  # type: ignore[arg-type]
+            answer = self.leader.transactions.handle_end(ending, ending.request, b"?", 0)  # type: ignore[arg-type]
         except RequestRefused as refused:
             if not ending.request.flag & 2:
                 ending.answers.append(refused.code)
