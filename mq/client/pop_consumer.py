@@ -1,0 +1,361 @@
+"""The pop consumer: gets messages of a topic one by one, and says for each when it is done.
+
+No queue belongs to it, so members of a group need not agree on anything, and one that hangs holds up nobody: what it
+has popped is hidden from the others for a while, and comes again unless it is acknowledged by then. Each broker group
+is asked by a task of its own; acknowledgements that come while one is on its way leave together.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import msgspec
+
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, UnreadableAnswer
+from mq.client.filters import Sql
+from mq.client.identity import new_client_id
+from mq.client.logs import log
+from mq.client.lookups import received_messages
+from mq.client.message import ReceivedMessage
+from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
+from mq.client.routes import TopicRoute
+from mq.client.subscribed import subscription_of
+from mq.client.task_group import open_task_group
+from mq.protocol import properties as props
+from mq.protocol.bodies import HeartbeatData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.protocol.names import check_group, check_topic, pop_retry_topic
+from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, ReceiptError, encode_bits
+
+__all__ = ["PopConsumer", "PoppedMessage"]
+
+RETRY_SECONDS = 0.2
+LEAVE_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
+"""How much longer than it may be held an answer to a pop is waited for."""
+BATCH_MAX = 32
+INVISIBLE_SECONDS_MAX = 12 * 3600.0
+
+_NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
+_NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
+
+
+class PoppedMessage(ReceivedMessage):
+    """A message with the receipt under which it is acknowledged; hidden from others until `hidden_until`."""
+
+    __slots__ = ("hidden_until", "receipt")
+
+    def __init__(self, message: ReceivedMessage, receipt: Receipt, hidden_until: float) -> None:
+        super().__init__(message.record, message.queue, message.body)
+        self.receipt = receipt
+        self.hidden_until = hidden_until
+        """By the clock of the event loop."""
+
+
+class _AckBatch:
+    """Acknowledgements that leave together."""
+
+    def __init__(self) -> None:
+        self.receipts: list[Receipt] = []
+        self.answered = anyio.Event()
+        self.error: ClientError | None = None
+
+
+class PopConsumer(anyio.AsyncContextManagerMixin):
+    """Pops messages of a topic, on trio or asyncio.
+
+        async with PopConsumer("127.0.0.1:9876", "billing", "Orders", invisible=60.0) as consumer:
+            async for message in consumer:
+                try:
+                    await bill(message)
+                except BankClosed:
+                    await consumer.nack(message, delay=600)
+                else:
+                    await consumer.ack(message)
+
+    A message is hidden from the rest of the group for `invisible` seconds. What is neither acknowledged nor given back
+    by then comes again, to anybody of the group, with `reconsume_times` grown. `tags` chooses messages as in
+    `PushConsumer.subscribe`. A new group begins where `consume_from` says. `ahead` is how many messages may wait here
+    to be taken, besides one answer of each broker group; those whose time is over meanwhile are left out.
+
+    `timeout` bounds `ack` and `nack`, in seconds: within it they outlive a change of leaders.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        invisible: float = 60.0,
+        consume_from: Literal["first", "last"] = "last",
+        ahead: int = BATCH_MAX,
+        hold_seconds: float = 15.0,
+        timeout: float = 10.0,
+        remoting: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        check_topic(topic)
+        if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
+            raise ValueError(f"invisible is {invisible}, allowed are 0.001 to {INVISIBLE_SECONDS_MAX}")
+        if consume_from not in ("first", "last"):
+            raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
+        if ahead < 1 or hold_seconds <= 0 or timeout <= 0:
+            raise ValueError(f"ahead {ahead}, hold_seconds {hold_seconds} and timeout {timeout} must be positive")
+        self.group = group
+        self.topic = topic
+        self.client_id = new_client_id()
+        self.invisible = invisible
+        self.timeout = timeout
+        self._subscription = subscription_of(topic, tags)
+        self._init_mode = 0 if consume_from == "first" else 1
+        self._hold_seconds = hold_seconds
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng
+        self._ahead = ahead
+        self._polled: set[str] = set()
+        self._acks: dict[str, _AckBatch] = {}
+        self._remoting: Remoting | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    # Life.
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=HeartbeatData(self.client_id).encode,
+            on_route_change=self._note_route,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            self._sender, self._messages = anyio.create_memory_object_stream[PoppedMessage](self._ahead)
+            try:
+                async with self._sender, self._messages, open_task_group() as tasks:
+                    self._remoting, self._tasks = remoting, tasks
+                    self._note_route(await remoting.route(self.topic, refresh=True))
+                    yield self
+            finally:
+                self._tasks = None
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await remoting.unregister(self.client_id)
+
+    def _opened(self) -> tuple[Remoting, anyio.abc.TaskGroup]:
+        if self._remoting is None or self._tasks is None:
+            raise ClientClosed("enter the consumer first: async with PopConsumer(...) as consumer")
+        return self._remoting, self._tasks
+
+    def _note_route(self, route: TopicRoute) -> None:
+        if self._tasks is None or route.topic != self.topic:
+            return
+        for broker_name in route.brokers.keys() - self._polled:
+            self._polled.add(broker_name)
+            self._tasks.start_soon(self._poll, broker_name)
+
+    # Messages.
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> PoppedMessage:
+        self._opened()
+        while True:
+            message = await self._messages.receive()
+            if message.hidden_until > anyio.current_time():
+                return message
+
+    async def ack(self, message: PoppedMessage) -> None:
+        """Say that a message is done; returns when that is stored. Raises ClientError if nobody says so in time.
+
+        If its time was over before, it comes again all the same.
+        """
+        _, tasks = self._opened()
+        broker_name = message.queue.broker_name
+        batch = self._acks.get(broker_name)
+        if batch is None:
+            batch = self._acks[broker_name] = _AckBatch()
+            tasks.start_soon(self._send_acks, broker_name)
+        batch.receipts.append(message.receipt)
+        await batch.answered.wait()
+        if batch.error is not None:
+            raise batch.error
+
+    async def nack(self, message: PoppedMessage, delay: float = 0.0) -> None:
+        """Let a message come again in `delay` seconds from now, sooner or later than it would. Raises ClientError.
+
+        Afterwards it cannot be acknowledged any more.
+        """
+        if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
+            raise ValueError(f"a delay of {delay} seconds, allowed are 0 to {INVISIBLE_SECONDS_MAX}")
+        self._opened()
+        receipt = message.receipt
+        ext = {
+            "consumerGroup": self.group,
+            "topic": self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
+            "queueId": str(receipt.queue_id),
+            "extraInfo": receipt.encode(),
+            "offset": str(receipt.offset),
+            "invisibleTime": str(math.ceil(delay * 1000)),
+        }
+        await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"")
+
+    async def _send_acks(self, broker_name: str) -> None:
+        """Send what is gathered, and what comes meanwhile, until nothing is left."""
+        await anyio.lowlevel.checkpoint()
+        while (batch := self._acks[broker_name]).receipts:
+            self._acks[broker_name] = _AckBatch()
+            try:
+                body = self._ack_body(broker_name, batch.receipts)
+                await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
+            except ClientError as error:
+                batch.error = error
+            finally:
+                batch.answered.set()
+        del self._acks[broker_name]
+
+    def _ack_body(self, broker_name: str, receipts: list[Receipt]) -> bytes:
+        rows: dict[tuple[str, int, int, int], int] = {}
+        for receipt in receipts:
+            key = receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms
+            rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)
+        acks = [
+            AckRow(
+                group=self.group,
+                topic=self.topic,
+                mark=mark,
+                start=start,
+                queue_id=queue_id,
+                pop_time_ms=pop_time_ms,
+                encoded_bits=encode_bits(bits),
+            )
+            for (mark, queue_id, start, pop_time_ms), bits in rows.items()
+        ]
+        return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))
+
+    async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> None:
+        """A request about popped messages, again while there is time: to say it twice is to say it once."""
+        remoting, _ = self._opened()
+        deadline = anyio.current_time() + self.timeout
+        refresh = False
+        while True:
+            left = max(deadline - anyio.current_time(), 0.001)
+            try:
+                address = await self._leader(remoting, broker_name, refresh=refresh)
+                await remoting.call(address, code, ext, body, timeout=min(left, remoting.settings.request_seconds))
+                return
+            except BrokerError as error:
+                if error.code == ResponseCode.NO_MESSAGE:
+                    log.info("popped_message_gone", topic=self.topic, group=self.group, reason=error.remark)
+                    return
+                if error.code not in _NOT_NOW or anyio.current_time() + RETRY_SECONDS >= deadline:
+                    raise
+            except ClientClosed:
+                raise
+            except ClientError:
+                if anyio.current_time() + RETRY_SECONDS >= deadline:
+                    raise
+            refresh = True
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _leader(self, remoting: Remoting, broker_name: str, *, refresh: bool) -> str:
+        route = await remoting.route(self.topic, refresh=refresh)
+        address = route.leader_address(broker_name)
+        if address is None:
+            raise NoRoute(self.topic, f"broker group {broker_name} has no leader")
+        return address
+
+    # Pops.
+
+    async def _poll(self, broker_name: str) -> None:
+        """Get messages of a broker group for ever. Raises BrokerError for what will not change."""
+        remoting, _ = self._opened()
+        refresh = False
+        while True:
+            asked_at = anyio.current_time()
+            try:
+                address = await self._leader(remoting, broker_name, refresh=refresh)
+                connection = await remoting.connection(address)
+                response, body = await connection.request(
+                    RequestCode.POP_MESSAGE,
+                    self._pop_ext(),
+                    timeout=self._hold_seconds + ANSWER_SECONDS,
+                    may_be_held=True,
+                )
+                refresh = response.code in _NOT_NOW
+                if response.code == ResponseCode.SUCCESS:
+                    for message in self._read(broker_name, response, body, asked_at):
+                        await self._sender.send(message)
+                elif response.code not in _NOTHING and not refresh:
+                    raise BrokerError(response.code, response.remark or "", address)
+                elif anyio.current_time() < asked_at + RETRY_SECONDS:
+                    await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy, or its clock is another one
+            except BrokerError:
+                raise
+            except ClientClosed:
+                return
+            except ClientError as error:
+                log.info("pop_failed", topic=self.topic, broker_name=broker_name, reason=str(error))
+                refresh = True
+                await anyio.sleep(RETRY_SECONDS)
+
+    def _pop_ext(self) -> dict[str, str]:
+        subscription = self._subscription
+        return {
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queueId": "-1",
+            "maxMsgNums": str(BATCH_MAX),
+            "invisibleTime": str(math.ceil(self.invisible * 1000)),
+            "pollTime": str(int(self._hold_seconds * 1000)),
+            "bornTime": str(time.time_ns() // 1_000_000),
+            "initMode": str(self._init_mode),
+            "expType": subscription.expression_type,
+            "exp": subscription.expression,
+            "order": "false",
+        }
+
+    def _read(self, broker_name: str, response: Response, body: memoryview, asked_at: float) -> list[PoppedMessage]:
+        """The messages of an answer, with their receipts. Raises UnreadableAnswer."""
+        ext = response.ext
+        hidden_until = asked_at + self.invisible
+        try:
+            starts = {}
+            for row in filter(None, ext.get("startOffsetInfo", "").split(";")):
+                mark, queue_id, start = row.split(" ")
+                starts[mark, int(queue_id)] = int(start)
+            pop_time_ms, invisible_ms = int(ext["popTime"]), int(ext["invisibleTime"])
+            revive_queue = int(ext["reviveQid"])
+            messages = []
+            for message in received_messages(broker_name, body):
+                record = message.record
+                carried = record.properties.get(props.POP_CK)
+                receipt = (
+                    Receipt.decode(carried)
+                    if carried is not None
+                    else Receipt(
+                        starts[NORMAL, record.queue_id],
+                        pop_time_ms,
+                        invisible_ms,
+                        revive_queue,
+                        NORMAL,
+                        broker_name,
+                        record.queue_id,
+                        record.queue_offset,
+                    )
+                )
+                messages.append(PoppedMessage(message, receipt, hidden_until))
+        except (KeyError, ValueError, ReceiptError) as error:
+            raise UnreadableAnswer(f"popped, but the answer says not what: {error!r}") from error
+        return messages
