@@ -21,7 +21,7 @@ from mq.protocol.allocation import STRATEGIES, share_with_next
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_response
-from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
 from mq.protocol.operator_bodies import (
     AssignmentQuery,
     MessageRequestMode,
@@ -99,7 +99,12 @@ class Assignments:
                 ),
             )
 
-        self._routes.find(query.topic, found)
+        try:
+            check_topic(query.topic)
+        except NameRefused:
+            found(None)  # nowhere; nothing is asked and remembered of a name of any length
+        else:
+            self._routes.find(query.topic, found)
 
     def handle_set_mode(
         self, connection: ClientConnection, request: SetMessageRequestMode, body: bytes, serialization: int

@@ -182,7 +182,10 @@ class PopAcks:
         place, bit = self._message(ext)
         (key, start, pop_time_ms), now_ms = place, self._wall_clock_ms()
         invisible_ms = min(ext.invisible_ms, INVISIBLE_MS_MAX)
-        in_order = (start, pop_time_ms) not in self._metadata.pops.of(key).open
+        open_places = self._metadata.pops.of(key).open
+        in_order = (start, pop_time_ms) not in open_places
+        while (ext.offset, now_ms) in open_places:
+            now_ms += 1  # popped with others within this millisecond, which keep their time
         group, topic, queue_id = key
         command = DeferMessage(
             group=group,

@@ -282,7 +282,11 @@ class PopQueues:
         return Taken(key, command, records, nbytes, bits.bit_count(), rest)
 
     def _renamed(self, record: bytes, wish: Wish, command: PopMessages) -> bytes:
-        """A record of the retry topic as the client gets it: of the topic that it asked for, with its receipt."""
+        """A record of the retry topic as the client gets it: of the topic that it asked for, with its receipt.
+
+        Where its properties leave no room for one it stays as it is. The name of its topic says then which part of the
+        answer's header its receipt is to be made of.
+        """
         message = decode_record(memoryview(record))
         receipt = Receipt(
             command.start,
@@ -294,11 +298,14 @@ class PopQueues:
             message.queue_id,
             message.queue_offset,
         )
+        properties = props.encode(message.properties | {props.POP_CK: receipt.encode()})
+        if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+            return record
         return encode_record(
             topic=wish.topic,
             queue_id=message.queue_id,
             body=message.body,
-            properties=props.encode(message.properties | {props.POP_CK: receipt.encode()}),
+            properties=properties,
             queue_offset=message.queue_offset,
             physical_offset=message.physical_offset,
             born_timestamp_ms=message.born_timestamp_ms,

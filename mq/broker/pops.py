@@ -59,6 +59,11 @@ _WAITING_BYTES_MAX = 4 * 1024 * 1024
 _READ_BYTES_MAX = 64 * 1024 * 1024
 """Of messages that wait for their pops to be committed; beyond, clients are asked to come again."""
 
+_QUEUES_MAX = 32
+_ENTRIES_MAX = 800
+"""So many queues and, once one is looked through, entries of queues are looked at in one go. When all of that was for
+others, the pop looks on behind it."""
+
 _ALL = parse_subscription("", "*", None)
 
 
@@ -378,6 +383,7 @@ class Pops:
         taken: list[Taken] = []
         bytes_left = self._settings.pull_bytes_max
         source = ""
+        entries_left = _ENTRIES_MAX
         for topic, number in self._candidates(wish, queue_id):
             if source not in ("", topic):
                 break  # clients of the first 5.x releases confuse queues of the same number in one answer
@@ -387,7 +393,8 @@ class Pops:
                 source = topic if one.messages else source
                 count_max -= one.messages
                 bytes_left -= one.nbytes
-                if count_max <= 0 or bytes_left <= 0:
+                entries_left -= one.command.next_offset - max(one.command.before, 0)
+                if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(taken) == _QUEUES_MAX:
                     break
         return taken
 

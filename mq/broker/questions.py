@@ -80,4 +80,7 @@ class Questions(Generic[ConnectionT]):
 
     def _settle(self, opaques: list[int], reason: NoAnswer) -> None:
         for opaque in opaques:
-            self._open.pop(opaque).on_answer(reason, b"")
+            # Whoever is told may close a connection, and with it settle others of these.
+            question = self._open.pop(opaque, None)
+            if question is not None:
+                question.on_answer(reason, b"")

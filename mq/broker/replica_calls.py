@@ -10,6 +10,8 @@ from mq.protocol.headers import Response, encode_request
 from raftlog import Reactor
 
 CONNECT_SECONDS_MAX = 1.0
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""A replica that does not read is not sent more: the answers are given up after seconds, what was sent stays."""
 
 
 class _Link:
@@ -41,10 +43,11 @@ class ReplicaCalls:
     ) -> None:
         """Send a request; ``on_answer`` gets its answer, or why there is none after ``seconds`` at the latest.
 
-        It may be called at once. How much waits is bounded in number; in bytes, that is up to the caller.
+        It may be called at once. How much waits for answers is bounded in number; in bytes, that is up to the caller.
         """
         link = self._links.get(address) or self._dial(address)
-        opaque = self._questions.add(link.upstream, seconds, on_answer)
+        full = link.upstream.waiting_bytes > WAITING_BYTES_MAX
+        opaque = None if full else self._questions.add(link.upstream, seconds, on_answer)
         if opaque is None:
             on_answer(NoAnswer.BUSY, b"")
             return

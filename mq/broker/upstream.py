@@ -49,6 +49,11 @@ class Upstream:
         """Whether frames may be sent."""
         return self._stream is not None and not self._stream.closed
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of frames that wait to be sent."""
+        return 0 if self._stream is None else self._stream.out_bytes
+
     def send(self, frame: bytes) -> None:
         """Queue a frame; only while connected."""
         assert self._stream is not None, f"nothing is connected to {self.address} yet"

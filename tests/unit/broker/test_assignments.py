@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.assignments import assigned_queues
-from mq.broker.routes import QUEUES_MAX, readable_queues
+from mq.broker.routes import QUEUES_MAX, Routes, readable_queues
 from mq.broker.state.commands import DeleteGroup, DeleteTopic, PutTopic, TopicConfig, decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.request_modes import PutRequestMode, RequestMode
@@ -174,3 +174,16 @@ async def test_queues_of_other_broker_groups_are_assigned_too(tmp_path: Path) ->
                 ]
             }
             assert await assignment(client, topic="Nowhere") == {"messageQueueAssignments": None}
+
+
+@pytest.mark.trio
+async def test_names_of_topics_that_cannot_be_are_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Routes, "find", lambda self, topic, on_queues: (asked.append(topic), on_queues(None)))
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for topic in ("t" * 100_000, "", "a b", "N"):
+            assert await assignment(client, topic=topic) == {"messageQueueAssignments": None}
+    assert asked == ["N"]

@@ -1,0 +1,62 @@
+"""What the broker asks, and who is told when nobody answers."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from mq.broker import replica_calls
+from mq.broker.questions import NoAnswer, Questions
+from mq.broker.replica_calls import ReplicaCalls
+from mq.protocol.codes import RequestCode
+from mq.protocol.headers import Response
+from raftlog import Reactor
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_who_is_told_may_close_the_connection_of_the_next_question(by_time: bool) -> None:
+    now = 0.0
+    questions: Questions[str] = Questions(lambda: now)
+    told: list[tuple[int, Response | NoAnswer]] = []
+
+    def first(reason: Response | NoAnswer, body: bytes) -> None:
+        told.append((1, reason))
+        questions.connection_closed("b")
+
+    questions.add("a" if by_time else "b", 1.0, first)
+    questions.add("b", 1.0, lambda reason, body: told.append((2, reason)))
+    if by_time:
+        now = 2.0
+        questions.expire()
+    else:
+        questions.connection_closed("b")
+    assert told == [(1, NoAnswer.TIMEOUT if by_time else NoAnswer.GONE), (2, NoAnswer.GONE)]
+    assert len(questions) == 0
+
+
+@pytest.mark.trio
+async def test_a_replica_that_reads_nothing_is_not_sent_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_calls, "WAITING_BYTES_MAX", 1024 * 1024)
+    now = 0.0
+    reactor = Reactor()
+    calls = ReplicaCalls(reactor, lambda: now)
+    answers: list[Response | NoAnswer] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reactor.run)
+            with trio.fail_after(10):
+                while NoAnswer.BUSY not in answers:
+                    assert len(answers) < 200, "a hundred megabytes wait for who reads nothing"
+                    calls.ask(
+                        address, RequestCode.RELAY_REPLY, {}, bytes(512 * 1024), 1.0, lambda a, _: answers.append(a)
+                    )
+                    await trio.sleep(0.002)
+                    now += 0.5
+                    calls.expire()
+            nursery.cancel_scope.cancel()
+    assert answers.count(NoAnswer.TIMEOUT) > 0
+    calls.close()
+    reactor.close()
