@@ -37,12 +37,12 @@ from mq.client.offsets import ConsumeFrom, GroupOffsets
 from mq.client.process_queue import ProcessQueue
 from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
-from mq.client.replying import make_reply, send_reply
+from mq.client.replying import REPLY_SECONDS, reply_to
 from mq.client.routes import TopicRoute
 from mq.client.self_report import read_reset, running_info, status
 from mq.client.subscribed import Subscribed, subscription_of
 from mq.client.task_group import open_task_group
-from mq.client.tracing import Tracer, trace_topic
+from mq.client.tracing import open_tracer, trace_topic
 from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import (
@@ -63,7 +63,6 @@ REBALANCE_RETRY_SECONDS_MAX = 0.5
 FOR_OPERATORS_MAX = 16
 """Messages that operators have handled right now, at most so many at once."""
 
-REPLY_SECONDS = 3.0
 
 REMIND_SECONDS = 10.0
 """An open consumer with handlers whose `run` was not called by then says so in its log."""
@@ -217,7 +216,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                     tasks.start_soon(self._handling.remind, REMIND_SECONDS)
                     if self._exclusive:
                         tasks.start_soon(self._renew_locks_forever)
-                    self._handling.tracer = tracer = self._open_tracer(tasks, remoting)
+                    self._handling.tracer = tracer = open_tracer(
+                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                    )
                     try:
                         yield self
                     finally:
@@ -230,13 +231,6 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await self._opened().drop(self.assignment, leaving=True)
                     await remoting.unregister(self.client_id, consumer_group=self.group)
-
-    def _open_tracer(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> Tracer | None:
-        if self._trace_topic is None:
-            return None
-        tracer = Tracer(tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys)
-        tasks.start_soon(tracer.run)
-        return tracer
 
     def _heartbeat_body(self) -> bytes:
         position = self._consume_from
@@ -513,17 +507,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds what was
         in the way. The reply is not acknowledgement: the message is done when its handler ends, as any other.
         """
-        remoting = self._remoting
-        if remoting is None:
-            raise ClientClosed("enter the consumer first: async with PushConsumer(...) as consumer")
-        reply = make_reply(
-            message,
-            body,
-            properties=properties or {},
-            unique_key=self._unique_keys.next(),
-            born_timestamp_ms=time.time_ns() // 1_000_000,
-        )
-        await send_reply(remoting, self.group, message, reply, timeout=timeout)
+        own_id, remoting = self._unique_keys.next(), self._remoting
+        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     async def _give_back(self, message: ReceivedMessage) -> bool:
         assert self._remoting is not None, "a message is given back before the consumer is entered"

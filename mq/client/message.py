@@ -63,6 +63,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     record. `attempts` counts the requests that were needed; `maybe_duplicated` says that an earlier one of them had
     an unknown outcome, so that the message may be stored more than once under the same `message_id`. Of a message that
     waits for a time (`delay`, `deliver_at`), `recall_handle` is what `Producer.recall` takes it back with.
+    `trace_on` is False when the broker is set so that nobody is to trace the message; none of raftmq is.
     """
 
     message_id: str
@@ -73,6 +74,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 1
     maybe_duplicated: bool = False
     recall_handle: str | None = None
+    trace_on: bool = True
 
 
 class ReceivedMessage:

@@ -22,7 +22,7 @@ from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.send_pipeline import RetryPolicy, SendPipeline, send_fields
 from mq.client.sending import OnDone, OutgoingMessage, Pending, make_batch_ready, make_ready, split_result
 from mq.client.task_group import open_task_group
-from mq.client.tracing import Tracer, trace_topic
+from mq.client.tracing import Tracer, open_tracer, trace_topic
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODECS, Codec
@@ -125,7 +125,9 @@ class Producer(anyio.AsyncContextManagerMixin):
                         tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
                     )
                     tasks.start_soon(pipeline.run)
-                    self._tracer = tracer = self._open_tracer(tasks, remoting)
+                    self._tracer = tracer = open_tracer(
+                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                    )
                     self._start_tasks(tasks, remoting)
                     try:
                         yield self
@@ -147,13 +149,6 @@ class Producer(anyio.AsyncContextManagerMixin):
         if isinstance(request, PushReplyMessageToClient):
             return self._requests.pushed(request, body, _wall_clock_ms())
         return refuse_server_request(request, body, answer_later)
-
-    def _open_tracer(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> Tracer | None:
-        if self._trace_topic is None:
-            return None
-        tracer = Tracer(tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys)
-        tasks.start_soon(tracer.run)
-        return tracer
 
     def _done(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
         """What is called when `outgoing`, which `messages` are in, is settled: `on_done`, but for a trace."""

@@ -21,19 +21,22 @@ import anyio.lowlevel
 from mq.client.delivery import DeliveryBoard
 from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound
 from mq.client.filters import Sql
-from mq.client.identity import new_client_id
+from mq.client.identity import new_client_id, new_unique_keys
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.offsets import ConsumeFrom, GroupOffsets, queue_offset
 from mq.client.process_queue import ProcessQueue
 from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
+from mq.client.replying import REPLY_SECONDS, reply_to
 from mq.client.routes import TopicRoute
 from mq.client.subscribed import Subscribed, subscription_of
 from mq.client.task_group import open_task_group
+from mq.client.tracing import Tracer, open_tracer, trace_topic
 from mq.protocol.bodies import HeartbeatData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import check_group, check_topic
+from mq.protocol.trace import ContextCode
 
 __all__ = ["PullConsumer"]
 
@@ -56,7 +59,8 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
 
     `group` is the name under which `commit` stores offsets. The consumer is no member of that group: it may read the
     queues of a group whose members are at work. `consume_from` says where a queue begins for which nothing is stored:
-    "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`.
+    "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` is as that of a
+    `Producer`; what `poll` returns counts as handled.
 
     `timeout` bounds `assign`, `seek`, `commit` and `committed`, in seconds: within it they outlive a change of leaders.
     """
@@ -69,6 +73,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         consume_from: ConsumeFrom = "last",
         timeout: float = 10.0,
         pull: PullSettings | None = None,
+        trace: bool | str = False,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -84,6 +89,9 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._rng = rng
+        self._trace_topic = trace_topic(trace)
+        self._unique_keys = new_unique_keys(rng or random.Random())
+        self._tracer: Tracer | None = None
         self._board = DeliveryBoard(self._note_progress, retry_seconds=RETRY_SECONDS)
         self._subscribed: dict[str, Subscribed] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
@@ -107,7 +115,14 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             try:
                 async with open_task_group() as tasks:
                     self._remoting, self._tasks = remoting, tasks
-                    yield self
+                    self._tracer = tracer = open_tracer(
+                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                    )
+                    try:
+                        yield self
+                    finally:
+                        if tracer is not None:
+                            await tracer.finish()
             finally:
                 self._tasks = None
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
@@ -216,9 +231,23 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             process_queue, messages = part
             for message in messages:
                 board.finish(process_queue, message)
+            if self._tracer is not None:
+                self._tracer.handling(messages).ended(ContextCode.SUCCESS)
             taken += messages
             part = board.take_nowait(room, exclusive=False) if len(taken) < count_max else None
         return taken
+
+    async def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+    ) -> None:
+        """Answer a message whose sender waits for it, as `PushConsumer.reply`. Raises what that raises."""
+        own_id, remoting = self._unique_keys.next(), self._remoting
+        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     def position(self, queue: MessageQueue) -> int:
         """The offset at which `poll` goes on in this queue. Raises ValueError if it is not assigned."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import anyio
 
 from mq.client.errors import (
     BrokerError,
+    ClientClosed,
     ClientError,
     ConnectFailed,
     ConnectionLost,
@@ -23,24 +25,34 @@ from mq.client.sending import OutgoingMessage, make_ready
 from mq.client.verdict import Retry, judge_answer
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import Codec
 from mq.protocol.names import reply_topic
 
-__all__ = ["make_reply", "send_reply"]
+__all__ = ["REPLY_SECONDS", "reply_to"]
 
+REPLY_SECONDS = 3.0
 PAUSE_SECONDS = 0.05
 REPLY = "reply"
 
 
-def make_reply(
+async def reply_to(
     request: ReceivedMessage,
     body: bytes,
+    remoting: Remoting | None,
+    group: str,
     *,
-    properties: Mapping[str, str],
+    properties: Mapping[str, str] | None,
     unique_key: str,
-    born_timestamp_ms: int,
-    compress: Codec | None = None,
-    compress_bytes_min: int = 4096,
+    timeout: float,
+) -> None:
+    """What `PushConsumer.reply` does, for the consumer group `group`; `remoting` is None before it was entered."""
+    if remoting is None:
+        raise ClientClosed("enter the consumer first: async with ... as consumer")
+    reply = _make_reply(request, body, properties=properties or {}, unique_key=unique_key)
+    await _send_reply(remoting, group, request, reply, timeout=timeout)
+
+
+def _make_reply(
+    request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str], unique_key: str
 ) -> OutgoingMessage:
     """The reply to `request`. Raises NotARequest, MessageRefused."""
     given = {name: request.properties.get(name) for name in (props.CORRELATION_ID, props.REPLY_TO_CLIENT, props.TTL)}
@@ -51,14 +63,14 @@ def make_reply(
     return make_ready(
         Message(reply_topic(cluster), body, properties=properties),
         unique_key=unique_key,
-        born_timestamp_ms=born_timestamp_ms,
-        compress=compress,
-        compress_bytes_min=compress_bytes_min,
+        born_timestamp_ms=time.time_ns() // 1_000_000,
+        compress=None,
+        compress_bytes_min=0,
         own=own,
     )
 
 
-async def send_reply(
+async def _send_reply(
     remoting: Remoting, group: str, request: ReceivedMessage, reply: OutgoingMessage, *, timeout: float
 ) -> None:
     """Hand the reply to the broker group that the request came from: whoever waits for it is known there.

@@ -307,6 +307,7 @@ class SendPipeline:
                 attempts=send.attempts,
                 maybe_duplicated=send.unknown_reason is not None,
                 recall_handle=fields.get("recallHandle"),
+                trace_on=fields.get("TRACE_ON") != "false",
             )
         except (KeyError, ValueError) as error:
             # The broker says "stored" and does not say where: the message must not be sent again.

@@ -298,6 +298,7 @@ class SyncPullConsumer(_Facade[PullConsumer]):
     pause = _at_once(PullConsumer.pause)
     resume = _at_once(PullConsumer.resume)
     poll = _waits(PullConsumer.poll)
+    reply = _waits(PullConsumer.reply)
     position = _at_once(PullConsumer.position)
     commit = _waits(PullConsumer.commit)
     committed = _waits(PullConsumer.committed)

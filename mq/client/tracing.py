@@ -24,6 +24,7 @@ from mq.protocol import properties as props
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.names import check_topic
 from mq.protocol.recall import HandleRefused, RecallHandle
+from mq.protocol.records import PREPARED
 from mq.protocol.trace import (
     TRACE_GROUP,
     TRACE_TOPIC,
@@ -34,10 +35,11 @@ from mq.protocol.trace import (
     Recalled,
     Sent,
     TraceRecord,
+    TransactionEnded,
     trace_messages,
 )
 
-__all__ = ["HandlingTrace", "Tracer", "trace_topic"]
+__all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic"]
 
 RECORDS_MAX = 4096
 BATCH_RECORDS = 100
@@ -48,6 +50,7 @@ LEAVE_SECONDS = 1.0
 """What is still to be written when a client ends has as long."""
 
 _COMPRESS_BYTES_MIN = 4096
+_STATES = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}
 
 
 def trace_topic(trace: bool | str) -> str | None:
@@ -61,6 +64,17 @@ def trace_topic(trace: bool | str) -> str | None:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _kind(message: Message, outgoing: OutgoingMessage) -> MessageKind:
+    if outgoing.sys_flag & PREPARED:
+        return MessageKind.HALF
+    return MessageKind.DELAY if delay_properties(message) else MessageKind.NORMAL
+
+
+def _unwanted(message: ReceivedMessage) -> bool:
+    """Whether its broker is set so that it wants no trace of its messages."""
+    return message.properties.get(props.TRACE_ON) == "false"
 
 
 class Tracer:
@@ -111,6 +125,8 @@ class Tracer:
             on_done(outcome)
             cost_ms = int((anyio.current_time() - begun) * 1000)
             stored = outcome if isinstance(outcome, SendResult) else None
+            if stored is not None and not stored.trace_on:
+                return
             record_ids = [] if stored is None else stored.offset_message_id.split(",")
             for number, message_id in enumerate(outgoing.unique_key.split(",")):
                 message = messages[number]
@@ -126,7 +142,7 @@ class Tracer:
                         store_host=self._store_host(stored),
                         body_bytes=len(message.body),
                         cost_ms=cost_ms,
-                        kind=MessageKind.DELAY if delay_properties(message) else MessageKind.NORMAL,
+                        kind=_kind(message, outgoing),
                         offset_message_id=record_ids[number] if number < len(record_ids) else None,
                         success=stored is not None,
                     )
@@ -155,6 +171,44 @@ class Tracer:
             )
 
         return done
+
+    def ending(self, message: Message, result: SendResult, wanted: bool | None) -> None:
+        """Note that a transaction is about to be committed, rolled back, or left to a check (None)."""
+        if result.trace_on:
+            self.note(
+                TransactionEnded(
+                    timestamp_ms=_now_ms(),
+                    region=props.REGION,
+                    group=self._group,
+                    topic=result.queue.topic,
+                    message_id=result.message_id,
+                    tags=message.tags,
+                    keys=" ".join(message.keys) or None,
+                    store_host=self._store_host(result),
+                    transaction_id=result.message_id,
+                    state=_STATES[wanted],
+                )
+            )
+
+    def checked(self, message: ReceivedMessage, wanted: bool | None) -> None:
+        """Note how a broker is about to be answered that asked what became of a transaction."""
+        if not _unwanted(message):
+            host = message.store_host
+            self.note(
+                TransactionEnded(
+                    timestamp_ms=_now_ms(),
+                    region=message.properties.get(props.MESSAGE_REGION),
+                    group=self._group,
+                    topic=message.topic,
+                    message_id=message.message_id,
+                    tags=message.tags,
+                    keys=message.properties.get(props.KEYS),
+                    store_host=f"{host.ip}:{host.port}",
+                    transaction_id=message.message_id,
+                    state=_STATES[wanted],
+                    from_check=True,
+                )
+            )
 
     def _store_host(self, stored: SendResult | None) -> str | None:
         route = None if stored is None else self._remoting.known_route(stored.queue.topic)
@@ -230,6 +284,17 @@ class Tracer:
         log.debug("trace_not_written", topic=self._topic, records=count, reason=str(error))
 
 
+def open_tracer(
+    tasks: anyio.abc.TaskGroup, remoting: Remoting, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
+) -> Tracer | None:
+    """A tracer that runs in `tasks`; None without a topic. `Tracer.finish` is to be called before they end."""
+    if topic is None:
+        return None
+    tracer = Tracer(tasks, remoting, topic, group=group, unique_keys=unique_keys)
+    tasks.start_soon(tracer.run)
+    return tracer
+
+
 class HandlingTrace:
     """Messages that a consumer handles together; `ended` says how."""
 
@@ -241,8 +306,7 @@ class HandlingTrace:
         self._note = note
         self._group = group
         self._request_id = request_id
-        # A broker that is set so wants no trace of its messages.
-        self._messages = [each for each in messages if each.properties.get(props.TRACE_ON) != "false"]
+        self._messages = [each for each in messages if not _unwanted(each)]
         self._begun = anyio.current_time()
         self._begun_ms = _now_ms()
         for message in self._messages:

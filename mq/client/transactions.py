@@ -143,6 +143,8 @@ class TransactionProducer(Producer):
     async def _end(self, transaction: Transaction, seconds: float) -> None:
         """Tell the broker how a transaction ended. Raises BrokerError."""
         wanted = transaction._wanted
+        if self._tracer is not None:
+            self._tracer.ending(transaction.message, transaction.result, wanted)
         if wanted is None:
             return
         transaction.state = TransactionState.COMMITTED if wanted else TransactionState.ROLLED_BACK
@@ -228,6 +230,8 @@ class TransactionProducer(Producer):
             return
         finally:
             self._checks -= 1
+        if self._tracer is not None:
+            self._tracer.checked(message, wanted)
         if wanted is None:
             return
         fields = _end_fields(

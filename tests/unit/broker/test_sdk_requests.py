@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from mq.client import (
     NotARequest,
     Producer,
     ProducerBusy,
+    PullConsumer,
     PushConsumer,
     ReceivedMessage,
     ReplyNotDelivered,
@@ -37,13 +39,13 @@ pytestmark = pytest.mark.trio
 
 
 @asynccontextmanager
-async def cluster(directory: Path) -> AsyncIterator[tuple[str, RunningBroker]]:
+async def cluster(directory: Path, **given: Any) -> AsyncIterator[tuple[str, RunningBroker]]:
     """The address of a name server that knows a broker, and the broker."""
     settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve, settings)
         namesrv = f"{host}:{port}"
-        async with running(directory, namesrv=namesrv) as broker:
+        async with running(directory, namesrv=namesrv, **given) as broker:
             await (await broker.connect()).create_topic("T", 1)
             yield namesrv, broker
         nursery.cancel_scope.cancel()
@@ -66,6 +68,24 @@ async def replying(namesrv: str) -> AsyncIterator[list[ReceivedMessage]]:
         await consumer.wait_assigned()
         yield seen
         nursery.cancel_scope.cancel()
+
+
+async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as (namesrv, _),
+        Producer(namesrv, "P") as producer,
+        PullConsumer(namesrv, "G", consume_from="first") as consumer,
+        trio.open_nursery() as nursery,
+    ):
+        await consumer.assign(await consumer.queues("T"))
+
+        async def answer() -> None:
+            [asked] = await consumer.poll(timeout=5)
+            await consumer.reply(asked, b"re: " + asked.body, properties={"from": "G"})
+
+        nursery.start_soon(answer)
+        reply = await producer.request(Message("T", b"hello"), timeout=5)
+        assert (reply.body, reply.properties["from"]) == (b"re: hello", "G")
 
 
 async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:

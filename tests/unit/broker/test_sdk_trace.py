@@ -14,7 +14,17 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
-from mq.client import Admin, BrokerError, Message, MessageRefused, Producer, PushConsumer, ReceivedMessage
+from mq.client import (
+    Admin,
+    BrokerError,
+    Message,
+    MessageRefused,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    TransactionProducer,
+)
 from mq.client import tracing as client_tracing
 from mq.protocol import properties as props
 from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
@@ -210,3 +220,54 @@ async def test_every_one_of_thousands_is_found(tmp_path: Path) -> None:
         assert not isinstance(last, Exception)
         (pub,) = (await admin.trace(last.message_id)).sent
         assert (pub.keys, pub.tags) == (" ".join([*keys, "n2999"]), "\u2603 x")
+
+
+async def test_transactions_are_in_the_story(tmp_path: Path) -> None:
+    answers: list[bool | None] = [None, True]
+
+    async def check(message: ReceivedMessage) -> bool | None:
+        return answers.pop(0)
+
+    settings = {"transaction_timeout_seconds": 0.2, "transaction_check_seconds": 0.2}
+    async with cluster(tmp_path, **settings) as (namesrv, broker), Admin(namesrv) as admin:
+        async with TransactionProducer(namesrv, "P", check=check, trace=True) as producer:
+            async with producer.transaction(Message("T", b"seen", tags="a", keys=["k", "l"])) as good:
+                pass
+            async with producer.transaction(Message("T", b"never")) as bad:
+                bad.rollback()
+            async with producer.transaction(Message("T", b"asked", keys=["m"])) as asked:
+                asked.leave_open()
+            found = await story(admin, asked.message_id, lambda each: len(each.transactions) == 3)
+        assert [(each.state, each.from_check) for each in found.transactions] == [
+            ("UNKNOW", False),
+            ("UNKNOW", True),
+            ("COMMIT_MESSAGE", True),
+        ]
+        assert {(each.group, each.topic, each.keys, each.store_host) for each in found.transactions} == {
+            ("P", "T", "m", broker.settings.listen)
+        }
+        found = await admin.trace(good.message_id)
+        assert [(each.kind, each.body_bytes, each.success) for each in found.sent] == [(MessageKind.HALF, 4, True)]
+        (ended,) = found.transactions
+        assert ended.timestamp_ms >= found.sent[0].timestamp_ms
+        assert (ended.group, ended.topic, ended.tags, ended.keys) == ("P", "T", "a", "k l")
+        assert (ended.kind, ended.state, ended.transaction_id) == (
+            MessageKind.COMMIT,
+            "COMMIT_MESSAGE",
+            good.message_id,
+        )
+        assert (ended.store_host, ended.region) == (broker.settings.listen, "DefaultRegion")
+        (ended,) = (await admin.trace(bad.message_id)).transactions
+        assert (ended.state, ended.from_check) == ("ROLLBACK_MESSAGE", False)
+
+
+async def test_what_a_pull_consumer_was_given_is_handled(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+        async with Producer(namesrv, "P") as producer:
+            sent = [await producer.send(Message("T", b"%d" % n)) for n in range(2)]
+        async with PullConsumer(namesrv, "G", consume_from="first", trace=True) as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            assert [each.body for each in await consumer.poll(1, timeout=5)] == [b"0"]
+        found = await admin.trace(sent[0].message_id)
+        assert [(each.begun.group, each.ended and each.ended.success) for each in found.handled] == [("G", True)]
+        assert not (await admin.trace(sent[1].message_id)).found

@@ -244,6 +244,8 @@ class FakeBroker(FakeServer):
         """Whether the disk gives out wrong bytes: every message in an answer has another body than its checksum."""
         self.suggests = "0"
         """The broker id to which consumers are sent with their next pull."""
+        self.untraced = False
+        """Whether it is set so that nobody is to trace its messages."""
         self.forwards = False
         """Whether it lets the leader serve sends when it does not lead, and says so."""
 
@@ -318,6 +320,8 @@ class FakeBroker(FakeServer):
         if misdeed is None:
             message_id = f"{self.group.replicas.index(self):016X}{offset:016X}"
             result = {"msgId": message_id, "queueId": str(queue_id), "queueOffset": str(offset)}
+            if self.untraced:
+                result["TRACE_ON"] = "false"
             if forwarded and self.group.leader is not None:
                 result["forwardedTo"] = self.group.leader.address
             await self._answer(connection, request, ext=result)
