@@ -216,6 +216,12 @@ func requestReply(s scene) {
 	const ttl = 10 * time.Second
 	s.answering(s.consumer("a"), consumer.MessageSelector{Type: consumer.TAG, Expression: "Asked"}, true)
 	p := s.producer("producer")
+	// Only a client that has sent a heartbeat can be replied to. The library sends one to the brokers that it knows
+	// after a second, and then every 30 seconds.
+	await("a first answer", func() bool {
+		_, err := p.Request(context.Background(), time.Second, s.message("first").WithTag("Asked"))
+		return err == nil
+	})
 	request := func(body, tag string) *primitive.Message {
 		event("sent", "form", tag, "body", body)
 		return s.message(body).WithTag(tag)
