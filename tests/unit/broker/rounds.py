@@ -28,6 +28,7 @@ class Rounds:
         command: bytes,
         on_committed: Callable[[bool], None] | None = None,
         on_returned: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         self._pending.append((command, on_committed))
 
