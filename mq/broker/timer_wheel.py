@@ -117,7 +117,7 @@ class TimerWheel:
         """
         failure: OSError | StoreError | None = None
         pieces = _PIECES_HOT
-        for shift in (0, 1, -1):
+        for shift in (-1, 0, 1):  # what is late first; that slot has rarely anything new, and the others always may
             try:
                 pieces -= self._visit(timer_slot(now_ms + shift * TIMER_SLOT_MS), now_ms, pieces)
             except (OSError, StoreError) as error:

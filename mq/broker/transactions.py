@@ -146,8 +146,10 @@ class Transactions:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"a transactional message names its producers' group in PGROUP: {error}"
             ) from error
-        self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
+        _, placed = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
         own = {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
+        if due_ms := placed.get(props.TIMER_OUT_MS):
+            own[props.TIMER_OUT_MS] = due_ms  # so that there is room for it when the message is committed
         return self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties | own
 
     # -- they end ----------------------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from mq.broker.pending import MadeRecord, NotStored, StoredAt
 from mq.broker.recalls import Recalls
 from mq.broker.refusal import RequestRefused
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
+from mq.broker.state.marks import QueueMarks
 from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
+from mq.broker.timer_wheel import TimerWheel
 from mq.broker.timers import Timers
 from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
@@ -486,3 +488,30 @@ def test_a_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, mon
         machine.run_timers(50)
         machine.settle()
         assert sorted(machine.visible) == ["m0", "m2"]
+
+
+def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
+    queues: dict[int, list[bytes]] = {}
+
+    class Slot:
+        min_offset = 0
+
+        def __init__(self, queue_id: int) -> None:
+            self.entries = queues.setdefault(queue_id, [QUEUE_ENTRY.pack(0, 1, START_MS + DAY)])
+
+        @property
+        def max_offset(self) -> int:
+            return len(self.entries)
+
+        def read(self, offset: int, count: int) -> bytes:
+            return b"".join(self.entries[offset : offset + count])
+
+    now_ms = START_MS + 12 * HOUR
+    wheel = TimerWheel(Slot, lambda queue_id: QueueMarks())
+    Slot(timer_slot(now_ms - MINUTE)).entries.append(QUEUE_ENTRY.pack(0, 1, now_ms - 1))
+    for _ in range(3):
+        for due_ms in (now_ms, now_ms + MINUTE):
+            Slot(timer_slot(due_ms)).entries.append(QUEUE_ENTRY.pack(0, 1, now_ms + DAY))
+        wheel.advance(now_ms)
+    assert wheel.next_ms == now_ms - 1
+    assert wheel.head() == (timer_slot(now_ms - MINUTE), 1)

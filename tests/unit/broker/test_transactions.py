@@ -290,6 +290,19 @@ async def test_half_messages_that_cannot_be_are_refused(tmp_path: Path, text: st
         assert await stored(client, HALF_TOPIC) == []
 
 
+@pytest.mark.parametrize("wanted", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1"}, {"DELAY": "2"}])
+async def test_what_was_taken_can_be_committed_however_long_its_properties_are(
+    tmp_path: Path, wanted: dict[str, str]
+) -> None:
+    async with running(tmp_path, delay_levels="1s 2d") as broker:
+        client = await broker.connect()
+        filler = "x" * (props.PROPERTIES_BYTES_MAX - 100)
+        while (half := await client.send(f=PREPARED, i=half_text(**wanted, filler=filler))).code != 0:
+            filler = filler[1:]
+        assert len(filler) > props.PROPERTIES_BYTES_MAX - 300
+        assert (await end(client, half, COMMIT)).code == 0
+
+
 async def test_half_messages_to_topics_that_cannot_be_are_refused(tmp_path: Path) -> None:
     async with running(tmp_path, auto_create_topics=False) as broker:
         client = await broker.connect()
