@@ -3,6 +3,9 @@
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
 SEEDS := 0-199
+# What is simulated: the log alone, or brokers with clients of one kind.
+WORKLOADS := log delay transactions pop dedup
+WORKLOAD := log
 
 # ASYNC109: the SDK's `timeout` is a budget over retries. ASYNC119: its async generators are context managers.
 # ASYNC124: handlers are asynchronous by contract, also those that never wait. ASYNC128: a server may hand its
@@ -26,7 +29,8 @@ help:
 	@echo 'make bench-once   each delayed and transactional message is visible once while leaders die; writes a report'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
-	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one'
+	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
+	@echo '             WORKLOADS="log delay transactions pop dedup", or WORKLOAD=pop SEED=42'
 	@echo 'make lock    resolve requirements.lock again from pyproject.toml'
 	@echo 'make clean   remove .venv and what tools left behind'
 
@@ -73,7 +77,12 @@ fmt: $(INSTALLED)
 	$(PY) -m ruff format .
 
 sim: $(INSTALLED)
-	$(PY) -m chaos $(if $(SEED),--seed $(SEED) --trace,$(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS))) $(ARGS)
+ifdef SEED
+	$(PY) -m chaos --workload $(WORKLOAD) --seed $(SEED) --trace $(ARGS)
+else
+	set -e; for workload in $(WORKLOADS); do \
+	    $(PY) -m chaos --workload $$workload $(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS)) $(ARGS); done
+endif
 
 # In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
 # option of this machine's pip belongs into the file.

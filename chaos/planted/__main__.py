@@ -1,7 +1,8 @@
 """Apply planted mistakes one by one and see how many seeds it takes to find each.
 
-``python -m chaos.planted`` tries all, ``python -m chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes
-the table. The production code is copied first; what runs is the copy.
+A patch whose second line names a workload is for simulated brokers, the others are for the log. ``python -m
+chaos.planted`` tries all, ``python -m chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table.
+The production code is copied first; what runs is the copy.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.__main__ import LOG
+
 PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
-PACKAGES = ("raftlog", "chaos")
+PACKAGES = ("raftlog", "mq", "chaos")
 SEEDS_MAX = 200
 
 
@@ -49,6 +52,12 @@ def what(name: str) -> str:
     return (PATCHES / f"{name}.patch").read_text().partition("\n")[0]
 
 
+def workload(name: str) -> str:
+    """What the simulation runs to find a mistake."""
+    second = (PATCHES / f"{name}.patch").read_text().splitlines()[1]
+    return second.removeprefix("Workload: ") or LOG
+
+
 def plant(name: str, directory: Path) -> None:
     """Copy the packages into ``directory`` and make the mistake there. Raises `PatchRefused`."""
     for package in PACKAGES:
@@ -68,7 +77,8 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
     """Run seeds from 0 on until the mistake is found. Raises `PatchRefused`."""
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         plant(name, Path(directory))
-        command = [sys.executable, "-m", "chaos", "--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
+        command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
+        command += ["--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([directory, *_without_project()])}
         done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
         found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
@@ -94,12 +104,14 @@ def table(findings: Sequence[Finding], seeds_max: int) -> str:
         f"Found: {len(found)} of {len(findings)}"
         + (f"; median {statistics.median(found):g} seeds, most {max(found)}." if found else "."),
         "",
-        "| mistake | | seeds | noticed by |",
-        "| --- | --- | ---: | --- |",
+        "| mistake | | workload | seeds | noticed by |",
+        "| --- | --- | --- | ---: | --- |",
     ]
     for finding in findings:
         how = re.sub(r" at [\d.]+ s in ", ": ", finding.how)[:110].replace("|", "/")
-        lines.append(f"| {finding.name} | {finding.what} | {finding.seeds or 'not found'} | {how} |")
+        lines.append(
+            f"| {finding.name} | {finding.what} | {workload(finding.name)} | {finding.seeds or 'not found'} | {how} |"
+        )
     return "\n".join([*lines, ""])
 
 

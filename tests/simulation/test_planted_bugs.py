@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.planted.__main__ import PatchRefused, hunt, main, names, plant, table
+from chaos.__main__ import LOG
+from chaos.planted.__main__ import PatchRefused, hunt, main, names, plant, table, workload
 
 SEEDS_MAX = 60
 QUICKLY_FOUND = (
@@ -19,10 +20,12 @@ QUICKLY_FOUND = (
     "learner-counts",
     "vote-not-persisted",
 )
+BROKER_SEEDS_MAX = 20
 
 
 def test_there_are_enough_mistakes() -> None:
-    assert len(names()) >= 16
+    assert sum(workload(name) == LOG for name in names()) >= 16
+    assert sum(workload(name) != LOG for name in names()) >= 6
 
 
 @pytest.mark.parametrize("name", names())
@@ -47,6 +50,12 @@ def test_simulation_finds(name: str) -> None:
     finding = hunt(name, SEEDS_MAX)
     assert finding.seeds is not None, f"{name} went unnoticed in {SEEDS_MAX} seeds"
     assert name in table([finding], SEEDS_MAX)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in names() if workload(name) != LOG])
+def test_simulated_brokers_find(name: str) -> None:
+    assert hunt(name, BROKER_SEEDS_MAX).seeds is not None, f"{name} went unnoticed in {BROKER_SEEDS_MAX} seeds"
 
 
 def test_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
