@@ -13,10 +13,7 @@ Real processes and files, the default durability. Load comes from `benchmarks.fl
 
 from __future__ import annotations
 
-import itertools
-import json
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,16 +26,16 @@ import trio
 from benchmarks.figures import Figure
 from benchmarks.flows import Job, Report
 from benchmarks.lateness import measure_lateness
-from benchmarks.procfs import cpu_seconds, rss_bytes
+from benchmarks.procfs import rss_bytes
 from benchmarks.store_load import (
     CONNECT_SECONDS,
     DISK,
-    ROOT,
     Measure,
     Note,
     Plan,
     create_topics,
     one_broker,
+    run_generator,
     send_messages,
 )
 from benchmarks.suite import Suite
@@ -53,25 +50,10 @@ _MINUTE_MS = 60_000
 
 async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report, float]:
     """Let a process of its own do the job; also returns the broker's CPU seconds over the windows."""
-    pid, marks = cluster.pid(node_id), list[float]()
-
-    async def mark_ends() -> None:
-        for window in range(job.windows + 1):
-            await trio.sleep(job.begin + window * job.window_seconds - time.clock_gettime(time.CLOCK_MONOTONIC))
-            marks.append(cpu_seconds(pid))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(mark_ends)
-        done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.flows"],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            cwd=ROOT,
-        )
-        if job.total:
-            nursery.cancel_scope.cancel()
-    cluster.check()
-    return Report(**json.loads(done.stdout)), sum(after - before for before, after in itertools.pairwise(marks))
+    report, cpu = await run_generator(
+        "benchmarks.flows", cluster, job, asdict(job), node_id, may_end_early=bool(job.total)
+    )
+    return Report(**report), sum(cpu)
 
 
 def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any) -> Job:

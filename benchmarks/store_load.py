@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Protocol
 
 import trio
 
@@ -69,8 +70,36 @@ async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0") ->
         await admin.create_topic(topic_name(count - 1), QUEUES)
 
 
+class WindowedJob(Protocol):
+    """A job of a load generator; its windows begin at ``begin``, on CLOCK_MONOTONIC."""
+
+    @property
+    def begin(self) -> float: ...
+    @property
+    def window_seconds(self) -> float: ...
+    @property
+    def windows(self) -> int: ...
+
+
 async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[Report, list[float]]:
     """Let a process of its own send to the broker as the job says; also returns the broker's CPU seconds by window."""
+    report, cpu = await run_generator("benchmarks.load", cluster, job, asdict(job), node_id)
+    return Report(**report), cpu
+
+
+async def run_generator(
+    module: str,
+    cluster: DevCluster,
+    job: WindowedJob,
+    given: dict[str, Any],
+    node_id: str,
+    *,
+    may_end_early: bool = False,
+) -> tuple[dict[str, Any], list[float]]:
+    """Run a load generator, which reads ``given`` and writes a report; both are JSON.
+
+    Returns the report, and the CPU seconds of the broker ``node_id`` in each window that ended before it did.
+    """
     pid, marks = cluster.pid(node_id), list[float]()
 
     async def mark_ends() -> None:
@@ -81,13 +110,12 @@ async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mark_ends)
         done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.load"],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            cwd=ROOT,
+            [sys.executable, "-m", module], stdin=json.dumps(given).encode(), capture_stdout=True, cwd=ROOT
         )
+        if may_end_early:
+            nursery.cancel_scope.cancel()
     cluster.check()
-    return Report(**json.loads(done.stdout)), [end - start for start, end in itertools.pairwise(marks)]
+    return json.loads(done.stdout), [end - start for start, end in itertools.pairwise(marks)]
 
 
 async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: str = "n0") -> int:
