@@ -150,7 +150,8 @@ class Delays:
             not level.failed
             and level.groups < _GROUPS_IN_FLIGHT_MAX
             and not now_ms < level.paused_until_ms <= now_ms + _PAUSE_MS
-            and self._appender.pending_bytes <= self._pending_bytes_max
+            # One group is under way however much is pending: what is due does not wait for producers that are too fast.
+            and (not level.groups or self._appender.pending_bytes <= self._pending_bytes_max)
         )
 
     def _head_is_due(self, level: _Level, now_ms: int) -> bool:

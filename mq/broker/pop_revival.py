@@ -145,7 +145,8 @@ class PopRevival:
         return (
             self._appender.is_open
             and self._groups < _GROUPS_IN_FLIGHT_MAX
-            and self._appender.pending_bytes <= self._pending_bytes_max
+            # As with delayed messages, producers that are too fast do not keep all others waiting.
+            and (not self._groups or self._appender.pending_bytes <= self._pending_bytes_max)
         )
 
     def _all(self) -> Iterator[tuple[int, Place]]:

@@ -73,7 +73,7 @@ class Timers:
 
     Args:
         read: ``read(physical_offset, nbytes)`` of the log.
-        pending_bytes_max: with so much pending in the appender, messages are not delivered.
+        pending_bytes_max: with so much pending in the appender, messages are delivered one group at a time.
 
     Attributes:
         delivered, rolled, recalled: how many messages were put into the log for delivery, stored anew, recalled.
@@ -230,7 +230,8 @@ class Timers:
             and not leadership.failed
             and leadership.groups < _GROUPS_IN_FLIGHT_MAX
             and not now_ms < leadership.paused_until_ms <= now_ms + _PAUSE_MS
-            and self._appender.pending_bytes <= self._pending_bytes_max
+            # One group is under way however much is pending: what is due does not wait for producers that are too fast.
+            and (not leadership.groups or self._appender.pending_bytes <= self._pending_bytes_max)
         ):
             if not self._add_group(leadership, now_ms):
                 break

@@ -189,6 +189,21 @@ async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallC
         assert await progress(client, "delayedDelivered") == 1000
 
 
+async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
+    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers: list[Broker] = []
+    attach = Broker.attach
+    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    async with running(tmp_path, pending_bytes_max=2**20) as broker:
+        client = await broker.connect()
+        for number in range(100):
+            assert (await client.send(body=b"%d" % number, i=properties(DELAY="1"))).code == 0
+        brokers[0].appender.pending_bytes += 2**20
+        clock.now_ms += DELAY_LEVELS_MS[0]
+        assert len(await wait_stored(client, 100)) == 100
+
+
 async def test_a_large_message_is_delivered_alone(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -490,6 +490,17 @@ def test_a_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, mon
         assert sorted(machine.visible) == ["m0", "m2"]
 
 
+def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(machine: TimerMachine) -> None:
+    machine.send(SECOND, 0, 3)
+    machine.settle()
+    machine.pass_time(SECOND)
+    machine.appender.pending_bytes += 2**25
+    machine.run_timers(10)
+    machine.settle()
+    assert len(machine.visible) == 3
+    machine.appender.pending_bytes -= 2**25
+
+
 def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
     queues: dict[int, list[bytes]] = {}
 
