@@ -52,6 +52,7 @@ from mq.broker.special_sends import SpecialSends
 from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
 from mq.broker.stats import Stats
+from mq.broker.still_needed import StillNeeded
 from mq.broker.subscriptions import Subscriptions
 from mq.broker.tails import QueueTails
 from mq.broker.timers import Timers
@@ -325,6 +326,7 @@ class Areas:
             replica=replica,
             store=store,
             floor_pos=floor_pos,
+            waiting_pos=StillNeeded(metadata, store).first_pos,
             disk_usage=partial(disk_usage, settings.data_dir),
             wall_clock_ms=wall_clock_ms,
             log=log,

@@ -163,6 +163,8 @@ class Delays:
             self._warn("delayed_messages_expired", now_ms, level=level.number, expired=self.expired)
             level.next_offset = queue.min_offset
             level.due_ms = None
+            if level.next_offset == queue.max_offset:
+                return False
         if level.due_ms is None:
             level.due_ms = int(QUEUE_ENTRY.unpack(queue.read(level.next_offset, 1))[2])
         return level.is_due(level.due_ms, now_ms)

@@ -1,18 +1,21 @@
 """Deletes the oldest files of the log when their time has come, their space is needed, or there is too much.
 
 Each replica decides for itself. A file goes only when two checkpoints hold all that was derived from it, so that even a
-damaged checkpoint leaves another one to begin from.
+damaged checkpoint leaves another one to begin from. Neither does one go that has a message which waits in the broker's
+own queues, see `still_needed`, unless the disk is almost full.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
 from mq.broker.settings import BrokerSettings
 from mq.protocol.records import RecordError, decode_record, iter_sizes
+from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 from raftlog import EntryKind, PeerState, Replica, SegmentError
 from raftlog.segment import HEADER_BYTES, RetentionPolicy, SegmentInfo, Situation, droppable
@@ -31,6 +34,7 @@ class Retention:
 
     Args:
         floor_pos: physical offset below which no checkpoint needs the log any more.
+        waiting_pos: physical offset of the oldest message that waits in the broker's own queues. Raises StoreError.
         disk_usage: free and total bytes of the log's disk.
         wall_clock_ms: milliseconds since the epoch.
     """
@@ -42,6 +46,7 @@ class Retention:
         replica: Replica,
         store: QueueStore,
         floor_pos: Callable[[], int],
+        waiting_pos: Callable[[], int],
         disk_usage: Callable[[], tuple[int, int]],
         wall_clock_ms: Callable[[], int],
         log: Log,
@@ -49,11 +54,13 @@ class Retention:
         self._replica = replica
         self._store = store
         self._floor_pos = floor_pos
+        self._waiting_pos = waiting_pos
         self._disk_usage = disk_usage
         self._wall_clock_ms = wall_clock_ms
         self._log = log
         self._newest_ms: dict[int, int | None] = {}
         self._warned = False
+        self._is_held = False
         self.settings_changed(settings)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -83,10 +90,10 @@ class Retention:
         )
         segments = log.segments()
         try:
-            base_pos = droppable(segments, self._newest, self._policy, now)
+            base_pos = self._droppable(segments, now)
             if base_pos is not None and not self._replica.drop_prefix(base_pos):
                 return
-        except (SegmentError, RecordError) as error:
+        except (SegmentError, RecordError, StoreError) as error:
             self._log.error("retention_failed", error=str(error))
             return
         if base_pos is not None:
@@ -94,6 +101,20 @@ class Retention:
             dropped = sum(segment.end <= base_pos for segment in segments)
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
         self._store.expire_some(log.base_pos)
+
+    def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> int | None:
+        """Where the log may begin; what waits is only asked for when something would go. Raises StoreError."""
+        wished = droppable(segments, self._newest, self._policy, now)
+        if wished is None or (waiting_pos := self._waiting_pos()) >= wished:
+            self._is_held &= wished is None
+            return wished
+        base_pos = droppable(
+            segments, self._newest, self._policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
+        )
+        if base_pos != wished and not self._is_held:
+            self._is_held = True
+            self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=wished)
+        return base_pos
 
     def _wanted_pos(self) -> int:
         """Below this no peer needs the log that is not hopelessly behind."""

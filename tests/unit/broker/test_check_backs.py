@@ -219,7 +219,11 @@ async def test_more_or_fewer_checks_than_before_lose_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.trio
-async def test_what_the_log_lost_is_counted_and_cannot_be_ended(tmp_path: Path) -> None:
+async def test_what_the_log_lost_is_counted_and_cannot_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So full that retention takes even what waits, and not yet so that nothing can be sent.
+    monkeypatch.setattr("mq.broker.areas.disk_usage", lambda directory: (14 << 30, 100 << 30))
     small = {
         "segment_bytes": 128 * 1024,
         "message_bytes_max": 32 * 1024,
