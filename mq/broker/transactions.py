@@ -161,7 +161,8 @@ class Transactions:
         ext = request.ext
         outcome = ext.commit_or_rollback
         if outcome == _UNKNOWN:
-            return None  # as stock brokers; there will be a check
+            # No answer, as of stock brokers; there will be a check. A replica that handed this on waits for that much.
+            return None if request.flag & ONEWAY_FLAG else b""
         if outcome not in (COMMITTED, ROLLBACK):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,

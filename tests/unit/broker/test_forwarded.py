@@ -12,7 +12,8 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import Response, encode_request
-from tests.unit.broker.running import Answer, Client, RunningBroker, pull_ext, running, send_ext
+from tests.unit.broker.running import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext
+from tests.unit.broker.test_transactions import end_ext
 
 pytestmark = pytest.mark.trio
 
@@ -98,6 +99,17 @@ async def test_one_way_requests_are_done_and_only_acknowledged(tmp_path: Path) -
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
         assert (await client.pull("T")).records[0].body == b"hello"
         assert await client.committed() == 1
+
+
+async def test_what_is_not_answered_is_done_with_all_the_same(tmp_path: Path) -> None:
+    """Else whoever handed it on would take this broker for dead, and close the connections of all its clients."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await client.send(i=properties(TRAN_MSG="true", PGROUP="P"))
+        ext = end_ext(half, 0)
+        for oneway in (False, True):
+            answer = await forward(broker, client, inner_frame(RequestCode.END_TRANSACTION, ext, oneway=oneway))
+            assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b"")
 
 
 async def test_what_only_the_replica_itself_serves_is_not_handed_on(tmp_path: Path) -> None:
