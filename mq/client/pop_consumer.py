@@ -34,7 +34,7 @@ from mq.protocol.bodies import HeartbeatData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from mq.protocol.names import check_group, check_topic, pop_retry_topic
-from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, ReceiptError, encode_bits
+from mq.protocol.receipts import BITS_BYTES_MAX, NORMAL, AckRow, BatchAck, Receipt, ReceiptError, encode_bits, mark_of
 
 __all__ = ["PopConsumer", "PoppedMessage"]
 
@@ -43,6 +43,7 @@ LEAVE_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 """How much longer than it may be held an answer to a pop is waited for."""
 BATCH_MAX = 32
+SPAN_MAX = 8 * BITS_BYTES_MAX
 INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
@@ -295,7 +296,9 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                 )
                 refresh = response.code in _NOT_NOW
                 if response.code == ResponseCode.SUCCESS:
-                    for message in self._read(broker_name, response, body, asked_at):
+                    # Only now, as far as anybody here knows: the pop may have been held for longer than that.
+                    hidden_until = anyio.current_time() + self.invisible
+                    for message in self._read(broker_name, response, body, hidden_until):
                         await self._sender.send(message)
                 elif response.code not in _NOTHING and not refresh:
                     raise BrokerError(response.code, response.remark or "", address)
@@ -326,10 +329,9 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
             "order": "false",
         }
 
-    def _read(self, broker_name: str, response: Response, body: memoryview, asked_at: float) -> list[PoppedMessage]:
+    def _read(self, broker_name: str, response: Response, body: memoryview, hidden_until: float) -> list[PoppedMessage]:
         """The messages of an answer, with their receipts. Raises UnreadableAnswer."""
         ext = response.ext
-        hidden_until = asked_at + self.invisible
         try:
             starts = {}
             for row in filter(None, ext.get("startOffsetInfo", "").split(";")):
@@ -337,24 +339,28 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                 starts[mark, int(queue_id)] = int(start)
             pop_time_ms, invisible_ms = int(ext["popTime"]), int(ext["invisibleTime"])
             revive_queue = int(ext["reviveQid"])
+            # What comes again has its receipt with it; so may a message that somebody sent on with all its properties.
+            may_carry = any(mark != NORMAL for mark, _ in starts)
             messages = []
             for message in received_messages(broker_name, body):
                 record = message.record
                 carried = record.properties.get(props.POP_CK)
-                receipt = (
-                    Receipt.decode(carried)
-                    if carried is not None
-                    else Receipt(
-                        starts[NORMAL, record.queue_id],
+                if carried is not None and may_carry:
+                    receipt = Receipt.decode(carried)
+                else:
+                    mark = mark_of(record.topic)
+                    receipt = Receipt(
+                        starts[mark, record.queue_id],
                         pop_time_ms,
                         invisible_ms,
                         revive_queue,
-                        NORMAL,
+                        mark,
                         broker_name,
                         record.queue_id,
                         record.queue_offset,
                     )
-                )
+                if not 0 <= receipt.offset - receipt.start < SPAN_MAX:
+                    raise ReceiptError(f"message {receipt.offset} of a pop that began at {receipt.start}")
                 messages.append(PoppedMessage(message, receipt, hidden_until))
         except (KeyError, ValueError, ReceiptError) as error:
             raise UnreadableAnswer(f"popped, but the answer says not what: {error!r}") from error

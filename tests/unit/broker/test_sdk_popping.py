@@ -8,7 +8,11 @@ import pytest
 import trio
 
 from mq.client import Message, PopConsumer, Producer, TopicNotFound
+from mq.protocol import properties as props
+from mq.protocol.receipts import Receipt
+from tests.unit.broker.running import properties
 from tests.unit.broker.test_sdk_lookups import cluster
+from tests.unit.broker.test_sdk_requests import cluster as cluster_and_broker
 
 pytestmark = pytest.mark.trio
 
@@ -63,3 +67,43 @@ async def test_what_cannot_be_popped_is_said(tmp_path: Path) -> None:
         for wrong in ({"invisible": 0}, {"consume_from": "now"}, {"ahead": 0}):
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 PopConsumer(namesrv, "G", "T", **wrong)  # type: ignore[arg-type]
+
+
+async def test_a_message_that_comes_late_to_a_pop_is_hidden_from_then_on(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as namesrv,
+        Producer(namesrv) as producer,
+        PopConsumer(namesrv, "G", "T", invisible=0.3, consume_from="first", hold_seconds=5) as consumer,
+    ):
+        await trio.sleep(0.6)
+        await producer.send(Message("T", b"late"))
+        with trio.fail_after(2):
+            message = await anext(consumer)
+        assert (message.body, message.reconsume_times) == (b"late", 0)
+        await consumer.ack(message)
+
+
+async def test_receipts_are_those_of_the_broker(tmp_path: Path) -> None:
+    forged = [str(Receipt(9, 1, 1, 0, "0", "b", 0, 0).encode()), "no receipt", "0 1 1 0 0 b 0 99999999999"]
+    async with cluster_and_broker(tmp_path) as (namesrv, broker):
+        client = await broker.connect()
+        await client.create_topic("F", 1)
+        for text in forged:
+            assert (await client.send("F", body=text.encode(), i=properties(POP_CK=text))).code == 0
+        large = "v" * (props.PROPERTIES_BYTES_MAX - 200)
+        assert (await client.send("F", body=b"large", i=properties(n=large))).code == 0
+        left = {*(text.encode() for text in forged), b"large"}
+        with trio.fail_after(10):
+            async with PopConsumer(namesrv, "G", "F", invisible=30, consume_from="first") as consumer:
+                again: set[bytes] = set()
+                while left:
+                    message = await anext(consumer)
+                    assert message.topic == "F"
+                    if message.reconsume_times == 0:
+                        again.add(message.body)
+                        await consumer.nack(message)
+                    else:
+                        await consumer.ack(message)
+                        left.discard(message.body)
+                assert len(again) == 4
+        assert (await client.info())["raftmq.popCheckpoints"] == "0"
