@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 import structlog
 
@@ -44,6 +45,8 @@ _GROUP_BYTES_MAX = 256 * 1024
 _GROUPS_IN_FLIGHT_MAX = 32
 _COMMANDS_BYTES_MAX = 2048
 _PAUSE_MS = 1000
+_LISTED_AT_ONCE = 2000
+"""Checkpoints that are put into the heap in one go: some milliseconds."""
 _WARN_EVERY_MS = 60_000
 _INT32_MAX = 2**31 - 1
 
@@ -90,7 +93,9 @@ class PopRevival:
         self._log = log
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self._heap: list[tuple[int, Place]] = []
+        self._unlisted: Iterator[tuple[int, Place]] = iter(())
         self._groups = 0
+        self._seen_ms = 0
         self._warned_ms: dict[str, int] = {}
         self.revived = 0
         self.lost = 0
@@ -98,12 +103,12 @@ class PopRevival:
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
         self._groups = 0
-        self._heap = list(self._all())
-        heapq.heapify(self._heap)
+        self._look_anew()
 
     def forget(self) -> None:
         """This replica does not lead any more."""
         self._heap = []
+        self._unlisted = iter(())
 
     def schedule(self, place: Place) -> None:
         """Look at a checkpoint when its time is over."""
@@ -114,12 +119,21 @@ class PopRevival:
         # Checkpoints that were acknowledged stay in the heap until their time; of a fast group they would pile up.
         pops = self._metadata.pops
         if len(self._heap) > 2 * (pops.count + len(pops.queues)) + 1024:
-            self._heap = list(self._all())
-            heapq.heapify(self._heap)
+            self._look_anew()
+
+    def _look_anew(self) -> None:
+        """Make the heap anew; some at a time, for there may be very many."""
+        self._heap = []
+        self._unlisted = self._all(list(self._metadata.pops.queues), self._wall_clock_ms())
 
     def run(self) -> None:
         """Give back what is due; called by a timer some times a second."""
         now_ms = self._wall_clock_ms()
+        if now_ms < self._seen_ms - _PAUSE_MS:
+            self._look_anew()  # the clock went back, and nobody is to wait until it is there again
+        self._seen_ms = now_ms
+        for row in islice(self._unlisted, _LISTED_AT_ONCE):
+            heapq.heappush(self._heap, row)
         while self._heap and self._heap[0][0] <= now_ms and self._may_begin():
             _, place = heapq.heappop(self._heap)
             due_ms = self._due_ms(place, now_ms)
@@ -149,9 +163,9 @@ class PopRevival:
             and (not self._groups or self._appender.pending_bytes <= self._pending_bytes_max)
         )
 
-    def _all(self) -> Iterator[tuple[int, Place]]:
-        now_ms = self._wall_clock_ms()
-        for key, of_queue in self._metadata.pops.queues.items():
+    def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, Place]]:
+        for key in keys:
+            of_queue = self._metadata.pops.of(key)
             places = [(key, start, pop_time_ms) for start, pop_time_ms in of_queue.open]
             if (ordered := of_queue.ordered) is not None:
                 places.append((key, ordered.start, ordered.pop_time_ms))

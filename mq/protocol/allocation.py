@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -52,17 +54,28 @@ def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id
 
 def allocate_consistently(queues: Sequence[QueueT], client_ids: Sequence[str], client_id: str) -> list[QueueT]:
     """By consistent hashing: when a member comes or goes, hardly any queue moves between the others."""
-    if client_id not in client_ids:
+    return _of_members(queues, client_ids, {client_id})
+
+
+def _of_members(queues: Sequence[QueueT], client_ids: Sequence[str], members: AbstractSet[str]) -> list[QueueT]:
+    """The queues that consistent hashing gives to some of those in ``client_ids``."""
+    if members.isdisjoint(client_ids):
         return []
+    places, owners = _ring(tuple(client_ids))
+
+    def owner(queue: QueueT) -> str:
+        return owners[bisect_left(places, ring_hash(_java_text(queue))) % len(owners)]
+
+    return [queue for queue in queues if owner(queue) in members]
+
+
+@lru_cache(maxsize=4)
+def _ring(client_ids: tuple[str, ...]) -> tuple[list[int], list[str]]:
+    """The places of the members' nodes, ascending, and whose they are; kept, for all of a group ask about the same."""
     # Where two nodes fall on the same place, the later one takes it, as a map does.
     ring = {ring_hash(f"{each}-{node}"): each for each in client_ids for node in range(VIRTUAL_NODES)}
     places = sorted(ring)
-
-    def owner(queue: QueueT) -> str:
-        at = bisect_left(places, ring_hash(_java_text(queue)))
-        return ring[places[at % len(places)]]
-
-    return [queue for queue in queues if owner(queue) == client_id]
+    return places, [ring[place] for place in places]
 
 
 STRATEGIES: Final[Mapping[str, Callable[[Sequence[Any], Sequence[str], str], list[Any]]]] = MappingProxyType(
@@ -76,12 +89,12 @@ STRATEGIES: Final[Mapping[str, Callable[[Sequence[Any], Sequence[str], str], lis
 
 
 def share_with_next(
-    strategy: Callable[[Sequence[Q], Sequence[str], str], list[Q]],
-    queues: Sequence[Q],
+    strategy: Callable[[Sequence[QueueT], Sequence[str], str], list[QueueT]],
+    queues: Sequence[QueueT],
     client_ids: Sequence[str],
     client_id: str,
     count: int,
-) -> list[Q]:
+) -> list[QueueT]:
     """The queues from which a member pops that shares those of the ``count`` members behind it.
 
     With more members than queues, each gets one queue, several the same one. Each queue is there once, in any order.
@@ -91,10 +104,10 @@ def share_with_next(
     position = client_ids.index(client_id)
     if len(client_ids) > len(queues):
         return [queues[position % len(queues)]] if queues else []
-    shared: dict[Q, None] = {}
-    for step in range(min(count + 1, len(client_ids))):
-        shared |= dict.fromkeys(strategy(queues, client_ids, client_ids[(position + step) % len(client_ids)]))
-    return list(shared)
+    sharing = [client_ids[(position + step) % len(client_ids)] for step in range(min(count + 1, len(client_ids)))]
+    if strategy is allocate_consistently:
+        return _of_members(queues, client_ids, set(sharing))  # hashing all of it for each of them takes seconds
+    return list(dict.fromkeys(queue for each in sharing for queue in strategy(queues, client_ids, each)))
 
 
 def ring_hash(text: str) -> int:

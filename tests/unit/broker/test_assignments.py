@@ -16,6 +16,7 @@ from mq.broker.state.commands import DeleteGroup, DeleteTopic, PutTopic, TopicCo
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.request_modes import PutRequestMode, RequestMode
 from mq.client import Admin
+from mq.protocol import allocation
 from mq.protocol.allocation import STRATEGIES
 from mq.protocol.bodies import QueueData, Route
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -56,6 +57,17 @@ def test_every_queue_has_its_readers(queues: list[QueueRef], members: list[str],
         else:
             sharing = [members[(position + step) % len(members)] for step in range(shared + 1)]
             assert set(popped) == {queue for each in sharing for queue in pulled[each]}
+
+
+def test_to_share_with_many_is_no_more_work_than_to_be_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    ring_hash = allocation.ring_hash
+    monkeypatch.setattr(allocation, "ring_hash", lambda text: (hashed.append(text), ring_hash(text))[1])
+    queues, members = [QueueRef("T", "b", number) for number in range(64)], sorted(f"member{n}" for n in range(60))
+    for member in members[:3]:
+        query = AssignmentQuery("T", "G", member, "CONSISTENT_HASH")
+        assert assigned_queues(query, queues, members, RequestMode("POP", 50))
+    assert len(hashed) <= 60 * allocation.VIRTUAL_NODES + 3 * 64
 
 
 def test_who_can_not_be_told() -> None:

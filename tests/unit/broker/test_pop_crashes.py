@@ -551,3 +551,17 @@ def test_a_message_larger_than_a_group_comes_again_alone() -> None:
     assert sizes == [[10], [100_000], [10]]
     machine.commit(10)
     assert machine.metadata.pops.count == 0
+
+
+def test_a_clock_that_goes_back_hides_nothing_until_it_is_there_again() -> None:
+    machine = started(1)
+    machine.pop(1, 0, 0, True)
+    machine.run(1)
+    machine.now_ms -= 500_000
+    machine.hidden_until[b"0"] = machine.now_ms + INVISIBLE_MS
+    machine.run(1)
+    machine.run(2 * INVISIBLE_MS)
+    machine.commit(1)
+    machine.pop(1, 0, 0, True)
+    assert machine.held[b"0"].message.reconsume_times == 1
+    machine.teardown()
