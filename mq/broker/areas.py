@@ -42,6 +42,7 @@ from mq.broker.recalls import Recalls
 from mq.broker.repeats import Repeats
 from mq.broker.replica_calls import ReplicaCalls
 from mq.broker.replies import Replies
+from mq.broker.resumptions import Resumptions
 from mq.broker.retention import Retention
 from mq.broker.retries import Retries
 from mq.broker.routes import Queues, Routes
@@ -300,11 +301,21 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
+        records = LogRecords(replica.log, applied_index)
+        self.resumptions = Resumptions(
+            served=settings.transactions,
+            metadata=metadata,
+            store=store,
+            records=records,
+            appender=self.appender,
+            tails=self.tails,
+            log=log,
+        )
         self.lookup = Lookup(
             broker_name=settings.group,
             metadata=metadata,
             store=store,
-            records=LogRecords(replica.log, applied_index),
+            records=records,
             clients=clients,
             read=reads.read,
             gradually=self.gradually,
@@ -428,6 +439,7 @@ class Areas:
             self.locks,
             retries,
             recalls,
+            self.resumptions,
             self.replies,
             self.pops,
             assignments,
@@ -456,6 +468,7 @@ class Areas:
             self.repeats,
             self.transactions,
             self.check_backs,
+            self.resumptions,
             self.offsets,
             self.locks,
             self.groups,

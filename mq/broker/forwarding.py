@@ -44,6 +44,7 @@ from mq.protocol.headers import (
 )
 from mq.protocol.operator_requests import (
     DeleteSubscriptionGroup,
+    ResumeCheckHalfMessage,
     SetMessageRequestMode,
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
@@ -101,6 +102,7 @@ _REPEATABLE = frozenset(
         PollingInfo,
         SetMessageRequestMode,
         PopMessage,
+        ResumeCheckHalfMessage,
         UnlockBatchMq,
         UpdateAndCreateSubscriptionGroup,
         UpdateAndCreateSubscriptionGroupList,

@@ -9,17 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mq.broker.pending import MadeRecord
 from mq.broker.state.marks import QueueMarks
 from mq.broker.state.metadata import Metadata
+from mq.broker.tails import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.names import HALF_TOPIC
-from mq.protocol.records import StoredMessage, decode_record
+from mq.protocol.records import (
+    BORN_HOST_IPV6,
+    STORE_HOST_IPV6,
+    TRANSACTION_MASK,
+    RawRecord,
+    StoredMessage,
+    decode_record,
+    tag_code_of,
+)
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
 HALF_QUEUE_ID = 0
+_OTHER_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
+_IPV4_HOST_BYTES = 8
 
 IMMUNITY_MS_MAX = 24 * 3_600_000
 """So long a producer can put off being asked about a message."""
@@ -102,3 +114,21 @@ def is_half(properties: dict[str, str], reconsume_times: int) -> bool:
     if reconsume_times > 0 and props.DELAY in properties:
         return False
     return properties.get(props.TRANSACTION_PREPARED, "").lower() == "true"
+
+
+def copy_half(
+    raw: RawRecord, tail: QueueTail, properties: bytes, transaction: int = 0, prepared_offset: int = 0
+) -> MadeRecord:
+    """The message of a half message, at another place."""
+    return MadeRecord(
+        tail=tail,
+        body=raw.body,
+        properties=properties,
+        tag_code=tag_code_of(properties),
+        flag=raw.flag,
+        sys_flag=raw.sys_flag & _OTHER_FLAGS | transaction,
+        born_timestamp_ms=raw.born_timestamp_ms,
+        born_host=raw.born_host if len(raw.born_host) == _IPV4_HOST_BYTES else bytes(_IPV4_HOST_BYTES),
+        reconsume_times=raw.reconsume_times,
+        prepared_offset=prepared_offset,
+    )

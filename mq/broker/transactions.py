@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mq.broker.appender import Appender
 from mq.broker.connection import ClientConnection, Handler
-from mq.broker.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
+from mq.broker.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
 from mq.broker.made import encode_properties
 from mq.broker.pending import MadeRecord, PendingCommand, Sender
 from mq.broker.refusal import RequestRefused
@@ -30,17 +30,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ONEWAY_FLAG, EndTransaction, encode_response
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, UNENDED_TOPIC, NameRefused, check_group
-from mq.protocol.records import (
-    BORN_HOST_IPV6,
-    COMMITTED,
-    ROLLBACK,
-    STORE_HOST_IPV6,
-    TRANSACTION_MASK,
-    RawRecord,
-    RecordError,
-    split_record,
-    tag_code_of,
-)
+from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 
@@ -49,8 +39,6 @@ _TOGETHER_MAX = 64
 _TOGETHER_BYTES_MAX = 192 * 1024
 _WAITING_MAX = 4 * _TOGETHER_MAX
 """Requests that wait for one entry; among them those that end again what is being ended."""
-_OTHER_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
-_IPV4_HOST_BYTES = 8
 _ENDED_TAG = "d"
 _NOT_FOUND = "Find prepared transaction message failed"
 
@@ -215,7 +203,7 @@ class Transactions:
             if half.offset not in self._ending:
                 raw = split_record(half.raw)
                 ends.offsets.append(half.offset)
-                ends.copies.append(_copy(raw, tail, raw.properties, 0))
+                ends.copies.append(copy_half(raw, tail, raw.properties))
         if not ends.offsets:
             on_settled()
             return
@@ -267,7 +255,7 @@ class Transactions:
             properties = encode_properties(waiting)
         else:
             tail, properties = self._tails.get(topic, queue_id), raw.properties
-        return _copy(raw, tail, properties, COMMITTED, half.position)
+        return copy_half(raw, tail, properties, COMMITTED, half.position)
 
     def _add(self, offset: int, copy: MadeRecord | None, waiting: _Waiting) -> None:
         nbytes = 0 if copy is None else copy.nbytes
@@ -342,19 +330,3 @@ class Transactions:
     def _serve_again(waiting: list[_Waiting]) -> None:
         for sender, request, serialization in waiting:
             sender.dispatch(request, b"", serialization)
-
-
-def _copy(raw: RawRecord, tail: QueueTail, properties: bytes, transaction: int, prepared_offset: int = 0) -> MadeRecord:
-    """The message of a half message, at another place."""
-    return MadeRecord(
-        tail=tail,
-        body=raw.body,
-        properties=properties,
-        tag_code=tag_code_of(properties),
-        flag=raw.flag,
-        sys_flag=raw.sys_flag & _OTHER_FLAGS | transaction,
-        born_timestamp_ms=raw.born_timestamp_ms,
-        born_host=raw.born_host if len(raw.born_host) == _IPV4_HOST_BYTES else bytes(_IPV4_HOST_BYTES),
-        reconsume_times=raw.reconsume_times,
-        prepared_offset=prepared_offset,
-    )

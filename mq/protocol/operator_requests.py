@@ -50,6 +50,19 @@ class DeleteExpiredCommitlog(Request, tag=int(Code.DELETE_EXPIRED_COMMITLOG)):
     """329: delete files of the log whose time is over."""
 
 
+class ResumeCheckHalfMessageExt(Ext, rename=wire(message_id="msgId")):
+    """``message_id`` says where it is; the topic only newer tools send."""
+
+    message_id: str
+    topic: str | None = None
+
+
+class ResumeCheckHalfMessage(Request, tag=int(Code.RESUME_CHECK_HALF_MESSAGE)):
+    """323: ask producers once more about a half message that was given up."""
+
+    ext: ResumeCheckHalfMessageExt = msgspec.field(name="extFields")
+
+
 # -- brokers: groups ---------------------------------------------------------------------------------------------------
 
 
