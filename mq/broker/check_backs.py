@@ -22,6 +22,7 @@ from mq.broker.appender import Appender
 from mq.broker.clients import ClientRegistry
 from mq.broker.connection import ClientConnection
 from mq.broker.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
+from mq.broker.seldom import SeldomLog
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.checks import AdvanceChecks
 from mq.broker.state.commands import encode_command
@@ -43,7 +44,6 @@ _TOGETHER_BYTES_MAX = 128 * 1024
 _SAMPLES = 32
 _WAITING_BYTES_MAX = 1024 * 1024
 """A producer that has so much to read is not asked more."""
-_WARN_EVERY_SECONDS = 60.0
 
 
 class Track:
@@ -104,12 +104,11 @@ class CheckBacks:
         self._clients = clients
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
-        self._log = log
+        self._log = SeldomLog(log, wall_clock_ms)
         self._tracks: list[Track] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
         self._turn = 0
-        self._warned_at: dict[str, float] = {}
         self.asked = 0
         self.unanswerable = 0
         self.expired = 0
@@ -165,7 +164,7 @@ class CheckBacks:
             self._give_up(now)
         except (StoreError, SegmentError, RecordError, OSError) as error:
             # Other replicas have what this disk does not give; it may be repaired from them, or one of them may lead.
-            self._warn("half_message_unreadable", error=str(error))
+            self._log.warning("half_message_unreadable", error=str(error))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -208,7 +207,7 @@ class CheckBacks:
             try:
                 message = self._halves.message(offset)
             except (StoreError, SegmentError, RecordError, OSError) as error:
-                self._warn("half_message_unreadable", error=str(error))
+                self._log.warning("half_message_unreadable", error=str(error))
                 continue
             if message is not None and not self._is_immune(message):
                 self._ask(message, number)
@@ -229,7 +228,7 @@ class CheckBacks:
         ]
         if not members:
             self.unanswerable += 1
-            self._warn("nobody_to_check_back", producer_group=group, unanswerable=self.unanswerable)
+            self._log.warning("nobody_to_check_back", producer_group=group, unanswerable=self.unanswerable)
             return
         self._turn += 1
         members[self._turn % len(members)].send(_check_request(message, number, self._turn & 0x7FFFFFFF))
@@ -277,16 +276,9 @@ class CheckBacks:
             self._busy.discard(0)
             if known:
                 self.expired += lost
-                self._warn("half_messages_expired", expired=self.expired)
+                self._log.warning("half_messages_expired", expired=self.expired)
 
         self._appender.add_command(command, settled)
-
-    def _warn(self, event: str, **values: object) -> None:
-        """Log what may happen for each of many messages, once a minute."""
-        now = self._clock()
-        if now >= self._warned_at.get(event, -_WARN_EVERY_SECONDS) + _WARN_EVERY_SECONDS:
-            self._warned_at[event] = now
-            self._log.warning(event, **values)
 
 
 def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:

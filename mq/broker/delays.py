@@ -18,6 +18,7 @@ import structlog
 from mq.broker.appender import Appender
 from mq.broker.copies import copy_to
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
+from mq.broker.seldom import SeldomLog
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.tails import QueueTails
@@ -39,7 +40,6 @@ _GROUPS_IN_FLIGHT_MAX = 8
 """Of one level; bounds what waits in memory, together with the appender's own limit."""
 _COMMAND_BYTES_MAX = 256
 _PAUSE_MS = 1000
-_WARN_EVERY_MS = 60_000
 
 
 class _Level:
@@ -104,9 +104,8 @@ class Delays:
         self._read = read
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
-        self._log = log
+        self._log = SeldomLog(log, wall_clock_ms)
         self._levels: list[_Level] = []
-        self._warned_ms: dict[str, int] = {}
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMAND_BYTES_MAX
         self.delivered = 0
         self.dropped = 0
@@ -143,7 +142,7 @@ class Delays:
         except (SegmentError, StoreError, RecordError, OSError) as error:
             # Other replicas have what this disk does not give; it may be repaired from them, or one of them may lead.
             level.paused_until_ms = now_ms + _PAUSE_MS
-            self._warn("delayed_message_unreadable", now_ms, level=level.number, error=str(error))
+            self._log.warning("delayed_message_unreadable", level=level.number, error=str(error))
 
     def _may_deliver(self, level: _Level, now_ms: int) -> bool:
         return (
@@ -160,7 +159,7 @@ class Delays:
             return False
         if level.next_offset < queue.min_offset:
             self.expired += queue.min_offset - level.next_offset
-            self._warn("delayed_messages_expired", now_ms, level=level.number, expired=self.expired)
+            self._log.warning("delayed_messages_expired", level=level.number, expired=self.expired)
             level.next_offset = queue.min_offset
             level.due_ms = None
             if level.next_offset == queue.max_offset:
@@ -215,12 +214,5 @@ class Delays:
         record = copy_to(topic, queue_id, raw, raw.properties, metadata=self._metadata, tails=self._tails)
         if record is None:
             self.dropped += 1
-            self._warn("delayed_message_dropped", now_ms, topic=topic, reason="no such topic", dropped=self.dropped)
+            self._log.warning("delayed_message_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
         return record
-
-    def _warn(self, event: str, now_ms: int, **values: object) -> None:
-        """Log what may happen for each of many messages, once a minute."""
-        last_ms = self._warned_ms.get(event)
-        if last_ms is None or not last_ms <= now_ms < last_ms + _WARN_EVERY_MS:
-            self._warned_ms[event] = now_ms
-            self._log.warning(event, **values)

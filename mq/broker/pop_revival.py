@@ -17,6 +17,7 @@ import structlog
 from mq.broker.appender import Appender
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
 from mq.broker.pop_acks import Leaving, Place
+from mq.broker.seldom import SeldomLog
 from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pops import INVISIBLE_MS_MAX, AckMessages, QueueOfGroup, offsets_of
@@ -47,7 +48,6 @@ _COMMANDS_BYTES_MAX = 2048
 _PAUSE_MS = 1000
 _LISTED_AT_ONCE = 2000
 """Checkpoints that are put into the heap in one go: some milliseconds."""
-_WARN_EVERY_MS = 60_000
 _INT32_MAX = 2**31 - 1
 
 
@@ -90,13 +90,12 @@ class PopRevival:
         self._freed = freed
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
-        self._log = log
+        self._log = SeldomLog(log, wall_clock_ms)
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self._heap: list[tuple[int, Place]] = []
         self._unlisted: Iterator[tuple[int, Place]] = iter(())
         self._groups = 0
         self._seen_ms = 0
-        self._warned_ms: dict[str, int] = {}
         self.revived = 0
         self.lost = 0
 
@@ -150,7 +149,7 @@ class PopRevival:
                 whole = self._revive(place, now_ms)
             except (SegmentError, StoreError, RecordError, OSError) as error:
                 # Other replicas have what this disk does not give.
-                self._warn("popped_message_unreadable", now_ms, topic=key[1], queue_id=key[2], error=str(error))
+                self._log.warning("popped_message_unreadable", topic=key[1], queue_id=key[2], error=str(error))
                 whole = False
             if not whole:
                 heapq.heappush(self._heap, (now_ms + _PAUSE_MS, place))
@@ -195,7 +194,7 @@ class PopRevival:
         bits = self._metadata.pops.of(key).open[start, pop_time_ms].bits & ~leaving.of(place)
         retry_topic = pop_retry_topic(*key[:2])
         if key[0] in self._metadata.groups and not self._metadata.has_room_for_topic(retry_topic):
-            self._warn("retry_topic_refused", now_ms, topic=retry_topic, topics=len(self._metadata.topics))
+            self._log.warning("retry_topic_refused", topic=retry_topic, topics=len(self._metadata.topics))
             return False
         while bits:
             if not self._may_begin():
@@ -266,13 +265,6 @@ class PopRevival:
             return decode_record(memoryview(self._read(position, size)))
         except EntryGone:
             return None
-
-    def _warn(self, event: str, now_ms: int, **values: object) -> None:
-        """Log what may happen for each of many messages, once a minute."""
-        last_ms = self._warned_ms.get(event)
-        if last_ms is None or not last_ms <= now_ms < last_ms + _WARN_EVERY_MS:
-            self._warned_ms[event] = now_ms
-            self._log.warning(event, **values)
 
 
 def _copy(message: StoredMessage, tail: QueueTail, group: str, pop_time_ms: int) -> MadeRecord:

@@ -23,6 +23,7 @@ import structlog
 from mq.broker.appender import Appender
 from mq.broker.copies import copy_to
 from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
+from mq.broker.seldom import SeldomLog
 from mq.broker.state.commands import encode_command
 from mq.broker.state.marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
@@ -52,7 +53,6 @@ _GROUPS_IN_FLIGHT_MAX: Final = 8
 _LOOKED_AT_MAX: Final = 1024
 """For one group: some may be done already."""
 _PAUSE_MS: Final = 1000
-_WARN_EVERY_MS: Final = 60_000
 
 
 class _Leadership:
@@ -101,9 +101,8 @@ class Timers:
         self._read = read
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
-        self._log = log
+        self._log = SeldomLog(log, wall_clock_ms)
         self._leadership: _Leadership | None = None
-        self._warned_ms: dict[str, int] = {}
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self.delivered = 0
         self.rolled = 0
@@ -136,7 +135,7 @@ class Timers:
         try:
             wheel.advance(now_ms)
         except (StoreError, OSError) as error:
-            self._warn("timers_unreadable", now_ms, error=str(error))
+            self._log.warning("timers_unreadable", error=str(error))
         for queue_id, offset in wheel.lost.items():
             self._skip_lost(queue_id, offset, now_ms)
         wheel.lost.clear()
@@ -267,7 +266,7 @@ class Timers:
                 # Other replicas have what this disk does not give; it may be repaired from them, or one may lead.
                 wheel.take()
                 wheel.look_again(queue_id, now_ms + _PAUSE_MS)
-                self._warn("timer_unreadable", now_ms, queue_id=queue_id, offset=offset, error=str(error))
+                self._log.warning("timer_unreadable", queue_id=queue_id, offset=offset, error=str(error))
                 continue
             wheel.take()
             record = self._copy(raw, turn_ms, now_ms)
@@ -316,7 +315,7 @@ class Timers:
         record = copy_to(topic, queue_id, raw, encoded, metadata=self._metadata, tails=self._tails)
         if record is None:
             self.dropped += 1
-            self._warn("timer_dropped", now_ms, topic=topic, reason="no such topic", dropped=self.dropped)
+            self._log.warning("timer_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
         else:
             self.delivered += 1
         return record
@@ -344,17 +343,10 @@ class Timers:
         def settled(known: bool) -> None:
             if known:
                 self.expired += lost
-                self._warn("timers_expired", now_ms, queue_id=queue_id, expired=self.expired)
+                self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)
 
         command = SkipEntries(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
         self._appender.add_command(encode_command(command), settled)
-
-    def _warn(self, event: str, now_ms: int, **values: object) -> None:
-        """Log what may happen for each of many messages, once a minute."""
-        last_ms = self._warned_ms.get(event)
-        if last_ms is None or not last_ms <= now_ms < last_ms + _WARN_EVERY_MS:
-            self._warned_ms[event] = now_ms
-            self._log.warning(event, **values)
 
 
 def _number(text: str | None) -> int:
