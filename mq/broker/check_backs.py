@@ -97,6 +97,8 @@ class CheckBacks:
         self._interval_seconds = settings.transaction_check_seconds
         self._last = settings.transaction_checks_max
         self._pending_bytes_max = settings.pending_bytes_max // 2
+        # A segment may be small, and an entry must fit it.
+        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, appender.entry_bytes_max // 2)
         self._metadata = metadata
         self._halves = halves
         self._transactions = transactions
@@ -250,7 +252,7 @@ class CheckBacks:
             if half is None:
                 break  # the log was shortened
             nbytes += len(half.raw)
-            if halves and nbytes > _TOGETHER_BYTES_MAX:
+            if halves and nbytes > self._together_bytes_max:
                 break
             halves.append(half)
         if not halves:
