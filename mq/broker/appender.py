@@ -28,6 +28,7 @@ from mq.broker.pending import (
     PendingBatch,
     PendingCommand,
     PendingGroup,
+    PendingSend,
     Sender,
     SendRequest,
     StoredAt,
@@ -45,10 +46,11 @@ from mq.protocol.records import (
     TRANSACTION_MASK,
     encode_record,
 )
-from mq.protocol.sequencing import SEQUENCE_MARK
+from mq.protocol.sequencing import SEQUENCE_MARK, SequenceId
 from mq.store.dispatch import ANNOTATION_START, META_TOPIC, QUEUE_ENTRY, RUN_HEAD
 from mq.store.queue_store import BuiltRun
 from mq.store.sequenced import SequencedRecord, join_sequenced, sequenced_record
+from mq.store.shipped import Span, join_commands
 from raftlog import Refusal
 
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -202,7 +204,7 @@ class Appender:
 
         Together they must fit an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
         """
-        nbytes = sum(item.nbytes for item in group)
+        nbytes = group[0].nbytes if len(group) == 1 else sum([item.nbytes for item in group])
         self.pending.append((nbytes, group))
         self.pending_bytes += nbytes
 
@@ -296,15 +298,24 @@ class Appender:
         pack_length = _PROPERTIES_LENGTH.pack
         sender: Sender | None = None
         replies: list[bytes] = []
-        commands = False
+        commands: list[Span] = []
         sequenced: list[SequencedRecord] = []
+        begin = pos
         for item in batch:
             if len(item) == 2:
                 nbytes, other = item
                 if isinstance(other, PendingBatch):
                     self._build_batch(other, parts, touched, committing, pos, store_ms)
                 else:
-                    commands |= self._build_group(other, parts, touched, committing, sequenced, pos, store_ms)
+                    at = pos
+                    for one in other:
+                        size = one.nbytes
+                        if isinstance(one, PendingCommand):
+                            commands.append((at - begin + HEAD.size, len(one.body)))
+                            self._build_command(one, parts, committing, at, store_ms)
+                        else:
+                            self._build_made(one, size, parts, touched, committing, sequenced, at, store_ms)
+                        at += size
                 sender = None  # replies leave in the order of the entry
                 pos += nbytes
                 continue
@@ -360,10 +371,11 @@ class Appender:
             shipped += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
             runs.append((tail, first_offset, count, entries))
             tail.run = None
-        # Without an annotation every replica reads the records themselves, and finds the commands there.
-        annotation = b"" if commands else b"".join(shipped)
-        if sequenced and annotation:
+        annotation = b"".join(shipped)
+        if sequenced:
             annotation = join_sequenced(sequenced, annotation)
+        if commands:
+            annotation = join_commands(commands, annotation)
         committing.annotation = annotation
         return b"".join(parts), annotation
 
@@ -420,67 +432,83 @@ class Appender:
             )
             committing.replies.append((batch.sender, [reply]))
 
-    def _build_group(
+    def _build_made(
         self,
-        group: PendingGroup,
+        made: MadeRecord | PendingSend,
+        size: int,
         parts: list[bytes],
         touched: list[QueueTail],
         committing: _Committing,
         sequenced: list[SequencedRecord],
         pos: int,
         store_ms: int,
-    ) -> bool:
-        """Returns whether there is a command among them."""
-        commands = False
-        for item in group:
-            if isinstance(item, PendingCommand):
-                commands = True
-                parts.append(self._command_record(item.body, pos, store_ms))
-                if item.on_committed is not None:
-                    committing.callbacks.append(item.on_committed)
-                if item.on_framed is not None:
-                    committing.framed.append(item.on_framed)
-            else:
-                tail = item.tail
-                offset = tail.next_offset
-                tail.next_offset = offset + 1
-                if tail.run is None:
-                    tail.run = []
-                    touched.append(tail)
-                turn_ms = tail.turn_ms
-                tag_code = item.tag_code if turn_ms is None else turn_ms(store_ms, tail.queue_id, item.properties)
-                size = item.nbytes
-                tail.run.append(QUEUE_ENTRY.pack(pos, size, tag_code))
-                parts += (
-                    HEAD.pack(
-                        size,
-                        MAGIC_V1,
-                        zlib.crc32(item.body) & CRC_MASK,
-                        tail.queue_id,
-                        item.flag,
-                        offset,
-                        pos,
-                        item.sys_flag,
-                        item.born_timestamp_ms,
-                        item.born_host,
-                        store_ms,
-                        self._store_host,
-                        item.reconsume_times,
-                        item.prepared_offset,
-                        len(item.body),
-                    ),
-                    item.body,
-                    tail.topic_field,
-                    _PROPERTIES_LENGTH.pack(len(item.properties)),
-                    item.properties,
-                )
-                # Only here: messages with a sequence number are made, and batches cannot have one.
-                if SEQUENCE_MARK in item.properties and (found := sequenced_record(item.properties, pos, store_ms)):
-                    sequenced.append(found)
-                if item.on_stored is not None:
-                    committing.callbacks.append(partial(_stored, item.on_stored, StoredAt(offset, pos)))
-            pos += item.nbytes
-        return commands
+    ) -> None:
+        tail, body, properties, tag_code = made.tail, made.body, made.properties, made.tag_code
+        offset = tail.next_offset
+        tail.next_offset = offset + 1
+        if tail.turn_ms is not None:
+            tag_code = tail.turn_ms(store_ms, tail.queue_id, properties)
+        if (run := tail.run) is None:
+            tail.run = [QUEUE_ENTRY.pack(pos, size, tag_code)]
+            touched.append(tail)
+        else:
+            run.append(QUEUE_ENTRY.pack(pos, size, tag_code))
+        sequence: SequenceId | None = None
+        if isinstance(made, PendingSend):
+            ext, sequence = made.request.ext, made.sequence
+            flag, sys_flag, reconsume_times = ext.flag, ext.sys_flag & _CLIENT_FLAGS, ext.reconsume_times
+            born_ms, born_host, prepared_offset = ext.born_timestamp_ms, made.sender.host, 0
+            if not made.request.flag & _ONEWAY:
+                committing.replies.append((made.sender, [self._reply(made, offset, pos)]))
+        else:
+            flag, sys_flag, reconsume_times = made.flag, made.sys_flag, made.reconsume_times
+            born_ms, born_host, prepared_offset = made.born_timestamp_ms, made.born_host, made.prepared_offset
+            if made.on_stored is not None:
+                committing.callbacks.append(partial(_stored, made.on_stored, StoredAt(offset, pos)))
+        parts += (
+            HEAD.pack(
+                size,
+                MAGIC_V1,
+                zlib.crc32(body) & CRC_MASK,
+                tail.queue_id,
+                flag,
+                offset,
+                pos,
+                sys_flag,
+                born_ms,
+                born_host,
+                store_ms,
+                self._store_host,
+                reconsume_times,
+                prepared_offset,
+                len(body),
+            ),
+            body,
+            tail.topic_field,
+            _PROPERTIES_LENGTH.pack(len(properties)),
+            properties,
+        )
+        # Only here: messages with a sequence number are made, and batches cannot have one.
+        if sequence is not None:
+            sequenced.append(SequencedRecord(*sequence, pos, store_ms))
+        elif SEQUENCE_MARK in properties and (found := sequenced_record(properties, pos, store_ms)):
+            sequenced.append(found)
+
+    def _reply(self, made: PendingSend, offset: int, pos: int) -> bytes:
+        opaque, unique_key, serialization = made.request.opaque, made.unique_key, made.serialization
+        if made.more is None:
+            return self._reply_template.render(opaque, made.queue_id, offset, pos, unique_key, serialization)
+        more = made.more(StoredAt(offset, pos), unique_key.decode())
+        return self._reply_template.render_batch(opaque, made.queue_id, offset, [pos], unique_key, serialization, more)
+
+    def _build_command(
+        self, command: PendingCommand, parts: list[bytes], committing: _Committing, pos: int, store_ms: int
+    ) -> None:
+        parts.append(self._command_record(command.body, pos, store_ms))
+        if command.on_committed is not None:
+            committing.callbacks.append(command.on_committed)
+        if command.on_framed is not None:
+            committing.framed.append(command.on_framed)
 
     def _command_record(self, body: bytes, pos: int, store_ms: int) -> bytes:
         return encode_record(
@@ -511,14 +539,19 @@ def _return_group(group: PendingGroup) -> None:
     for item in group:
         if isinstance(item, PendingCommand) and item.on_returned is not None:
             item.on_returned()
+        elif isinstance(item, PendingSend):
+            item.sender.dispatch(item.request, item.body, item.serialization)
         else:
             _refuse_group([item])
 
 
-def _refuse_group(group: PendingGroup, remark: str | None = None) -> None:
+def _refuse_group(group: PendingGroup, remark: str = "") -> None:
+    """Tell that it is not stored; without a remark because this broker does not lead any more."""
     for item in group:
-        if isinstance(item, PendingCommand):
-            if remark is not None and item.on_refused is not None:
+        if isinstance(item, PendingSend):
+            _refuse_request(item.sender, item.request, item.serialization, remark)
+        elif isinstance(item, PendingCommand):
+            if remark and item.on_refused is not None:
                 item.on_refused(remark)
             elif item.on_committed is not None:
                 item.on_committed(False)

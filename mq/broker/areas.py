@@ -144,7 +144,6 @@ class Areas:
         )
         made = MadeSends(
             appender=self.appender,
-            reply_template=SendReplyTemplate(store_host),
             unique_keys=unique_keys,
             cluster=settings.cluster,
             body_bytes_max=settings.message_bytes_max,

@@ -30,6 +30,7 @@ from mq.store.dispatch import scan_runs
 from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
+from mq.store.shipped import COMMANDS_FORMAT, split_commands
 from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf
 
 Log = structlog.stdlib.BoundLogger
@@ -267,6 +268,8 @@ class Broker:
         annotation = entry.annotation
         if annotation:
             built = self.appender.runs_of(entry.index, annotation)
+            if annotation[0] == COMMANDS_FORMAT:
+                commands, annotation = split_commands(annotation, entry.body)
             if annotation[0] == SEQUENCED_FORMAT:
                 sequenced, annotation = split_sequenced(annotation)
             if built is None:

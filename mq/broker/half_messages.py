@@ -74,15 +74,18 @@ class HalfMessages:
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return None
         position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
-        return int(position), int(size)
+        return position, size
 
     def get(self, offset: int) -> HalfMessage | None:
         """The half message at a queue offset, None if there is none (any more). Raises StoreError, SegmentError."""
         place = self.place(offset)
-        if place is None:
-            return None
+        raw = None if place is None else self.read(place)
+        return None if place is None or raw is None else HalfMessage(offset, place[0], raw)
+
+    def read(self, place: tuple[int, int]) -> bytes | None:
+        """The record at a place, None if it is gone. Raises SegmentError."""
         try:
-            return HalfMessage(offset, place[0], self._read(*place))
+            return self._read(*place)
         except EntryGone:
             return None  # the log was shortened, and the queue was not told yet
 

@@ -6,21 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from mq.broker.appender import Appender
-from mq.broker.pending import MadeRecord, NotStored, OnStored, PendingGroup, Sender, SendRequest, StoredAt
+from mq.broker.pending import NotStored, OnStored, PendingGroup, PendingSend, Sender, SendRequest, StoredAt
 from mq.broker.refusal import RequestRefused
 from mq.broker.tails import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
-from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate, encode_response
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK
-
-_CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
+from mq.protocol.headers import ONEWAY_FLAG, encode_response
+from mq.protocol.sequencing import SequenceId
 
 
-def encode_properties(properties: dict[str, str]) -> bytes:
-    """The properties of a record. Raises RequestRefused if they are too long."""
-    encoded = props.encode(properties).encode()
+def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
+    """The properties of a record, and behind them those in ``suffix``. Raises RequestRefused if they are too long."""
+    encoded = props.encode(properties).encode() + suffix
     if len(encoded) > props.PROPERTIES_BYTES_MAX:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -66,15 +64,13 @@ class MadeSends:
         self,
         *,
         appender: Appender,
-        reply_template: SendReplyTemplate,
         unique_keys: UniqKeyGenerator,
         cluster: str,
         body_bytes_max: int,
     ) -> None:
         self._appender = appender
-        self._reply_template = reply_template
         self._unique_keys = unique_keys
-        self._cluster = cluster
+        self._suffix = props.encode(props.of_cluster(cluster)).encode()
         self._body_bytes_max = body_bytes_max
 
     def add(
@@ -88,42 +84,37 @@ class MadeSends:
         properties: dict[str, str],
         queue_id: int,
         before: PendingGroup | None = None,
+        sequence: SequenceId | None = None,
         more: Callable[[StoredAt, str], dict[str, str]] | None = None,
     ) -> None:
         """Store the message at ``tail``, in one entry with the commands in ``before``.
 
         The answer names ``queue_id``, and the place where the message is; ``more`` makes further fields of it from that
-        place and the message's unique key. Raises RequestRefused.
+        place and the message's unique key. ``sequence`` is what the properties say, if it is known. Raises
+        RequestRefused.
         """
-        ext = request.ext
         if len(body) > self._body_bytes_max:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"body of {len(body)} bytes, allowed are {self._body_bytes_max}"
             )
-        unique_key = properties.get(props.UNIQUE_KEY) or self._unique_keys.next()
-        properties |= {props.UNIQUE_KEY: unique_key} | props.of_cluster(self._cluster)
-
-        def render(at: StoredAt) -> bytes:
-            return self._reply_template.render_batch(
-                request.opaque,
-                queue_id,
-                at.queue_offset,
-                [at.physical_offset],
-                unique_key.encode(),
-                serialization,
-                None if more is None else more(at, unique_key),
-            )
-
-        record = MadeRecord(
-            tail=tail,
-            body=body,
-            properties=encode_properties(properties),
-            tag_code=tag_code(properties.get(props.TAGS, "")),
-            flag=ext.flag,
-            sys_flag=ext.sys_flag & _CLIENT_FLAGS,
-            born_timestamp_ms=ext.born_timestamp_ms,
-            born_host=sender.host,
-            reconsume_times=ext.reconsume_times,
-            on_stored=answer_when_stored(self._appender, sender, request, body, serialization, render),
+        unique_key = properties.get(props.UNIQUE_KEY)
+        if not unique_key:
+            unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
+        # What the client may have said of the same names does not count any more: of equal names the last one does.
+        encoded = encode_properties(properties, self._suffix)
+        tags = properties.get(props.TAGS)
+        send = PendingSend(
+            tail.fixed_bytes + len(body) + len(encoded),
+            sender,
+            request,
+            serialization,
+            tail,
+            body,
+            encoded,
+            tag_code(tags) if tags else 0,
+            unique_key.encode(),
+            queue_id,
+            sequence,
+            more,
         )
-        self._appender.add_atomically([*(before or ()), record])
+        self._appender.add_atomically([*before, send] if before else [send])

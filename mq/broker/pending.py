@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 from mq.broker.tails import QueueTail
 from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
+from mq.protocol.sequencing import SequenceId
 from mq.store.dispatch import META_TOPIC
 
 OnCommitted = Callable[[bool], None]
@@ -69,11 +70,33 @@ class MadeRecord:
     reconsume_times: int = 0
     prepared_offset: int = 0
     on_stored: OnStored | None = None
+    nbytes: int = field(init=False)
+    """Of the record."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the record."""
-        return self.tail.fixed_bytes + len(self.body) + len(self.properties)
+    def __post_init__(self) -> None:
+        self.nbytes = self.tail.fixed_bytes + len(self.body) + len(self.properties)
+
+
+@dataclass(slots=True, eq=False)
+class PendingSend:
+    """A client's message that is stored in another queue, or with other properties, than the client said."""
+
+    nbytes: int
+    """Of its record."""
+    sender: Sender
+    request: SendRequest
+    serialization: int
+    tail: QueueTail
+    body: bytes
+    properties: bytes
+    tag_code: int
+    unique_key: bytes
+    queue_id: int
+    """As the answer names it."""
+    sequence: SequenceId | None = None
+    """What its properties say, if anybody has read that already."""
+    more: Callable[[StoredAt, str], dict[str, str]] | None = None
+    """Makes further fields of the answer from where it is and its unique key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +148,7 @@ class PendingBatch:
         return sum(element.size for element in self.elements)
 
 
-PendingGroup = list[MadeRecord | PendingCommand]
+PendingGroup = list[MadeRecord | PendingCommand | PendingSend]
 """What enters the log in one entry, or not at all."""
 
 Pending = PendingMessage | tuple[int, PendingBatch] | tuple[int, PendingGroup]

@@ -18,7 +18,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.pops import INVISIBLE_MS_MAX, SPAN_MAX, AckMessages, DeferMessage, QueueOfGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.headers import encode_response
+from mq.protocol.headers import encode_response, encode_success
 from mq.protocol.names import fitted_topic, pop_retry_topic
 from mq.protocol.pop_requests import AckExt, AckMessage, BatchAckMessage, ChangeInvisibleExt, ChangeMessageInvisibleTime
 from mq.protocol.receipts import (
@@ -319,7 +319,7 @@ class PopAcks:
 
 
 def _done(request: Any, serialization: int) -> bytes:
-    return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+    return encode_success(request.opaque, serialization)
 
 
 def _serve_again(waiter: _Waiter) -> None:

@@ -57,7 +57,8 @@ class Flight:
         self.id = number
         sender, request, *_ = first
         self.host = sender.host
-        self.request = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG)
+        oneway = request.flag & ONEWAY_FLAG
+        self.request = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
         self.waiting: list[_Waiting] = []
         flights[number] = self
 
@@ -82,8 +83,10 @@ class Flight:
         """Nothing is under way any more; returns who waited for it."""
         if self._flights.get(self.id) is self:
             del self._flights[self.id]
-        waiting, self.waiting = self.waiting, []
-        self._release(sum(map(_waiting_bytes, waiting)))
+        waiting = self.waiting
+        if waiting:
+            self.waiting = []
+            self._release(sum(map(_waiting_bytes, waiting)))
         return waiting
 
 

@@ -15,6 +15,7 @@ from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
+from mq.protocol.sequencing import SequenceId
 
 
 class SpecialSends:
@@ -54,13 +55,13 @@ class SpecialSends:
         """
         # What goes to a retry topic is a copy that a consumer makes of a message it got, with all its properties.
         if props.SEQUENCE not in properties or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            self._add(sender, request, body, serialization, properties, topic, queue_id)
+            self._add(sender, request, body, serialization, properties, topic, queue_id, None)
             return
         flight = self._repeats.admit(sender, request, body, serialization, properties)
         if flight is None:
             return
         try:
-            self._add(flight, flight.request, body, serialization, properties, topic, queue_id)
+            self._add(flight, flight.request, body, serialization, properties, topic, queue_id, flight.id)
         except RequestRefused:
             flight.end()
             raise
@@ -74,6 +75,7 @@ class SpecialSends:
         properties: dict[str, str],
         topic: str,
         queue_id: int,
+        sequence: SequenceId | None,
     ) -> None:
         if is_half(properties, request.ext.reconsume_times):
             tail, properties = self._transactions.place_half(properties, topic, queue_id)
@@ -88,6 +90,7 @@ class SpecialSends:
             properties=properties,
             queue_id=queue_id,
             more=partial(self._recall_fields, topic, properties) if tail.topic == TIMER_TOPIC else None,
+            sequence=sequence,
         )
 
     def _recall_fields(self, topic: str, properties: dict[str, str], at: StoredAt, unique_key: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
-from mq.protocol.headers import ONEWAY_FLAG, EndTransaction, encode_response
+from mq.protocol.headers import ONEWAY_FLAG, EndTransaction, encode_response, encode_success
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, UNENDED_TOPIC, NameRefused, check_group
 from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
@@ -135,10 +135,10 @@ class Transactions:
                 ResponseCode.MESSAGE_ILLEGAL, f"a transactional message names its producers' group in PGROUP: {error}"
             ) from error
         _, placed = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
-        own = {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
+        properties |= {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         if due_ms := placed.get(props.TIMER_OUT_MS):
-            own[props.TIMER_OUT_MS] = due_ms  # so that there is room for it when the message is committed
-        return self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties | own
+            properties[props.TIMER_OUT_MS] = due_ms  # so that there is room for it when the message is committed
+        return self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties
 
     # -- they end ----------------------------------------------------------------------------------------------------
 
@@ -160,13 +160,20 @@ class Transactions:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         offset = ext.half_queue_offset
         try:
-            if self._is_ended(request):
-                self.ended_again += 1
-                return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
-            half = self._halves.get(offset)
-            if half is None:
+            place = self._halves.place(offset)
+            if place is None:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
-            raw = split_record(half.raw)
+            position = place[0]
+            if position != ext.half_physical_offset:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+            if self._halves.marks.is_done(offset):
+                self._check_not_put_aside(offset)
+                self.ended_again += 1
+                return encode_success(request.opaque, serialization)
+            record = self._halves.read(place)
+            if record is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
+            raw = split_record(record)
         except (StoreError, SegmentError, RecordError) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
         text = raw.properties.decode("utf-8", "replace")
@@ -181,7 +188,7 @@ class Transactions:
             return None
         if not ext.from_transaction_check:
             self._check_in_time(raw, text)
-        copy = self._visible(half, raw, text) if outcome == COMMITTED else None
+        copy = self._visible(position, raw, text) if outcome == COMMITTED else None
         self._add(offset, copy, waiting)
         return None
 
@@ -210,23 +217,13 @@ class Transactions:
         self._ending.update(dict.fromkeys(ends.offsets, ends))
         self._append(ends, [], partial(self._given_up, ends, on_settled))
 
-    def _is_ended(self, request: EndTransaction) -> bool:
-        """Whether the half message of the request was ended before. Raises RequestRefused, StoreError."""
-        ext = request.ext
-        offset = ext.half_queue_offset
-        place = self._halves.place(offset)
-        if place is None:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
-        if place[0] != ext.half_physical_offset:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
-        if not self._halves.marks.is_done(offset):
-            return False
+    def _check_not_put_aside(self, offset: int) -> None:
+        """Raises RequestRefused if a half message that was ended may have been so by nobody's request."""
         if offset < self._metadata.checks.offsets.get(self._checks_max, 0):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"half message {offset} was ended before, or put aside after {self._checks_max} checks",
             )
-        return True
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:
         """Who put off the checks is not heard any more once they have begun. Raises RequestRefused."""
@@ -241,7 +238,7 @@ class Transactions:
                 f"the message is {age_ms} ms old, its transaction had {allowed_ms}: its producers will be asked",
             )
 
-    def _visible(self, half: HalfMessage, raw: RawRecord, text: str) -> MadeRecord:
+    def _visible(self, position: int, raw: RawRecord, text: str) -> MadeRecord:
         """What consumers get to see, at its time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
         config = self._metadata.topics.get(topic)
@@ -255,7 +252,7 @@ class Transactions:
             properties = encode_properties(waiting)
         else:
             tail, properties = self._tails.get(topic, queue_id), raw.properties
-        return copy_half(raw, tail, properties, COMMITTED, half.position)
+        return copy_half(raw, tail, properties, COMMITTED, position)
 
     def _add(self, offset: int, copy: MadeRecord | None, waiting: _Waiting) -> None:
         nbytes = 0 if copy is None else copy.nbytes
@@ -305,7 +302,7 @@ class Transactions:
         self.rolled_back += len(ends.offsets) - len(ends.copies)
         for sender, request, serialization in ends.waiting:
             if not request.flag & ONEWAY_FLAG:
-                sender.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
+                sender.send(encode_success(request.opaque, serialization))
 
     def _refused(self, ends: _Ends, remark: str) -> None:
         self._forget_ends(ends)

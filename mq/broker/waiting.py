@@ -18,6 +18,7 @@ Place = tuple[QueueTail, dict[str, str]]
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _INT64_MAX: Final = 2**63 - 1
+_ASKING: Final = frozenset((props.DELAY, *props.TIMER_PROPERTIES))
 
 
 class WaitingPlaces:
@@ -37,6 +38,8 @@ class WaitingPlaces:
 
         A level counts before a time. Raises RequestRefused for a delay that cannot be.
         """
+        if _ASKING.isdisjoint(properties):
+            return self._tails.get(topic, queue_id), properties
         if level := _level(properties):
             return self.at_level(properties, topic, queue_id, level, now_ms)
         due_ms = _due_ms(properties, now_ms)

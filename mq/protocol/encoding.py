@@ -83,6 +83,14 @@ def encode_response(
     return encode_frame(serialization, header, body)
 
 
+def encode_success(opaque: int, serialization: int = JSON) -> bytes:
+    """The response that says nothing but that it was done, as a whole frame."""
+    if serialization != JSON:
+        return encode_response(opaque, 0, serialization=serialization)
+    header = _SUCCESS % opaque
+    return _PREFIX(4 + len(header), len(header)) + header
+
+
 def pull_response_header(
     opaque: int,
     code: int,
@@ -116,6 +124,10 @@ _PULL: Final = (
     '{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d","suggestWhichBrokerId":"%d"},'
     f'"flag":1,"language":"{LANGUAGE}","opaque":%d,%s"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
 )
+
+_SUCCESS: Final = (
+    f'{{"code":0,"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
+).encode()
 
 _SENT: Final = (
     '{"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"HOST%016X","queueId":"%d",'

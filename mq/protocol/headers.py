@@ -56,6 +56,7 @@ from mq.protocol.encoding import (
     encode_header,
     encode_request,
     encode_response,
+    encode_success,
     pull_response_header,
 )
 from mq.protocol.requests import (
@@ -177,5 +178,6 @@ __all__ = [
     "encode_header",
     "encode_request",
     "encode_response",
+    "encode_success",
     "pull_response_header",
 ]

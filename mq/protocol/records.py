@@ -251,17 +251,9 @@ def split_record(data: bytes) -> RawRecord:
     body = data[body_start:body_end]
     if zlib.crc32(body) & CRC_MASK != head[2] & CRC_MASK:
         raise RecordError(0, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {head[2]:#x}")
-    return RawRecord(
-        flag=head[4],
-        sys_flag=head[7],
-        born_timestamp_ms=head[8],
-        born_host=head[9],
-        reconsume_times=head[12],
-        prepared_offset=head[13],
-        body=body,
-        properties=data[text_start:size],
-        store_timestamp_ms=head[10],
-    )
+    _, _, _, _, flag, _, _, sys_flag, born_ms, born_host, store_ms, _, reconsume_times, prepared_offset, _ = head
+    properties = data[text_start:size]
+    return RawRecord(flag, sys_flag, born_ms, born_host, reconsume_times, prepared_offset, body, properties, store_ms)
 
 
 def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:

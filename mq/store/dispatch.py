@@ -109,8 +109,7 @@ def enters_queue(sys_flag: int) -> bool:
 def encode_runs(runs: Iterable[QueueRun]) -> bytes:
     """The annotation for a log entry that adds these runs. Never empty, also when there are no runs.
 
-    An annotation speaks of consume queues only. An entry with metadata commands among its records must go without
-    one (empty bytes), so that every replica scans it and finds them.
+    This speaks of consume queues only; see `mq.store.shipped` for entries with other things among their records.
     """
     parts: list[bytes] = [ANNOTATION_START]
     for run in runs:

@@ -318,6 +318,9 @@ class Pops:
 
 def offsets_of(start: int, bits: int) -> Iterator[int]:
     """The offsets that the bits of a checkpoint stand for, ascending."""
+    if not bits & bits + 1:  # one after the other, as nearly all are
+        yield from range(start, start + bits.bit_length())
+        return
     while bits:
         low = bits & -bits
         yield start + low.bit_length() - 1

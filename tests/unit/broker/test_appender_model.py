@@ -16,6 +16,8 @@ from mq.broker.pending import (
     NotStored,
     PendingBatch,
     PendingCommand,
+    PendingGroup,
+    PendingSend,
     StoredAt,
 )
 from mq.broker.tails import QueueTail, TopicName
@@ -23,7 +25,8 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import decode_records, encode_host
-from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, encode_runs
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun, encode_runs
+from mq.store.shipped import split_commands
 from raftlog import Refusal
 from tests.unit.broker.running import send_ext
 
@@ -144,7 +147,7 @@ class AppenderMachine(RuleBasedStateMachine):
         record = MadeRecord(
             tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_stored=stored
         )
-        group: list[MadeRecord | PendingCommand] = [record]
+        group: PendingGroup = [record]
         if command:
             _, body, settle_command = self.begin()
             group.append(
@@ -154,6 +157,19 @@ class AppenderMachine(RuleBasedStateMachine):
                     (lambda: settle_command("returned")) if returns else None,
                 )
             )
+        self.appender.add_atomically(group)
+
+    @precondition(lambda self: self.appender.is_open)
+    @rule(before=st.booleans(), size=st.sampled_from([0, 700]))
+    def add_send(self, before: bool, size: int) -> None:
+        _, body, settle = self.begin()
+        body = body.ljust(size + len(body))
+        nbytes = self.tail.fixed_bytes + len(body)
+        send = PendingSend(nbytes, Client(settle), self.request(body), 0, self.tail, body, b"", 0, b"K", 1)
+        group: PendingGroup = [send]
+        if before:
+            _, command, settle_command = self.begin()
+            group.insert(0, PendingCommand(command, lambda known: settle_command("stored" if known else "unknown")))
         self.appender.add_atomically(group)
 
     @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))
@@ -168,20 +184,23 @@ class AppenderMachine(RuleBasedStateMachine):
         count = data.draw(st.integers(1, len(self.log.framed)))
         for index, body in enumerate(self.log.framed[:count], self.log.committed + 1):
             self.keep(body)
-            self.look_at_runs(index)
+            self.look_at_runs(index, body)
         del self.log.framed[:count]
         self.log.committed += count
         self.appender.committed(self.log.committed)
 
-    def look_at_runs(self, index: int) -> None:
+    def look_at_runs(self, index: int, body: bytes) -> None:
         """What is applied here is what the others read in the annotation."""
         annotation = self.log.annotations[index]
         assert self.appender.runs_of(index, bytes(bytearray(annotation)) or b"-") is None, "another entry's annotation"
-        if annotation:
-            runs = self.appender.runs_of(index, annotation)
-            assert runs is not None
-            assert annotation == encode_runs(QueueRun(run[0].topic, run[0].queue_id, run[1], run[3]) for run in runs)
-            assert [run[2] * QUEUE_ENTRY_BYTES for run in runs] == [len(run[3]) for run in runs]
+        runs = self.appender.runs_of(index, annotation)
+        assert runs is not None
+        commands = [record.body for record in decode_records(body) if record.topic == META_TOPIC]
+        if commands:
+            shipped, annotation = split_commands(annotation, body)
+            assert shipped == commands
+        assert annotation == encode_runs(QueueRun(run[0].topic, run[0].queue_id, run[1], run[3]) for run in runs)
+        assert [run[2] * QUEUE_ENTRY_BYTES for run in runs] == [len(run[3]) for run in runs]
 
     def keep(self, body: bytes) -> None:
         for record in decode_records(body):

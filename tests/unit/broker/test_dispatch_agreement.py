@@ -27,9 +27,10 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate, encode_request
 from mq.protocol.names import SCHEDULE_TOPIC
-from mq.protocol.records import encode_host
+from mq.protocol.records import encode_host, tag_code_of
 from mq.store.dispatch import decode_runs, scan_runs
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
+from mq.store.shipped import COMMANDS_FORMAT, split_commands
 from raftlog import Refusal
 from tests.unit.broker.running import broker_settings, send_ext
 
@@ -93,7 +94,6 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
     keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: next(times))
     made = MadeSends(
         appender=appender,
-        reply_template=SendReplyTemplate(store_host),
         unique_keys=keys,
         cluster="C",
         body_bytes_max=65536,
@@ -150,19 +150,25 @@ def test_what_the_leader_ships_is_what_the_records_say(
         else:
             tail = tails.get(SCHEDULE_TOPIC if kind == "schedule" else topic, queue_id)
             record = MadeRecord(
-                tail=tail, body=b"b", properties=text.encode(), born_timestamp_ms=1, born_host=Client.host
+                tail=tail,
+                body=b"b",
+                properties=text.encode(),
+                tag_code=tag_code_of(text.encode()),
+                born_timestamp_ms=1,
+                born_host=Client.host,
             )
             command = PendingCommand(encode_command(AdvanceDelay(level=1, offset=1)))
             appender.add_atomically([record] if kind == "schedule" else [record, command])
     appender.start_round()
     for body, annotation in log.entries:
         runs, commands = scan_runs(body)
-        if not annotation:
-            assert commands
-            continue
+        shipped: list[bytes] = []
+        if annotation[0] == COMMANDS_FORMAT:
+            shipped, annotation = split_commands(annotation, body)
+            assert shipped
         sequenced: list[SequencedRecord] = []
         if annotation[0] == SEQUENCED_FORMAT:
             sequenced, annotation = split_sequenced(annotation)
             assert sequenced
-        assert (decode_runs(annotation), []) == (runs, commands)
+        assert (decode_runs(annotation), shipped) == (runs, commands)
         assert sequenced == scan_sequenced(body)

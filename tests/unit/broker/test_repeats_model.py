@@ -30,6 +30,7 @@ from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import StoredMessage, decode_records, encode_host
 from mq.protocol.sequencing import SequenceId, sequence_id
 from mq.store.sequenced import SEQUENCED_FORMAT, scan_sequenced, split_sequenced
+from mq.store.shipped import COMMANDS_FORMAT, split_commands
 from raftlog import Refusal
 from tests.unit.broker.running import broker_settings, send_ext
 
@@ -135,7 +136,6 @@ class Leader:
         )
         made = MadeSends(
             appender=self.appender,
-            reply_template=SendReplyTemplate(HOST),
             unique_keys=UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000),
             cluster="C",
             body_bytes_max=1000,
@@ -256,6 +256,8 @@ class RepeatsMachine(RuleBasedStateMachine):
     def follower_applies(self, body: bytes, annotation: bytes) -> None:
         rows = scan_sequenced(body)
         if annotation:
+            if annotation[0] == COMMANDS_FORMAT:
+                _, annotation = split_commands(annotation, body)
             shipped = split_sequenced(annotation)[0] if annotation[0] == SEQUENCED_FORMAT else []
             assert shipped == rows
         for row in rows:

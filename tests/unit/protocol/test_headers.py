@@ -18,6 +18,7 @@ from mq.protocol.headers import (
     decode_header,
     encode_request,
     encode_response,
+    encode_success,
     pull_response_header,
 )
 from mq.protocol.records import encode_host
@@ -137,6 +138,13 @@ def test_response_round_trip(code: ResponseCode, serialization: int) -> None:
         ext=ext,
     )
     assert body == b"xyz"
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
+@pytest.mark.parametrize("opaque", [0, 7, -(2**31), 2**31 - 1])
+def test_a_bare_success_is_the_response_without_fields(opaque: int, serialization: int) -> None:
+    wanted = encode_response(opaque, ResponseCode.SUCCESS, serialization=serialization)
+    assert encode_success(opaque, serialization) == wanted
 
 
 def test_response_has_what_strict_clients_require() -> None:
