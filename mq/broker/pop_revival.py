@@ -278,7 +278,9 @@ def _copy(message: StoredMessage, tail: QueueTail, group: str, pop_time_ms: int)
     }
     encoded = props.encode(properties).encode()
     if len(encoded) > props.PROPERTIES_BYTES_MAX:
-        encoded = props.encode(message.properties).encode()
+        # Another group's name would keep it from this one.
+        kept = {name: value for name, value in message.properties.items() if name != props.ORIGIN_GROUP}
+        encoded = props.encode(kept).encode()
     return MadeRecord(
         tail=tail,
         body=message.body,

@@ -361,6 +361,8 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                     )
                 if not 0 <= receipt.offset - receipt.start < SPAN_MAX:
                     raise ReceiptError(f"message {receipt.offset} of a pop that began at {receipt.start}")
+                if record.topic != self.topic:  # what comes again may be named after where it waited
+                    message.record = msgspec.structs.replace(record, topic=self.topic)
                 messages.append(PoppedMessage(message, receipt, hidden_until))
         except (KeyError, ValueError, ReceiptError) as error:
             raise UnreadableAnswer(f"popped, but the answer says not what: {error!r}") from error

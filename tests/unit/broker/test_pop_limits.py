@@ -47,6 +47,17 @@ async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_agai
         assert await client.alive()
 
 
+async def test_a_large_message_that_names_another_group_comes_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        value = "v" * (props.PROPERTIES_BYTES_MAX - 160)
+        assert (await client.send(body=b"large", i=properties(n=value, UNIQ_KEY="u", ORIGIN_GROUP="H"))).code == FOUND
+        (message,) = await popped(client, invisibleTime=1)
+        (message,) = await again(client)
+        assert (message.body, message.message.reconsume_times) == (b"large", 1)
+
+
 async def test_a_new_group_at_the_end_of_more_queues_than_an_entry_holds(tmp_path: Path) -> None:
     async with running(tmp_path, segment_bytes=128 * 1024, message_bytes_max=16 * 1024) as broker:
         client = await broker.connect()
