@@ -199,7 +199,7 @@ class Pops:
         def wanted(pop: HeldPop) -> bool:
             if not any(map(pop.matches, codes)):
                 return False
-            if isinstance(pop.request, Notification):
+            if isinstance(pop.request, Notification) or pop.connection.closed:
                 return True
             group = pop.request.ext.consumer_group
             served[group] = served.get(group, 0) + 1
@@ -219,7 +219,7 @@ class Pops:
             nonlocal left
             if pop.request.ext.consumer_group != group or left <= 0:
                 return False
-            left -= isinstance(pop.request, PopMessage)
+            left -= isinstance(pop.request, PopMessage) and not pop.connection.closed
             return True
 
         config = self._metadata.topics.get(topic)

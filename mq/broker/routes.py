@@ -147,7 +147,7 @@ async def _receive(stream: trio.SocketStream, topic: str, opaque: int) -> Queues
 
 def readable_queues(topic: str, route: Route) -> Queues | None:
     """All queues of a route that can be read, sorted; None if somebody says that there are too many."""
-    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & _PERM_READ}
+    counts = {data.broker_name: max(data.read_queue_nums, 0) for data in route.queue_datas if data.perm & _PERM_READ}
     if sum(counts.values()) > QUEUES_MAX:
         return None
     return tuple(QueueRef(topic, name, number) for name in sorted(counts) for number in range(counts[name]))

@@ -82,6 +82,7 @@ def test_a_route_is_its_readable_queues() -> None:
     datas = [QueueData("b", 2, 0, 6), QueueData("a", 1, 9, 4), QueueData("c", 5, 5, 2), QueueData("d", -1, 1, 6)]
     assert readable_queues("T", Route(datas)) == (QueueRef("T", "a", 0), QueueRef("T", "b", 0), QueueRef("T", "b", 1))
     assert readable_queues("T", Route([QueueData("b", QUEUES_MAX + 1, 1, 6)])) is None
+    assert readable_queues("T", Route([QueueData("b", QUEUES_MAX + 1, 1, 6), QueueData("c", -9, 1, 6)])) is None
 
 
 def test_modes_are_replicated_and_go_with_topic_and_group() -> None:

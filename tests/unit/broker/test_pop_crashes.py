@@ -565,3 +565,19 @@ def test_a_clock_that_goes_back_hides_nothing_until_it_is_there_again() -> None:
     machine.pop(1, 0, 0, True)
     assert machine.held[b"0"].message.reconsume_times == 1
     machine.teardown()
+
+
+def test_a_message_is_not_kept_for_a_client_that_is_gone() -> None:
+    machine = CrashMachine()
+    machine.begin()
+    for queue_id in (0, -1):
+        machine.pop(1, queue_id, 50, False)
+    machine.connection.closed = True
+    machine.connection = Connection()
+    for queue_id in (0, -1):
+        machine.pop(1, queue_id, 50, False)
+    machine.send(1, 0)
+    machine.commit(1)
+    assert list(machine.held) == [b"0"]
+    machine.run(1)
+    assert machine.connection.held_pulls == 1
