@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one scenario with one client. ``passed`` is None when it was not played; ``note`` says why."""
+    """What became of one scenario with one client. ``passed`` is None when it was not played; ``note`` says why.
+
+    ``again``: it was played again after the run, for itself.
+    """
 
     client: str
     scenario: str
@@ -16,6 +19,7 @@ class Outcome:
     note: str
     seconds: float
     version: str
+    again: bool = False
 
     @property
     def word(self) -> str:
@@ -56,6 +60,8 @@ def markdown(outcomes: Sequence[Outcome], titles: Mapping[str, str], *, machine:
     versions = {outcome.client: outcome.version for outcome in outcomes if outcome.version}
     lines += [f"- {client}: {version}" for client, version in versions.items()]
     lines += ["", table(outcomes, titles), ""]
+    if again := [f"{each.client} {each.scenario}" for each in outcomes if each.again]:
+        lines += [f"Played again after the run, each for itself, perhaps by a newer commit: {', '.join(again)}.", ""]
     for heading, passed in (("Failed", False), ("Not played", None), ("Noted", True)):
         notes = [each for each in outcomes if each.passed is passed and each.note]
         notes.sort(key=lambda each: (clients.index(each.client), order.get(each.scenario, -1)))

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -205,7 +205,9 @@ def _again(plan: Plan) -> list[Outcome]:
     """All outcomes of the last time, with new ones of what failed then."""
     before = [Outcome(**fields) for fields in json.loads(LAST.read_text())]
     failed = [(each.client, each.scenario) for each in before if each.passed is False and each.scenario in SCENARIOS]
-    new = {(each.client, each.scenario): each for each in _run(plan, partial(_perform_each, failed))}
+    new = {
+        (each.client, each.scenario): replace(each, again=True) for each in _run(plan, partial(_perform_each, failed))
+    }
     return [new.get((each.client, each.scenario), each) for each in before]
 
 
