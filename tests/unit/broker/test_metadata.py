@@ -401,6 +401,32 @@ def test_snapshots_of_older_directories_are_read() -> None:
     assert list(metadata.topics) == ["A"]
 
 
+# As a broker wrote it in whose snapshots bytes were Base64 text.
+_WITH_BASE64 = bytes.fromhex(
+    "ab66666f726d61740166746f7069637381a9646e616d6561546b726561645f717565756573016c77726974655f7175657565"
+    "7301647065726d06687379735f666c616700656f72646572f46673797374656df46b66696c7465725f747970656a53494e47"
+    "4c455f5441476a61747472696275746573a06667726f7570738070636f6e73756d65725f6f666673657473806c646174615f"
+    "76657273696f6ea267636f756e746572016c74696d657374616d705f6d73056d6f66667365745f726573657473806b717565"
+    "75655f6c6f636b73806d64656c61795f6f666673657473a0687265706c69636173a069666f7262696464656e806570617274"
+    "73a1656d61726b7382847818524d515f5359535f5452414e535f48414c465f544f504943000264434149518473726d715f73"
+    "79735f776865656c5f74696d6572070260"
+)
+
+
+def test_a_snapshot_with_bytes_as_text_is_read_and_written_as_bytes() -> None:
+    assert b"CAIQ" in _WITH_BASE64
+    metadata = Metadata()
+    metadata.restore(_WITH_BASE64)
+    half, slot = metadata.marks.of("RMQ_SYS_TRANS_HALF_TOPIC", 0), metadata.marks.of("rmq_sys_wheel_timer", 7)
+    assert [offset for offset in range(24) if half.is_done(offset)] == [0, 1, 3, 9, 20]
+    assert (slot.low, bytes(slot.bits)) == (2, b"")
+    again = Metadata()
+    again.restore(metadata.snapshot())
+    assert b"CAIQ" not in metadata.snapshot()
+    assert again.snapshot() == metadata.snapshot()
+    assert bytes(again.marks.of("RMQ_SYS_TRANS_HALF_TOPIC", 0).bits) == b"\x08\x02\x10"
+
+
 def test_a_captured_snapshot_is_of_the_moment_of_capture() -> None:
     metadata = metadata_with(topic("A"))
     metadata.apply(commit(("g", "A", 0, 1)))
