@@ -133,9 +133,10 @@ class CheckBacks:
         self._busy = set()
 
     def counters(self) -> dict[str, int]:
-        """Figures since the start, of this replica."""
+        """Figures of this replica, since its start but for those that are open."""
         ended = self._transactions
         return {
+            "transactionsOpen": self._halves.open_count,
             "transactionsCommitted": ended.committed,
             "transactionsRolledBack": ended.rolled_back,
             "transactionsEndedAgain": ended.ended_again,

@@ -126,6 +126,26 @@ class Delays:
             for level in self._levels:
                 self._deliver(level, now_ms)
 
+    @property
+    def pending(self) -> int:
+        """How many messages wait, as far as this replica knows."""
+        queues = [self._store.get(SCHEDULE_TOPIC, level) for level in range(len(DELAY_LEVELS_MS))]
+        delivered = self._metadata.delay_offsets
+        return sum(
+            max(queue.max_offset - max(delivered.get(level, 0), queue.min_offset), 0)
+            for level, queue in enumerate(queues, 1)
+            if queue is not None
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Figures of this replica, by name."""
+        return {
+            "delayedPending": self.pending,
+            "delayedDelivered": self.delivered,
+            "delayedDropped": self.dropped,
+            "delayedExpired": self.expired,
+        }
+
     def _level(self, number: int) -> _Level:
         return _Level(number, self._metadata.delay_offsets.get(number, 0))
 

@@ -68,6 +68,12 @@ class HalfMessages:
         """Their queue, None before the first one."""
         return self._store.get(HALF_TOPIC, HALF_QUEUE_ID)
 
+    @property
+    def open_count(self) -> int:
+        """How many of them nobody has ended, as far as this replica knows."""
+        queue, marks = self.queue, self.marks
+        return 0 if queue is None else marks.count_open(queue.max_offset) - marks.count_open(queue.min_offset)
+
     def place(self, offset: int) -> tuple[int, int] | None:
         """Physical offset and size of the record at a queue offset, None if there is none. Raises StoreError."""
         queue = self.queue

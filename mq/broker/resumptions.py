@@ -43,6 +43,9 @@ class Resumptions:
 
     Args:
         served: whether this broker takes transactional messages.
+
+    Attributes:
+        resumed: how many messages were, since the start of this replica.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Resumptions:
         self._tails = tails
         self._log = log
         self._under_way: set[int] = set()
+        self.resumed = 0
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
         """What only the leader serves."""
@@ -97,6 +101,7 @@ class Resumptions:
         def settled(known: bool) -> None:
             under_way.discard(offset)
             if known:
+                self.resumed += 1
                 self._log.info("half_message_resumed", message_id=message_id)
                 connection.answer(
                     request, encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)

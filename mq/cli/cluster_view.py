@@ -64,6 +64,14 @@ class ReplicaStatus:
     """Those that wait for the leader now."""
     fenced_commits: int | None = None
     """Offset commits, since its start, that did not count because another client held the queue."""
+    delayed: int | None = None
+    """Messages that wait at a delay level."""
+    timers: int | None = None
+    """Messages that wait for a time of their own."""
+    transactions: int | None = None
+    """Half messages whose transaction is open."""
+    pops: int | None = None
+    """Pops of which a message is neither acknowledged nor over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,10 @@ def _replica_status(
         forwarded=sum(_number(figures, f"forwarded{kind}") or 0 for kind in ("Sends", "Offsets", "Others")),
         forwarding=_number(figures, "forwardedWaiting"),
         fenced_commits=_number(figures, "fencedCommits"),
+        delayed=_number(figures, "delayedPending"),
+        timers=_number(figures, "timersPending"),
+        transactions=_number(figures, "transactionsOpen"),
+        pops=_number(figures, "popCheckpoints"),
     )
 
 

@@ -79,6 +79,8 @@ def role_of(replica: ReplicaStatus) -> str:
 
 
 def _notes(replica: ReplicaStatus) -> Iterator[str]:
+    if replica.role == "leader" and (waiting := _waiting(replica)):
+        yield f"waiting at {replica.node_id}: {waiting}"
     if replica.priority:
         yield f"{replica.node_id} has priority {replica.priority}"
     if replica.forwarded:
@@ -88,6 +90,17 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
         yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
     if replica.abstaining:
         yield f"{replica.node_id} abstains: it lost entries that it had acknowledged, and fetches them"
+
+
+def _waiting(replica: ReplicaStatus) -> str:
+    """What waits in the broker for its time or its end."""
+    kinds = (
+        (replica.delayed, "delayed"),
+        (replica.timers, "timed"),
+        (replica.transactions, "transactions"),
+        (replica.pops, "pops"),
+    )
+    return ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
 
 
 def _lag(replica: ReplicaStatus) -> str:

@@ -83,6 +83,7 @@ async def test_each_is_resumed_once_also_after_a_restart(tmp_path: Path) -> None
         repeated = await resume(client, second)
         assert (repeated.code, bool(repeated.remark)) == (ResponseCode.SUCCESS, True)
         assert [record.body for record in await stored(client, HALF_TOPIC)] == [b"one", b"two", b"two"]
+        assert (await client.info())["raftmq.transactionsResumed"] == "1"
     async with running(tmp_path, **ONE_CHECK) as broker:
         client = await broker.connect()
         assert (await resume(client, second)).remark

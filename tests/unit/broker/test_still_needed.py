@@ -96,6 +96,8 @@ async def test_what_waits_is_kept_until_its_time(
         clock.now_ms += 2 * MINUTE
         await would_go(brokers[0])
         assert await base(client) == 0
+        counter = {"timer": "timersPending", "level": "delayedPending", "half": "transactionsOpen"}[kind]
+        assert (await client.info())[f"raftmq.{counter}"] == "1"
         await end_waiting()
 
         async def came() -> bool:
@@ -103,6 +105,7 @@ async def test_what_waits_is_kept_until_its_time(
 
         await until(came)
         assert [record.body for record in (await client.pull("Late")).records] == [b"waits"]
+        assert (await client.info())[f"raftmq.{counter}"] == "0"
         clock.now_ms += 2 * MINUTE
         await fill(client, 20, 400)  # so that what was delivered is not in the first files
         await shortened(client, tmp_path / "commitlog")

@@ -137,6 +137,22 @@ def test_requests_that_a_follower_hands_on_are_shown() -> None:
     assert "n0 handed" not in shown(group)
 
 
+def test_what_waits_at_the_leader_is_shown() -> None:
+    waiting = {"delayedPending": "1200", "timersPending": "30", "transactionsOpen": "4", "popCheckpoints": "5"}
+    leader = figures("n0", "leader", peers=peers(), **waiting)
+    [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower", **waiting))])
+    text = "waiting at n0: 1,200 delayed, 30 timed, 4 transactions, 5 pops"
+    assert text in shown(group)
+    assert "waiting at n1" not in shown(group), "a follower knows the same, a little later"
+    for_programs = json.loads(json.dumps(group.as_json()))["replicas"][1]
+    assert [for_programs[name] for name in ("delayed", "timers", "transactions", "pops")] == [1200, 30, 4, 5]
+    leader = figures("n0", "leader", peers=peers(), **dict.fromkeys(waiting, "0") | {"transactionsOpen": "1"})
+    [group] = group_statuses([answer(0, leader)])
+    assert "waiting at n0: 1 transactions " in shown(group)
+    [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers(), **dict.fromkeys(waiting, "0")))])
+    assert "waiting" not in shown(group)
+
+
 def test_abstaining_without_a_leader_names_the_way_out() -> None:
     [group] = group_statuses([answer(1, figures("n1", "follower", abstaining="true"))])
     assert group.leader is None
