@@ -224,7 +224,8 @@ class TransactionProducer(Producer):
         self, request: CheckTransactionState, message: ReceivedMessage, answer_later: AnswerLater
     ) -> None:
         try:
-            wanted = await self._check(message)
+            answer = await self._check(message)
+            wanted = None if answer is None else bool(answer)
         except Exception:
             log.exception("check_failed", message_id=message.message_id)
             return
@@ -238,7 +239,7 @@ class TransactionProducer(Producer):
             message.properties.get(props.PRODUCER_GROUP, self.group),
             half_offset=request.ext.half_queue_offset,
             position=request.ext.half_physical_offset,
-            outcome=_OUTCOMES[bool(wanted)],
+            outcome=_OUTCOMES[wanted],
             message_id=message.message_id,
             topic=message.topic,
             checked=True,

@@ -261,6 +261,23 @@ async def test_transactions_are_in_the_story(tmp_path: Path) -> None:
         assert (ended.state, ended.from_check) == ("ROLLBACK_MESSAGE", False)
 
 
+async def test_a_check_may_answer_with_what_counts_as_true_or_false(tmp_path: Path) -> None:
+    async def check(message: ReceivedMessage) -> bool | None:
+        return ["a row of a table"] if message.body == b"yes" else []  # type: ignore[return-value]
+
+    settings = {"transaction_timeout_seconds": 0.2, "transaction_check_seconds": 0.2}
+    async with (
+        cluster(tmp_path, **settings) as (namesrv, _),
+        Admin(namesrv) as admin,
+        TransactionProducer(namesrv, "P", check=check, trace=True) as producer,
+    ):
+        for body, state in ((b"yes", "COMMIT_MESSAGE"), (b"no", "ROLLBACK_MESSAGE")):
+            async with producer.transaction(Message("T", body)) as asked:
+                asked.leave_open()
+            found = await story(admin, asked.message_id, lambda each: len(each.transactions) == 2)
+            assert found.transactions[1].state == state
+
+
 async def test_what_a_pull_consumer_was_given_is_handled(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P") as producer:
