@@ -51,6 +51,8 @@ class BrokerCluster(Cluster):
         self._directory = Path(tempfile.mkdtemp(prefix="chaos-", dir=_RAM if _RAM.is_dir() else None))
         self._numbers = {node_id: number for number, node_id in enumerate(self.nodes, 1)}
         self._client_rng = random.Random(f"{scenario.seed} clients")
+        self.dropped_pos = 0
+        """Physical offset below which some log may have been dropped at some time."""
         self.workload = workload(self)
 
     def run(self) -> None:

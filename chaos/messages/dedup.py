@@ -55,7 +55,7 @@ class Dedup(Workload):
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
         """See `Workload.acknowledged`: of what the log dropped only the position is known."""
-        if offset < 0 and any(position < process.log.base_pos for process in self.cluster.brokers()):
+        if offset < 0 and position < self.cluster.dropped_pos:
             self.counts["acknowledged, and dropped by then"] += 1
             offset = self.ledger.at_position[position].record.queue_offset
         super().acknowledged(sent, offset, position)

@@ -227,7 +227,9 @@ class BrokerProcess(Process):
         ]
         if not files or self.broker.snapshot() is None:
             return False  # there are none, or the queues are still being filled
-        return self.replica.drop_prefix(files[int(share * (len(files) - 1))])
+        base_pos = files[int(share * (len(files) - 1))]
+        self._cluster.dropped_pos = max(self._cluster.dropped_pos, base_pos)
+        return self.replica.drop_prefix(base_pos)
 
     # -- Application ---------------------------------------------------------------------------------------------------
 

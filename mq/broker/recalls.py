@@ -110,9 +110,10 @@ class Recalls:
                 timer = queue_id, handle.queue_offset
                 if self._timers.is_open(timer) and self._is_meant(timer, handle):
                     return timer
-            # It was stored anew meanwhile, as it is each day.
+            # It was stored anew meanwhile, as it is each day. What was not is another one: its sender sent it twice.
+            anew = handle.queue_offset is not None
             for timer in islice(self._candidates(queue_id, handle.due_ms), _LOOKED_AT_MAX):
-                if self._is_meant(timer, handle):
+                if self._is_meant(timer, handle, anew=anew):
                     return timer
         except (SegmentError, StoreError, RecordError, OSError) as error:
             raise RequestRefused(
@@ -120,13 +121,14 @@ class Recalls:
             ) from error
         return None
 
-    def _is_meant(self, timer: Timer, handle: RecallHandle) -> bool:
+    def _is_meant(self, timer: Timer, handle: RecallHandle, *, anew: bool = False) -> bool:
         properties = props.decode(self._timers.record(timer).properties.decode("utf-8", "replace"))
         return (
             properties.get(props.UNIQUE_KEY) == handle.unique_key
             and properties.get(props.REAL_TOPIC) == handle.topic
             and properties.get(props.TIMER_OUT_MS) == str(handle.due_ms)
             and props.DELAY not in properties
+            and (not anew or props.TIMER_ROLL_TIMES in properties)
         )
 
     def _candidates(self, queue_id: int, due_ms: int) -> Iterator[Timer]:

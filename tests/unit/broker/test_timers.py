@@ -438,6 +438,19 @@ async def test_forged_handles_do_no_harm(tmp_path: Path, clock: WallClock) -> No
         await wait_stored(client, 2)
 
 
+async def test_a_handle_is_good_for_one_of_two_copies_that_a_client_stored(tmp_path: Path, clock: WallClock) -> None:
+    due_ms = clock.now_ms + 50
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        asked = properties(TIMER_DELIVER_MS=str(due_ms), UNIQ_KEY="U")
+        first, again = [await client.send(body=body, i=asked) for body in (b"first", b"again")]
+        assert (await recall(client, again.ext["recallHandle"])).code == 0
+        assert (await recall(client, again.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
+        clock.now_ms = due_ms
+        assert [message.body for message in await wait_stored(client, 1)] == [b"first"]
+        assert (await recall(client, first.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
+
+
 async def test_of_delivery_and_recall_exactly_one_wins(tmp_path: Path, clock: WallClock) -> None:
     """Recalls arrive in the same turn in which messages become due; each is either answered with 0 or delivered."""
     async with running(tmp_path, entry_bytes_max=32768) as broker:
