@@ -32,7 +32,8 @@ def test_many_seeds(workload: str, capsys: pytest.CaptureFixture[str], tmp_path:
     report = json.loads((tmp_path / "brokers.json").read_text())
     assert report["acknowledged"] > 50 * SEEDS, "clients got next to nothing through"
     assert report["elections"] > 2 * SEEDS, "hardly any elections took place"
-    assert report["resets"] > 0, "nobody ever caught up by files"
+    if workload in ("delay", "dedup"):  # others keep more of their logs for what is open
+        assert report["resets"] > 0, "nobody ever caught up by files"
     assert report["counts"]["outcome unknown"] > SEEDS
 
 
