@@ -47,6 +47,8 @@ SHORT_LOG = {
     "retention_bytes": str(1024 * 1024),
     "retention_check_seconds": "0.3",
     "catch_up_bytes_per_second": str(2 * 1024 * 1024),
+    "delay_levels": " ".join(["1s"] * 9),  # what waits for longer keeps the log from being shortened
+    "timer_delay_max_seconds": "60",
 }
 LOST = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, AssertionError, OSError)
 
