@@ -22,7 +22,11 @@ def dev(
     nodes: Annotated[int, typer.Option(help="Replicas: 1, 3 or 5.")] = 3,
     base_port: Annotated[
         int | None,
-        typer.Option(min=1024, max=65_000, help="Name server; brokers get the next ones."),
+        typer.Option(
+            min=1024,
+            max=65_000,
+            help="Name server; brokers get the next ones. Default: 9876, and 10911 and up for brokers.",
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None,

@@ -47,6 +47,11 @@ class Ports:
     clients: tuple[int, ...]
     replication: tuple[int, ...]
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every port."""
+        return (self.namesrv, *self.clients, *self.replication)
+
     @classmethod
     def conventional(cls, nodes: int) -> Ports:
         """The ports RocketMQ's users expect: 9876 for the name server, 10911 and up for brokers."""
@@ -68,13 +73,15 @@ class Ports:
         rng = rng or random.Random()
         for _ in range(200):
             ports = cls.from_base(rng.randrange(12_000, 32_000 - 2 * nodes), nodes)
-            if all(map(_is_free, (ports.namesrv, *ports.clients, *ports.replication))):
+            if all(map(_is_free, ports.all)):
                 return ports
         raise DevClusterFailed("no run of free ports was found between 12000 and 32000 in 200 attempts")
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        # What is left of closed connections is nobody who listens.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -125,10 +132,14 @@ class DevCluster:
             on_progress: told in words what is being waited for.
 
         Raises:
-            DevClusterFailed: with the last words of the server that did not come up.
+            DevClusterFailed: with the last words of the server that did not come up; a port is in use.
             OSError: the directory cannot be used.
         """
         directory, ports = _prepare_directory(directory, nodes, ports)
+        if taken := [port for port in ports.all if not _is_free(port)]:
+            raise DevClusterFailed(
+                f"somebody listens on {HOST}:{taken[0]} already; if that is to stay, choose other ports: --base-port"
+            )
         async with lone_errors(), trio.open_nursery() as nursery:
             cluster = cls(directory, ports, dict(settings or {}), group, nursery)
             try:

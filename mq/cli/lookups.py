@@ -25,7 +25,10 @@ _BODY_BYTES_MAX = 200
 
 @app.command("by-id")
 def by_id(offset_message_id: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show the record with an offset message id, which `send` returns. Exit code 1 if there is none."""
+    """Show the record with an offset message id, which `send` returns. Exit code 1 if there is none.
+
+    With a message id, which stays the same from copy to copy: `raftmq message by-key --unique TOPIC ID`.
+    """
 
     async def main() -> list[ReceivedMessage]:
         async with Admin(namesrv) as admin:

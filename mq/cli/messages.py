@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import trio
@@ -12,10 +13,13 @@ import typer
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.admin import Admin
 from mq.client.consumer import PushConsumer
-from mq.client.errors import ClientError
+from mq.client.errors import ClientError, TopicNotFound
 from mq.client.message import Message, SendResult
 from mq.client.producer import Producer
+
+Trace = Annotated[bool, typer.Option("--trace", help="Write down what becomes of them, for `raftmq trace`.")]
 
 _ROOM = 512
 _EXAMPLES_MAX = 3
@@ -25,6 +29,8 @@ def produce(
     topic: str,
     tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None,
     key_prefix: Annotated[str | None, typer.Option(help="Key of a message: this text and the line number.")] = None,
+    delay: Annotated[float | None, typer.Option(min=0, help="Deliver each message so many seconds later.")] = None,
+    trace: Trace = False,
     group: Annotated[str, typer.Option(help="Producer group.")] = "raftmq_cli",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to try for each message.")] = 15.0,
     namesrv: Namesrv = NAMESRV,
@@ -48,7 +54,9 @@ def produce(
 
     async def main() -> None:
         nonlocal in_flight, room
-        async with Producer(namesrv, group, timeout=timeout, retries=20, in_flight_max=2 * _ROOM) as producer:
+        async with Producer(
+            namesrv, group, timeout=timeout, retries=20, in_flight_max=2 * _ROOM, trace=trace
+        ) as producer:
             lines = Lines()
             data = None
             while data != b"":
@@ -61,7 +69,7 @@ def produce(
                     counts["sent"] += 1
                     in_flight += 1
                     try:
-                        producer.send_nowait(Message(topic, body, tags=tag, keys=keys), settled)
+                        producer.send_nowait(Message(topic, body, tags=tag, keys=keys, delay=delay), settled)
                     except ClientError as refused:
                         settled(refused)
             await producer.flush()
@@ -99,6 +107,7 @@ def consume(
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages; default: ctrl-C.")] = None,
     consume_from: Annotated[str, typer.Option("--from", help="Where a new group begins: first or last.")] = "first",
     tags: Annotated[str, typer.Option(help='Which tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
+    trace: Trace = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Print the body of each message of a topic, one a line."""
@@ -113,8 +122,10 @@ def consume(
 
     async def main() -> None:
         left = count
-        async with PushConsumer(namesrv, group, consume_from=begin) as consumer:
+        async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
             consumer.subscribe(topic, tags)
+            with suppress(ClientError):  # the consumer goes on asking
+                await _say_if_missing(topic, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
                     _print_body(message.body)
@@ -125,6 +136,14 @@ def consume(
 
     with client_errors():
         run_trio(main)
+
+
+async def _say_if_missing(topic: str, namesrv: str) -> None:
+    async with Admin(namesrv) as admin:
+        try:
+            await admin.route(topic)
+        except TopicNotFound:
+            print(f"raftmq: topic {topic} does not exist yet; waiting for it", file=sys.stderr)
 
 
 def _print_body(body: bytes) -> None:

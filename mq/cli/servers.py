@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 import trio
 import typer
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.logs import LEVELS, configure_logging
@@ -166,16 +167,18 @@ def checked_level(level: str) -> str:
     return level
 
 
+def _fault(fault: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in fault["loc"]) or "settings"
+    return f"there is no setting {name}" if fault["type"] == "extra_forbidden" else f"{name}: {fault['msg']}"
+
+
 def checked(load: Callable[[], T], config: Path | None = None) -> T:
     """What ``load`` makes of the settings. Raises CommandFailed that names file, setting and what is wrong with it."""
     where = f"{config}: " if config is not None else ""
     try:
         return load()
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc']) or 'settings'}: {fault['msg']}" for fault in error.errors()
-        )
-        raise CommandFailed(f"{where}{faults}") from error
+        raise CommandFailed(where + "; ".join(map(_fault, error.errors()))) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{where}is no TOML: {error}") from error
     except OSError as error:

@@ -35,7 +35,10 @@ def trace(
     with client_errors():
         story = run_trio(main)
     if not story.found:
-        raise CommandFailed(f"nobody wrote down what became of message {message_id}", EXIT_FAILED)
+        raise CommandFailed(
+            f"nobody wrote down what became of message {message_id}; clients do if they are told to (trace=True)",
+            EXIT_FAILED,
+        )
     if as_json:
         print(json.dumps(msgspec.to_builtins(story)))
         return

@@ -139,7 +139,7 @@ class NoRoute(ClientError):
     """The topic exists, but no broker can serve the request now (typically: no leader elected yet)."""
 
     def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(f"no broker for topic {topic}: {reason}")
+        super().__init__(f"no broker for topic {topic}: {reason}" if topic else reason)
         self.topic = topic
         self.reason = reason
 

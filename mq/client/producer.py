@@ -284,13 +284,16 @@ class Producer(anyio.AsyncContextManagerMixin):
             self._requests.close(request)
         raise NoReply(seconds, sent.message_id)
 
-    async def recall(self, handle: str, *, timeout: float | None = None) -> str:
+    async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
         """Take back a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
 
         Raises BrokerError with code 604 when no such message waits (any more): it was delivered, or taken back before.
-        Raises MessageRefused for a text that is no handle, and TopicNotFound, NoRoute, ConnectFailed,
-        NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout when nobody knows whether it was.
+        Raises MessageRefused for what is no handle, as the None of a message with a delay level, and TopicNotFound,
+        NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout when nobody
+        knows whether it was.
         """
+        if handle is None:
+            raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
         recalling = None if self._tracer is None else self._tracer.recalling(handle)

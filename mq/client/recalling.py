@@ -19,6 +19,8 @@ from mq.protocol.recall import HandleRefused, RecallHandle
 __all__ = ["delay_properties", "recall"]
 
 _RETRY_SECONDS = 0.2
+_SECONDS_MAX = 10**11
+"""As milliseconds a time of 1973, as seconds of the year 5138: nobody who sends means the former."""
 
 
 def delay_properties(message: Message) -> dict[str, str]:
@@ -31,6 +33,8 @@ def delay_properties(message: Message) -> dict[str, str]:
             raise MessageRefused(f"delay level {message.delay_level} is not in 1 to {LEVELS_MAX}")
         return {props.DELAY: str(message.delay_level)}
     if message.delay is not None:
+        if not isinstance(message.delay, int | float):
+            raise MessageRefused(f"delay is a number of seconds, not {message.delay!r}")
         if not (math.isfinite(message.delay) and message.delay >= 0):
             raise MessageRefused(f"a delay of {message.delay} seconds")
         return {props.TIMER_DELAY_MS: str(math.ceil(message.delay * 1000))}
@@ -41,6 +45,10 @@ def delay_properties(message: Message) -> dict[str, str]:
         if at.tzinfo is None:
             raise MessageRefused(f"deliver_at is {at}, which does not say of which time zone")
         return {props.TIMER_DELIVER_MS: str(math.ceil(at.timestamp() * 1000))}
+    if not isinstance(at, int):
+        raise MessageRefused(f"deliver_at is a datetime or a whole number of milliseconds, not {at!r}")
+    if 0 < at < _SECONDS_MAX:
+        raise MessageRefused(f"deliver_at is {at}, which are seconds since the epoch; milliseconds are asked for")
     return {props.TIMER_DELIVER_MS: str(at)}
 
 

@@ -165,9 +165,11 @@ def _encode_properties(message: Message, unique_key: str) -> str:
             properties.update(message.properties)
         own = {}
         if message.tags is not None:
+            if not isinstance(message.tags, str):
+                raise MessageRefused(f"a message has one tag, a text, not {message.tags!r}")
             own[props.TAGS] = message.tags
         if message.keys:
-            if isinstance(message.keys, str) or any(not key or key.split() != [key] for key in message.keys):
+            if isinstance(message.keys, str) or any(not key or str(key).split() != [key] for key in message.keys):
                 raise MessageRefused(f"keys must be words without white space, in a list: {message.keys!r}")
             own[props.KEYS] = " ".join(message.keys)
         if message.sharding_key is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -33,6 +33,15 @@ C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
+
+
+def _apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `make` returns in a thread where no event loop runs, so that it belongs to none.
+
+    We may be called in one: in a notebook, in `python -m asyncio`. Events and limits would be of that loop's kind.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(functools.partial(make, *args, **kwargs)).result()
 
 
 class _Facade(Generic[C]):
@@ -99,7 +108,7 @@ class SyncProducer(_Facade[Producer]):
     """
 
     def __init__(self, namesrv: str | Sequence[str], group: str = "raftmq_python", **options: Any) -> None:
-        super().__init__(Producer(namesrv, group, **options))
+        super().__init__(_apart(Producer, namesrv, group, **options))
 
     send = _waits(Producer.send)
     send_oneway = _waits(Producer.send_oneway)
@@ -148,7 +157,7 @@ class SyncTransactionProducer(SyncProducer):
         async def in_thread(message: ReceivedMessage) -> bool | None:
             return await anyio.to_thread.run_sync(check, message)
 
-        self._transactions = TransactionProducer(namesrv, group, check=in_thread, **options)
+        self._transactions = _apart(TransactionProducer, namesrv, group, check=in_thread, **options)
         _Facade.__init__(self, self._transactions)
 
     def transaction(
@@ -179,8 +188,8 @@ class SyncConsumer(_Facade[PushConsumer]):
     """
 
     def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
-        super().__init__(PushConsumer(namesrv, group, **options))
-        self._limiter = anyio.CapacityLimiter(options.get("concurrency", 16))
+        super().__init__(_apart(PushConsumer, namesrv, group, **options))
+        self._limiter = _apart(anyio.CapacityLimiter, options.get("concurrency", 16))
         self._stream: MessageStream | None = None
 
     def __exit__(
@@ -290,7 +299,7 @@ class SyncPullConsumer(_Facade[PullConsumer]):
     """`PullConsumer` for threads; takes the same arguments."""
 
     def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
-        super().__init__(PullConsumer(namesrv, group, **options))
+        super().__init__(_apart(PullConsumer, namesrv, group, **options))
 
     queues = _waits(PullConsumer.queues)
     assign = _waits(PullConsumer.assign)
@@ -318,7 +327,7 @@ class SyncAdmin(_Facade[Admin]):
     """`Admin` for threads; takes the same arguments."""
 
     def __init__(self, namesrv: str | Sequence[str], **options: Any) -> None:
-        super().__init__(Admin(namesrv, **options))
+        super().__init__(_apart(Admin, namesrv, **options))
 
     cluster_info = _waits(Admin.cluster_info)
     broker_runtime = _waits(Admin.broker_runtime)

@@ -104,6 +104,8 @@ class TransactionProducer(Producer):
         rng: random.Random | None = None,
         **options: Any,
     ) -> None:
+        if not callable(check):
+            raise TypeError(f"check is asked how transactions ended, and {check!r} cannot be called")
         super().__init__(namesrv, group, rng=rng, **options)
         self._check = check
         self._checks = 0

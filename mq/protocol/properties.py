@@ -173,6 +173,8 @@ def check_user_properties(properties: Mapping[str, str]) -> None:
     for name, value in properties.items():
         if is_reserved(name):
             raise PropertyRefused(name, "is one of the system's own")
+        if not isinstance(value, str):
+            raise PropertyRefused(name, f"has a {type(value).__name__} for a value, not a text")
         if not name or not value:
             raise PropertyRefused(name, "has no name" if not name else "has no value")
         for text in (name, value):

@@ -10,9 +10,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from mq.broker.settings import BrokerSettings
 from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
-from mq.cli.dev_cluster import DevClusterFailed, Ports, _last_words, _remembered_ports
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _last_words, _remembered_ports
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines
 from mq.cli.servers import checked, split_address, split_settings
@@ -55,6 +56,13 @@ def test_unreadable_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "absent.toml"
     with pytest.raises(CommandFailed, match=r"absent\.toml: No such file"):
         checked(path.read_text, path)
+
+
+def test_unknown_and_wrong_settings_are_named() -> None:
+    with pytest.raises(
+        CommandFailed, match=r"^transactions: .*boolean.*; there is no setting transaction_check_second$"
+    ):
+        checked(lambda: BrokerSettings.load(None, transactions="maybe", transaction_check_second=3))
 
 
 def test_lone_error_in_nested_nurseries_comes_out_as_itself() -> None:
@@ -115,6 +123,21 @@ def test_free_ports_pass_over_a_port_in_use() -> None:
         taken.listen()
         again = Ports.free(1, random.Random(7))
     assert first.clients[0] not in (again.namesrv, *again.clients, *again.replication)
+
+
+async def open_cluster(directory: Path, ports: Ports) -> None:
+    async with DevCluster.open(directory, nodes=1, ports=ports):
+        raise AssertionError("opened")
+
+
+def test_group_does_not_start_where_somebody_else_listens(tmp_path: Path) -> None:
+    ports = Ports.free(1)
+    with (
+        socket.create_server(("127.0.0.1", ports.clients[0])),
+        pytest.raises(DevClusterFailed, match=f"somebody listens on 127.0.0.1:{ports.clients[0]} already"),
+    ):
+        trio.run(open_cluster, tmp_path, ports)
+    assert not list((tmp_path / "logs").iterdir())
 
 
 def test_directory_remembers_its_ports(tmp_path: Path) -> None:

@@ -136,6 +136,12 @@ async def test_compression_can_be_off() -> None:
         Message("T", b"x", deliver_at=dt.datetime(2030, 1, 1)),  # noqa: DTZ001 - refused
         Message("T", b"x", delay=1, deliver_at=5),
         Message("T", b"x", delay_level=1, delay=1),
+        Message("T", b"x", deliver_at=1_800_000_000),
+        Message("T", b"x", deliver_at=cast("int", 1_800_000_000_000.5)),
+        Message("T", b"x", delay=cast("float", dt.timedelta(seconds=1))),
+        Message("T", b"x", tags=cast("str", ["A"])),
+        Message("T", b"x", keys=cast("list[str]", [1])),
+        Message("T", b"x", properties=cast("dict[str, str]", {"a": 1})),
     ],
 )
 async def test_what_the_protocol_does_not_allow_is_refused_before_sending(message: Message) -> None:

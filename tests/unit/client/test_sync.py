@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ def test_a_round_trip_between_threads(cluster: FakeCluster) -> None:
 def test_errors_come_as_themselves(cluster: FakeCluster) -> None:
     with SyncProducer(cluster.namesrv) as producer, pytest.raises(MessageRefused):
         producer.send(Message("T", b""))
+    with SyncProducer(cluster.namesrv) as producer, pytest.raises(MessageRefused, match="only messages that wait for"):
+        producer.recall(None)
     with pytest.raises(ClientClosed):
         producer.send(Message("T", b"x"))
 
@@ -116,6 +119,25 @@ def test_handlers_run_in_threads(cluster: FakeCluster, ordered: bool) -> None:
         assert handled == [b"%d" % number for number in range(20)]
     assert threading.current_thread().name not in threads
     assert cluster.group.offsets["cg", "T", 0] == 20
+
+
+def test_a_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None:
+    async def cell() -> list[bytes]:
+        with SyncProducer(cluster.namesrv) as producer:
+            producer.send(Message("T", b"0"))
+        consumer = SyncConsumer(cluster.namesrv, "cg", consume_from="first", ordered=False)
+        handled: list[bytes] = []
+
+        @consumer.on("T")
+        def handle(message: ReceivedMessage) -> None:
+            handled.append(message.body)
+            consumer.stop()
+
+        with consumer:
+            consumer.run()
+        return handled
+
+    assert asyncio.run(cell()) == [b"0"]
 
 
 def test_deliveries_are_acknowledged_one_by_one(cluster: FakeCluster) -> None:
