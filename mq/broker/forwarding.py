@@ -42,6 +42,7 @@ from mq.protocol.headers import (
     UpdateConsumerOffset,
     encode_response,
 )
+from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.operator_requests import (
     DeleteSubscriptionGroup,
     ResumeCheckHalfMessage,
@@ -206,9 +207,9 @@ class Forwarder:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
         kind = type(request)
         client_id = ""
-        if kind is UpdateConsumerOffset:
-            # The leader ignores commits of who has lost a queue, and does not know whose connection this is.
-            client_id = self._client_id(connection, request.ext.consumer_group) or ""
+        if (group := _group_of(request)) is not None:
+            # The leader ignores what comes from who has lost a queue, and does not know whose connection this is.
+            client_id = self._client_id(connection, group) or ""
         sequence = next(self._sequence) & _OPAQUE_MASK
         try:
             frame, inner_at = self._encoder.encode(sequence, connection.host, request, body, serialization, client_id)
@@ -442,3 +443,14 @@ class Forwarder:
     def _fire(self) -> None:
         self.tick()
         self._reactor.wake()
+
+
+def _group_of(request: Any) -> str | None:
+    """The consumer group as whose member a client asks for something that queue locks decide about."""
+    if isinstance(request, UpdateConsumerOffset):
+        return request.ext.consumer_group
+    if isinstance(request, ConsumerSendMsgBack):
+        return request.ext.group
+    if isinstance(request, SendMessage | SendMessageV2) and request.ext.topic.startswith(RETRY_PREFIX):
+        return request.ext.topic.removeprefix(RETRY_PREFIX)
+    return None

@@ -188,8 +188,13 @@ class Locks:
         return True
 
     def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
-        """Whether others hold queues of this topic and the client none: it has no message of it to do anything with."""
+        """Whether others hold queues of this topic and the client none: it has no message of it to do anything with.
+
+        A connection without a heartbeat of the group is not fenced: its client may not have found this leader before.
+        """
         client_id = self._client_id(connection, group)
+        if client_id is None:
+            return False
         held = self._metadata.queue_locks.get((group, topic), {})
         in_force = {
             queue_id: holder for queue_id, holder in held.items() if not self._is_free((group, topic, queue_id))

@@ -105,7 +105,7 @@ class Retries:
             return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
         message = self._message_at(ext.physical_offset)
         if (ext.group, message.topic) in self._metadata.queue_locks and self._locks.fences(
-            connection, ext.group, message.topic, message.queue_id
+            connection, ext.group, message.topic, message.queue_id, only_known=True
         ):
             raise _fenced(ext.group, f"queue {message.queue_id} of {message.topic}")
 

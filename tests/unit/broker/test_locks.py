@@ -215,18 +215,19 @@ async def test_the_former_holder_gives_nothing_back(
             text = properties(RETRY_TOPIC="T")
             return (await client.send("%RETRY%G", e=0, i=text, j=1, l=16, serialization=serialization)).code
 
-        for client in (old, stranger):
-            answer = await back(client, 0)
-            assert answer.code == ResponseCode.NO_PERMISSION
-            assert answer.ext == {}
-            assert "has locked queue 0 of T" in str(answer.remark)
+        answer = await back(old, 0)
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert answer.ext == {}
+        assert "has locked queue 0 of T" in str(answer.remark)
+        # Who is not known may have the queue, and not have told this leader so far.
+        assert (await back(stranger, 0)).code == ResponseCode.SUCCESS
         assert (await back(old, 1)).code == ResponseCode.SUCCESS
         assert (await back(new, 0)).code == ResponseCode.SUCCESS
         # A message to the retry topic does not say which queue it was in: one queue of the topic is enough.
         assert [await retry(client) for client in (old, new)] == [0, 0]
         assert (await unlock(old, "old", 1)).code == ResponseCode.SUCCESS
         assert await retry(old) == ResponseCode.NO_PERMISSION
-        assert await retry(stranger) == ResponseCode.NO_PERMISSION
+        assert await retry(stranger) == ResponseCode.SUCCESS
         assert await retry(new) == 0
         assert (await unlock(new, "new", 0)).code == ResponseCode.SUCCESS
         assert await retry(old) == 0

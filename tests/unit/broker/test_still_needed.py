@@ -62,10 +62,11 @@ async def wait_with(client: Client, clock: WallClock, kind: str) -> Ending:
     return pass_time
 
 
-async def would_go(broker: Broker) -> None:
+async def would_go(broker: Broker, client: Client) -> None:
     """Wait until two checkpoints do without most of the log, and retention had its turn after that."""
     with trio.fail_after(30):
-        while broker._checkpointer.floor_pos < 2 * MIB:  # noqa: ASYNC110 - a moment later
+        while broker._checkpointer.floor_pos < 2 * MIB:
+            await client.send("T", b"more")  # a checkpoint needs something new
             await trio.sleep(0.02)
     await trio.sleep(0.2)
 
@@ -94,7 +95,7 @@ async def test_what_waits_is_kept_until_its_time(
         end_waiting = await wait_with(client, clock, kind)
         await fill(client)
         clock.now_ms += 2 * MINUTE
-        await would_go(brokers[0])
+        await would_go(brokers[0], client)
         assert await base(client) == 0
         counter = {"timer": "timersPending", "level": "delayedPending", "half": "transactionsOpen"}[kind]
         assert (await client.info())[f"raftmq.{counter}"] == "1"
@@ -119,7 +120,7 @@ async def test_the_first_that_waits_is_what_counts(tmp_path: Path, clock: WallCl
             await fill(client, 100)
             endings.append(await wait_with(client, clock, kind))
         await fill(client, 300)
-        await would_go(brokers[0])
+        await would_go(brokers[0], client)
         reached = [await base(client)]
         assert reached[0] > 0
         for ending in endings[:2]:
@@ -146,7 +147,7 @@ async def test_a_disk_that_is_full_takes_it_and_that_is_counted(
         endings = [await wait_with(client, clock, kind) for kind in ("half", "timer", "level")]
         await fill(client)
         free = 19  # beyond disk_expire_ratio, and what waits stays
-        await would_go(brokers[0])
+        await would_go(brokers[0], client)
         assert await base(client) == 0
         free = 14
         await shortened(client, tmp_path / "commitlog")
