@@ -103,7 +103,7 @@ class Routes:
                 self._settle(topic, None if known is None else known.queues)
             self._wake()
 
-    async def _ask_all(self, stream: trio.SocketStream) -> None:
+    async def _ask_all(self, stream: trio.SocketStream) -> None:  # noqa: ASYNC910 - asks for one topic at least
         for opaque, topic in enumerate(list(self._waiting), 1):
             request = encode_request(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque, ext={"topic": topic, "acceptStandardJsonOnly": "true"}

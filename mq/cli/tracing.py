@@ -62,7 +62,7 @@ def _lines(story: MessageTrace) -> Iterator[str]:
     for group in groups:
         times = [each for each in story.handled if each.begun.group == group]
         done = sum(each.ended is not None and each.ended.success for each in times)
-        yield f"{_name(group)}: handled {len(times)} times, {done} times with success"
+        yield f"{_name(group)}: handled {_times(len(times))}, {_times(done)} with success"
     if not groups:
         yield "handled by nobody that traces"
 
@@ -89,6 +89,10 @@ def _handled(handling: TracedHandling) -> str:
         why = ContextCode(code).name.lower() if code in set(ContextCode) else f"code {code}"
         result = f"failed to handle it in {ended.cost_ms} ms: {why}"
     return f"{_name(begun.group)} at {_name(begun.client_host)} {result}{attempt}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _name(text: str | None) -> str:

@@ -223,7 +223,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                         yield self
                     finally:
                         if tracer is not None:
-                            await tracer.finish()
+                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 self._tasks = None
                 # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as

@@ -135,7 +135,7 @@ class Producer(anyio.AsyncContextManagerMixin):
                     finally:
                         pipeline.close()
                         if tracer is not None:
-                            await tracer.finish()
+                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id, producer_group=self.group)

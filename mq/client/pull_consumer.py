@@ -122,7 +122,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
                         yield self
                     finally:
                         if tracer is not None:
-                            await tracer.finish()
+                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 self._tasks = None
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):

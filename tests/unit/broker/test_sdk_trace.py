@@ -91,7 +91,7 @@ async def test_the_story_of_a_message(tmp_path: Path) -> None:
             assert "P at 127.0.0.1 sent a message of 5 bytes to T at" in lines[0]
             assert ", tags a tag, keys k1 k2" in lines[0]
             assert "G at 127.0.0.1 failed to handle it in" in lines[1]
-            assert lines[3] == "G: handled 2 times, 1 times with success"
+            assert lines[3] == "G: handled 2 times, once with success"
             result = await trio.to_thread.run_sync(
                 partial(CliRunner().invoke, app, ["trace", sent.message_id, "--json", "--namesrv", namesrv])
             )
