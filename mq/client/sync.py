@@ -23,11 +23,20 @@ from mq.client.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.pop_consumer import PopConsumer, PoppedMessage
 from mq.client.producer import Producer
 from mq.client.pull_consumer import PullConsumer
 from mq.client.transactions import Transaction, TransactionProducer
 
-__all__ = ["SyncAdmin", "SyncConsumer", "SyncDelivery", "SyncProducer", "SyncPullConsumer", "SyncTransactionProducer"]
+__all__ = [
+    "SyncAdmin",
+    "SyncConsumer",
+    "SyncDelivery",
+    "SyncPopConsumer",
+    "SyncProducer",
+    "SyncPullConsumer",
+    "SyncTransactionProducer",
+]
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 P = ParamSpec("P")
@@ -321,6 +330,36 @@ class SyncPullConsumer(_Facade[PullConsumer]):
     def positions(self) -> Mapping[MessageQueue, int]:
         """As `PullConsumer.positions`."""
         return self._call_now(lambda: self._client.positions)
+
+
+class SyncPopConsumer(_Facade[PopConsumer]):
+    """`PopConsumer` for threads; takes the same arguments.
+
+    with SyncPopConsumer("127.0.0.1:9876", "billing", "Orders") as consumer:
+        for message in consumer:
+            bill(message)
+            consumer.ack(message)
+    """
+
+    def __init__(self, namesrv: str | Sequence[str], group: str, topic: str, **options: Any) -> None:
+        super().__init__(_apart(PopConsumer, namesrv, group, topic, **options))
+
+    ack = _waits(PopConsumer.ack)
+    nack = _waits(PopConsumer.nack)
+
+    def receive(self, *, timeout: float | None = None) -> PoppedMessage | None:
+        """The next message; None after `timeout` seconds without one."""
+
+        async def next_message() -> PoppedMessage | None:
+            with anyio.move_on_after(timeout):
+                return await anext(self._client)
+            return None
+
+        return self._call(next_message)
+
+    def __iter__(self) -> Iterator[PoppedMessage]:
+        while (message := self.receive()) is not None:
+            yield message
 
 
 class SyncAdmin(_Facade[Admin]):

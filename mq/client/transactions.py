@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
+from inspect import isawaitable
 from typing import Any
 
 import anyio
@@ -39,8 +40,11 @@ PAUSE_SECONDS = 0.1
 _OUTCOMES = {True: COMMITTED, False: ROLLBACK}
 _LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
-Check = Callable[[ReceivedMessage], Awaitable[bool | None]]
-"""Whether the transaction of a message was carried out: True, False, or None for "not known yet"."""
+Check = Callable[[ReceivedMessage], Awaitable[bool | None] | bool | None]
+"""Whether the transaction of a message was carried out: True, False, or None for "not known yet".
+
+A coroutine function, or a plain one that does not block.
+"""
 
 
 class TransactionState(Enum):
@@ -226,7 +230,9 @@ class TransactionProducer(Producer):
         self, request: CheckTransactionState, message: ReceivedMessage, answer_later: AnswerLater
     ) -> None:
         try:
-            answer = await self._check(message)
+            answer = self._check(message)
+            if isawaitable(answer):
+                answer = await answer
             wanted = None if answer is None else bool(answer)
         except Exception:
             log.exception("check_failed", message_id=message.message_id)

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from mq.client import Message, PopConsumer, Producer, TopicNotFound
+from mq.client.sync import SyncPopConsumer
 from mq.protocol import properties as props
 from mq.protocol.receipts import Receipt
 from tests.unit.broker.running import properties
@@ -44,6 +45,28 @@ async def test_popped_messages_are_acknowledged_or_come_again(tmp_path: Path) ->
                 await consumer.ack(message)
                 await consumer.ack(message)  # once more changes nothing
         assert sorted(seen) == sorted([*(b"%d" % number for number in range(60)), b"7"])
+
+
+async def test_threads_pop_too(tmp_path: Path) -> None:
+    def pop_all(namesrv: str) -> list[tuple[bytes, int]]:
+        seen: list[tuple[bytes, int]] = []
+        with SyncPopConsumer(namesrv, "G", "T", invisible=30, consume_from="first") as consumer:
+            for message in consumer:
+                seen.append((message.body, message.reconsume_times))
+                if message.reconsume_times or message.body == b"good":
+                    consumer.ack(message)
+                else:
+                    consumer.nack(message)
+                if len(seen) == 3:
+                    assert consumer.receive(timeout=0.05) is None
+                    return seen
+        raise AssertionError("no more messages")
+
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        for body in (b"good", b"bad"):
+            await producer.send(Message("T", body))
+        with trio.fail_after(20):
+            assert await trio.to_thread.run_sync(pop_all, namesrv) == [(b"good", 0), (b"bad", 0), (b"bad", 1)]
 
 
 async def test_what_nobody_acknowledges_comes_to_somebody_else(tmp_path: Path) -> None:

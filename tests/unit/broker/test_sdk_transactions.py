@@ -121,6 +121,18 @@ async def test_a_check_decides_what_was_left_open(tmp_path: Path) -> None:
         assert message.body in {each.body for each in asked}, "inflated"
 
 
+async def test_a_check_may_be_a_plain_function(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, **FAST) as namesrv,
+        TransactionProducer(namesrv, "P", check=lambda message: message.body == b"yes") as producer,
+    ):
+        for body in (b"no", b"yes"):
+            async with producer.transaction(Message("T", body)) as transaction:
+                transaction.leave_open()
+        [message] = await seen(namesrv, 1)
+        assert message.body == b"yes"
+
+
 async def test_another_process_of_the_group_is_asked_that_never_sent(tmp_path: Path) -> None:
     async with cluster(tmp_path, **FAST) as namesrv:
         first = TransactionProducer(namesrv, "P", check=never)

@@ -17,13 +17,14 @@ from mq.client import (
     Message,
     MessageQueue,
     MessageRefused,
+    PopConsumer,
     Producer,
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
     SendResult,
 )
-from mq.client.sync import SyncAdmin, SyncConsumer, SyncProducer, SyncPullConsumer
+from mq.client.sync import SyncAdmin, SyncConsumer, SyncPopConsumer, SyncProducer, SyncPullConsumer
 from tests.unit.client.fake_cluster import FakeCluster
 
 
@@ -72,7 +73,13 @@ NOT_FOR_THREADS = {
 
 @pytest.mark.parametrize(
     ("asynchronous", "blocking"),
-    [(Producer, SyncProducer), (PushConsumer, SyncConsumer), (PullConsumer, SyncPullConsumer), (Admin, SyncAdmin)],
+    [
+        (Producer, SyncProducer),
+        (PushConsumer, SyncConsumer),
+        (PullConsumer, SyncPullConsumer),
+        (PopConsumer, SyncPopConsumer),
+        (Admin, SyncAdmin),
+    ],
 )
 def test_threads_have_all_that_tasks_have(asynchronous: type, blocking: type) -> None:
     names = {name for name in vars(asynchronous) if not name.startswith("_")} - NOT_FOR_THREADS
