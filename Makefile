@@ -50,7 +50,7 @@ check: $(INSTALLED)
 	$(PY) -m mypy
 	$(PY) -m flake8_async --disable=$(ASYNC_RULES_OFF) --startable-in-context-manager=$(STARTABLE) \
 	    $$(git ls-files '*.py' ':!tests')
-	$(PY) -m flake8_async --enable=ASYNC910,ASYNC911 $$(git ls-files raftlog/*.py mq/broker/*.py mq/namesrv/*.py)
+	$(PY) -m flake8_async --enable=ASYNC910,ASYNC911 $$(git ls-files raftlog/*.py mq/namesrv/*.py 'mq/broker/*.py')
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()'
 	$(PY) -m pytest -q tests/test_tidy.py
 

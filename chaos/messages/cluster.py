@@ -19,7 +19,7 @@ from chaos.messages.schedule import BrokerScenario
 from chaos.messages.sockets import Line, SimDialing
 from chaos.messages.workload import Workload
 from chaos.node import Node, Process
-from mq.broker import upstream
+from mq.broker.replicas import upstream
 from mq.broker.settings import BrokerSettings
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Role

@@ -14,51 +14,51 @@ from typing import Any
 
 import structlog
 
-from mq.broker.administration import Administration
-from mq.broker.announcing import Announcements
-from mq.broker.appender import Appender
-from mq.broker.assignments import Assignments
-from mq.broker.check_backs import CheckBacks
-from mq.broker.clients import ClientRegistry
-from mq.broker.connection import ClientConnection, Handler
-from mq.broker.delays import Delays
+from mq.broker.consuming.assignments import Assignments
+from mq.broker.consuming.clients import ClientRegistry
+from mq.broker.consuming.groups import Groups
+from mq.broker.consuming.locks import Locks
+from mq.broker.consuming.offsets import Offsets
+from mq.broker.consuming.routes import Queues, Routes
+from mq.broker.delayed.delays import Delays
+from mq.broker.delayed.recalls import Recalls
+from mq.broker.delayed.timers import Timers
+from mq.broker.delayed.waiting import WaitingPlaces
 from mq.broker.disk import disk_usage, disk_used
-from mq.broker.forwarded import ForwardedRequests, ForwardedSender
-from mq.broker.forwarding import Forwarder
-from mq.broker.gradual import Gradually
-from mq.broker.group_admin import GroupAdmin
-from mq.broker.groups import Groups
-from mq.broker.half_messages import HalfMessages
-from mq.broker.key_queries import KeyQueries
-from mq.broker.locks import Locks
-from mq.broker.long_polling import LongPolling
-from mq.broker.lookup import Lookup
-from mq.broker.made import MadeSends
-from mq.broker.offsets import Offsets
-from mq.broker.pops import Pops
-from mq.broker.pulls import HeldPull, Pulls
-from mq.broker.reads import PatientReads
-from mq.broker.recalls import Recalls
-from mq.broker.repeats import Repeats
-from mq.broker.replica_calls import ReplicaCalls
-from mq.broker.replies import Replies
-from mq.broker.resumptions import Resumptions
+from mq.broker.operating.administration import Administration
+from mq.broker.operating.group_admin import GroupAdmin
+from mq.broker.operating.stats import Stats
+from mq.broker.popped.pops import Pops
+from mq.broker.reading.key_queries import KeyQueries
+from mq.broker.reading.long_polling import LongPolling
+from mq.broker.reading.lookup import Lookup
+from mq.broker.reading.pulls import HeldPull, Pulls
+from mq.broker.reading.reads import PatientReads
+from mq.broker.reading.slow_consumers import SlowConsumers
+from mq.broker.reading.subscriptions import Subscriptions
+from mq.broker.replicas.announcing import Announcements
+from mq.broker.replicas.forwarded import ForwardedRequests, ForwardedSender
+from mq.broker.replicas.forwarding import Forwarder
+from mq.broker.replicas.replica_calls import ReplicaCalls
+from mq.broker.requests.connection import ClientConnection, Handler
+from mq.broker.requests.gradual import Gradually
 from mq.broker.retention import Retention
-from mq.broker.retries import Retries
-from mq.broker.routes import Queues, Routes
-from mq.broker.sends import Sends
+from mq.broker.sending.appender import Appender
+from mq.broker.sending.made import MadeSends
+from mq.broker.sending.repeats import Repeats
+from mq.broker.sending.replies import Replies
+from mq.broker.sending.retries import Retries
+from mq.broker.sending.sends import Sends
+from mq.broker.sending.special_sends import SpecialSends
+from mq.broker.sending.tails import QueueTails
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
-from mq.broker.slow_consumers import SlowConsumers
-from mq.broker.special_sends import SpecialSends
 from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
-from mq.broker.stats import Stats
 from mq.broker.still_needed import StillNeeded
-from mq.broker.subscriptions import Subscriptions
-from mq.broker.tails import QueueTails
-from mq.broker.timers import Timers
-from mq.broker.transactions import Transactions
-from mq.broker.waiting import WaitingPlaces
+from mq.broker.transactional.check_backs import CheckBacks
+from mq.broker.transactional.half_messages import HalfMessages
+from mq.broker.transactional.resumptions import Resumptions
+from mq.broker.transactional.transactions import Transactions
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.queue_tables import QueueRef

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mq.broker.areas import Areas
-from mq.broker.clients import ClientLimits, ClientRegistry
-from mq.broker.connection import ClientConnection
-from mq.broker.long_polling import LongPolling
-from mq.broker.pulls import HeldPull
-from mq.broker.questions import Questions
-from mq.broker.reads import PatientReads
+from mq.broker.consuming.clients import ClientLimits, ClientRegistry
+from mq.broker.reading.long_polling import LongPolling
+from mq.broker.reading.pulls import HeldPull
+from mq.broker.reading.reads import PatientReads
+from mq.broker.reading.slow_consumers import LEADER_ID, broker_id_of
 from mq.broker.registration import Registration
+from mq.broker.requests.connection import ClientConnection
+from mq.broker.requests.questions import Questions
 from mq.broker.settings import BrokerSettings
-from mq.broker.slow_consumers import LEADER_ID, broker_id_of
 from mq.broker.state.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.metadata import Changes, Metadata
 from mq.protocol import bodies

@@ -16,7 +16,7 @@ import trio
 
 from mq.broker import areas
 from mq.broker.broker import Broker
-from mq.broker.figures import SAMPLE_SECONDS
+from mq.broker.operating.figures import SAMPLE_SECONDS
 from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings
 from mq.broker.state.metadata import Metadata

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mq.broker.half_messages import HALF_QUEUE_ID
 from mq.broker.state.metadata import Metadata
+from mq.broker.transactional.half_messages import HALF_QUEUE_ID
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.store.consume_queue import ConsumeQueue

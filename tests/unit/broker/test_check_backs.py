@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.check_backs import Track
-from mq.broker.half_messages import IMMUNITY_MS_MAX, immunity_ms
 from mq.broker.state.checks import AdvanceChecks
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.parts import CommandRefused, SnapshotDamaged
+from mq.broker.transactional.check_backs import Track
+from mq.broker.transactional.half_messages import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.clients import BROADCASTING, ClientLimits, ClientRegistry, HeartbeatOutcome, HeartbeatRefused
+from mq.broker.consuming.clients import BROADCASTING, ClientLimits, ClientRegistry, HeartbeatOutcome, HeartbeatRefused
 from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mq.broker.appender import Appender
 from mq.broker.broker import Broker
+from mq.broker.sending.appender import Appender
 from mq.broker.state.commands import DeleteTopic, encode_command
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -362,7 +362,7 @@ async def test_a_message_that_the_disk_does_not_give_holds_up_its_level_only(
             raise RecordError(0, "the body's checksum is wrong")
         return split_record(data)
 
-    monkeypatch.setattr("mq.broker.delays.split_record", split)
+    monkeypatch.setattr("mq.broker.delayed.delays.split_record", split)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for body, level in ((b"first", "1"), (b"damaged", "1"), (b"behind", "1"), (b"other", "2")):

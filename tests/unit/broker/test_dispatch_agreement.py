@@ -11,16 +11,16 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mq.broker.appender import Appender, MadeRecord, PendingCommand
-from mq.broker.made import MadeSends
-from mq.broker.refusal import RequestRefused
-from mq.broker.repeats import Repeats
-from mq.broker.sends import Sends
-from mq.broker.special_sends import SpecialSends
+from mq.broker.delayed.waiting import WaitingPlaces
+from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending.appender import Appender, MadeRecord, PendingCommand
+from mq.broker.sending.made import MadeSends
+from mq.broker.sending.repeats import Repeats
+from mq.broker.sending.sends import Sends
+from mq.broker.sending.special_sends import SpecialSends
+from mq.broker.sending.tails import QueueTails
 from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.tails import QueueTails
-from mq.broker.waiting import WaitingPlaces
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode

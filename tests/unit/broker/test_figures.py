@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker import figures
-from mq.broker.figures import SAMPLE_SECONDS, Figures, Series
+from mq.broker.operating import figures
+from mq.broker.operating.figures import SAMPLE_SECONDS, Figures, Series
 
 
 class Running:

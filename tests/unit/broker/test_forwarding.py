@@ -11,8 +11,8 @@ import pytest
 import structlog
 import trio
 
-from mq.broker.forwarding import Forwarder
-from mq.broker.refusal import RequestRefused
+from mq.broker.replicas.forwarding import Forwarder
+from mq.broker.requests.refusal import RequestRefused
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON

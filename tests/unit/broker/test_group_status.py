@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker import members, questions
+from mq.broker.operating import members
+from mq.broker.requests import questions
 from mq.protocol import fastjson
 from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode

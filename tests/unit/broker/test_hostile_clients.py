@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker import gradual
-from mq.broker.gradual import Gradually
-from mq.broker.refusal import RequestRefused
+from mq.broker.requests import gradual
+from mq.broker.requests.gradual import Gradually
+from mq.broker.requests.refusal import RequestRefused
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.key_queries import QUERIES_MAX
+from mq.broker.reading.key_queries import QUERIES_MAX
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.store.key_search import KeySearch, SearchResult
@@ -98,7 +98,7 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tmp_path / "index"
-    monkeypatch.setattr("mq.broker.key_queries.NICE", 0)  # a test must not wait for a machine to be idle
+    monkeypatch.setattr("mq.broker.reading.key_queries.NICE", 0)  # a test must not wait for a machine to be idle
     async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
         client = await broker.connect()
         await keyed(client, 300, nbytes=1500)

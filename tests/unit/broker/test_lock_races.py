@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from mq.broker.locks import Locks
+from mq.broker.consuming.locks import Locks
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.protocol.chunks import decode_chunk

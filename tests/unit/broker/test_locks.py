@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker import locks
+from mq.broker.consuming import locks
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.unit.broker.running import SUBSCRIPTION, Answer, Client, properties, running

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mq.broker import notices
-from mq.broker.notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, Notices
+from mq.broker.consuming import notices
+from mq.broker.consuming.notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, Notices
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import running
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mq.broker.offsets import Offsets
+from mq.broker.consuming.offsets import Offsets
 from mq.broker.state.commands import PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from tests.unit.broker.rounds import Rounds

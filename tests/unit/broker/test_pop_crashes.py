@@ -17,15 +17,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mq.broker import pop_queues, pops
-from mq.broker.pending import MadeRecord, PendingCommand, PendingGroup
-from mq.broker.pops import Pops
-from mq.broker.record_reader import Place
-from mq.broker.refusal import RequestRefused
+from mq.broker.popped import pops
+from mq.broker.popped import queues as pop_queues
+from mq.broker.popped.pops import Pops
+from mq.broker.reading.record_reader import Place
+from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending.pending import MadeRecord, PendingCommand, PendingGroup
+from mq.broker.sending.tails import QueueTails
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.tails import QueueTails
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header

@@ -7,9 +7,9 @@ import socket
 import pytest
 import trio
 
-from mq.broker import replica_calls
-from mq.broker.questions import NoAnswer, Questions
-from mq.broker.replica_calls import ReplicaCalls
+from mq.broker.replicas import replica_calls
+from mq.broker.replicas.replica_calls import ReplicaCalls
+from mq.broker.requests.questions import NoAnswer, Questions
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import Response
 from raftlog import Reactor

@@ -11,17 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.appender import Appender
-from mq.broker.made import MadeSends
-from mq.broker.pending import MadeRecord, PendingCommand
-from mq.broker.refusal import RequestRefused
-from mq.broker.repeats import Repeats
-from mq.broker.special_sends import SpecialSends
+from mq.broker.delayed.waiting import WaitingPlaces
+from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending.appender import Appender
+from mq.broker.sending.made import MadeSends
+from mq.broker.sending.pending import MadeRecord, PendingCommand
+from mq.broker.sending.repeats import Repeats
+from mq.broker.sending.special_sends import SpecialSends
+from mq.broker.sending.tails import QueueTails
 from mq.broker.state import sequences as table
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.tails import QueueTails
-from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode

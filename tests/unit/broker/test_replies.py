@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker import replies
+from mq.broker.sending import replies
 from mq.broker.server import serve
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData

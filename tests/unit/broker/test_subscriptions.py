@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mq.broker.clients import BROADCASTING, ClientRegistry
-from mq.broker.connection import ClientConnection
-from mq.broker.refusal import RequestRefused
+from mq.broker.consuming.clients import BROADCASTING, ClientRegistry
+from mq.broker.reading.subscriptions import Subscriptions
+from mq.broker.requests.connection import ClientConnection
+from mq.broker.requests.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
-from mq.broker.subscriptions import Subscriptions
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import PullExt

@@ -13,18 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mq.broker.appender import Appender
-from mq.broker.made import encode_properties
-from mq.broker.pending import MadeRecord, NotStored, StoredAt
-from mq.broker.recalls import Recalls
-from mq.broker.refusal import RequestRefused
+from mq.broker.delayed.recalls import Recalls
+from mq.broker.delayed.timer_wheel import TimerWheel
+from mq.broker.delayed.timers import Timers
+from mq.broker.delayed.waiting import WaitingPlaces
+from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending.appender import Appender
+from mq.broker.sending.made import encode_properties
+from mq.broker.sending.pending import MadeRecord, NotStored, StoredAt
+from mq.broker.sending.tails import QueueTails
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.marks import QueueMarks
 from mq.broker.state.metadata import Metadata
-from mq.broker.tails import QueueTails
-from mq.broker.timer_wheel import TimerWheel
-from mq.broker.timers import Timers
-from mq.broker.waiting import WaitingPlaces
 from mq.protocol import properties as props
 from mq.protocol.delay import timer_slot
 from mq.protocol.headers import RecallMessage, SendReplyTemplate

@@ -289,7 +289,7 @@ async def test_a_message_that_the_disk_does_not_give_holds_up_no_other(
             raise RecordError(0, "the body's checksum is wrong")
         return split_record(data)
 
-    monkeypatch.setattr("mq.broker.timers.split_record", split)
+    monkeypatch.setattr("mq.broker.delayed.timers.split_record", split)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for number, body in enumerate((b"first", b"damaged", b"behind"), 1):

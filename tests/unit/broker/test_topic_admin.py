@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker import subscription_groups, topics
+from mq.broker.operating import subscription_groups, topics
 from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode as Code

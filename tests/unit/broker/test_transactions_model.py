@@ -11,18 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.appender import Appender
-from mq.broker.check_backs import CheckBacks
-from mq.broker.clients import ClientRegistry
-from mq.broker.half_messages import HalfMessages
-from mq.broker.pending import MadeRecord, NotStored, StoredAt
-from mq.broker.refusal import RequestRefused
+from mq.broker.consuming.clients import ClientRegistry
+from mq.broker.delayed.waiting import WaitingPlaces
+from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending.appender import Appender
+from mq.broker.sending.pending import MadeRecord, NotStored, StoredAt
+from mq.broker.sending.tails import QueueTails
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.marks import CompleteEntries
 from mq.broker.state.metadata import Metadata
-from mq.broker.tails import QueueTails
-from mq.broker.transactions import Transactions
-from mq.broker.waiting import WaitingPlaces
+from mq.broker.transactional.check_backs import CheckBacks
+from mq.broker.transactional.half_messages import HalfMessages
+from mq.broker.transactional.transactions import Transactions
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.chunks import decode_chunk

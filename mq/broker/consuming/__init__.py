@@ -1,0 +1,1 @@
+"""Who is connected, which group reads what, and how far it is."""

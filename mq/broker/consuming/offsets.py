@@ -1,0 +1,352 @@
+"""Consumer offsets (request codes 14 and 15) and the ends of queues (30 and 31).
+
+Consumer offsets are replicated like messages. One-way commits gather for a moment and go into the log as one command;
+a commit that wants an answer, and a query about an offset that is on its way, are answered when it is committed. So an
+offset that anybody was told cannot go back, whoever leads next.
+
+What is asked for is answered by followers as well, once they have applied all that was committed when they were asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from mq.broker.consuming.locks import Locks
+from mq.broker.requests.answering import no_room
+from mq.broker.requests.connection import ClientConnection, Handler
+from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending.appender import Appender
+from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import (
+    GetMaxOffset,
+    GetMinOffset,
+    QueryConsumerOffset,
+    UpdateConsumerOffset,
+    encode_response,
+)
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
+from mq.store.queue_store import QueueStore
+
+PENDING_MAX = 100_000
+"""Queues with a gathered commit; further one-way commits are ignored until these are replicated."""
+
+COMMAND_ROWS_MAX = 200
+"""Offsets in one command: with the longest names it still fits the smallest file of a log."""
+
+Key = tuple[str, str, int]
+
+
+class Offsets:
+    """The offset handlers of a broker, with the commits that are not replicated yet (leader only).
+
+    Args:
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+        locks: whose commits do not count.
+        in_memory: whether the log can be read at a physical offset without waiting for the disk.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        read: Callable[[Callable[[bool], None]], None],
+        locks: Locks,
+        in_memory: Callable[[int], bool],
+    ) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._read = read
+        self._locks = locks
+        self._in_memory = in_memory
+        self._resetting: dict[Key, object] = {}
+        self._restarted: set[Key] = set()
+        self._gathered: dict[Key, int] = {}
+        self._replicating: dict[Key, int] = {}
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            QueryConsumerOffset: self.handle_query,
+            GetMaxOffset: self.handle_max,
+            GetMinOffset: self.handle_min,
+        }
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {UpdateConsumerOffset: self.handle_update}
+
+    def forget(self) -> None:
+        """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
+        self._gathered.clear()
+        self._replicating.clear()
+        self._resetting.clear()
+        self._restarted.clear()
+
+    def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a commit that nobody waits for, such as one that came with a pull."""
+        if not self._appender.is_open:
+            return
+        if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
+            return
+        self.gather(group, topic, queue_id, offset)
+
+    def reset_to(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        """Where a consumer has to go on that asks for ``offset`` of a queue which was reset; None where it is.
+
+        Once it has begun there, what it commits counts again. Ask only if there are resets; followers do not know.
+        """
+        wanted = self._metadata.offset_resets.get((group, topic), {}).get(queue_id)
+        key = (group, topic, queue_id)
+        if wanted is None or not self._appender.is_open or key in self._restarted:
+            return None
+        if offset != wanted:
+            return wanted
+        self._restarted.add(key)
+        return None
+
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        on_committed: Callable[[bool], None],
+        *,
+        restart: bool,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        """Replicate the offsets of a group in the queues of a topic, backwards too.
+
+        With ``restart`` consumers at work have to begin there. ``on_refused`` is called in place of ``on_committed`` if
+        the disk has no room; some of the queues may be reset then.
+        """
+        keys = [(group, topic, queue_id) for queue_id in offsets]
+        this = object()
+        self._resetting.update(dict.fromkeys(keys, this))
+        self._restarted.difference_update(keys)
+
+        def settle() -> None:
+            # A later reset of the same queue may be on its way, and whoever has begun again meanwhile did so elsewhere.
+            done = [key for key in keys if self._resetting.get(key) is this]
+            for key in done:
+                del self._resetting[key]
+            self._restarted.difference_update(done)
+
+        def committed(known: bool) -> None:
+            settle()
+            on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is None:
+                on_committed(False)
+            else:
+                on_refused(remark)
+
+        for key in keys:
+            self._gathered.pop(key, None)
+        for queue_id, offset in offsets.items():
+            command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart)
+            self._appender.add_command(encode_command(command))
+        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed, on_refused=refused)
+
+    def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a commit."""
+        if not self._appender.is_open or not self._plausible(group, topic, queue_id):
+            return
+        key = (group, topic, queue_id)
+        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            return
+        if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
+            return
+        if offset > max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1)):
+            self._gathered[key] = offset
+
+    def replicate(
+        self,
+        on_committed: Callable[[bool], None] | None = None,
+        on_returned: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        """Put what was gathered into the log; ``on_committed`` is told when all of it is committed.
+
+        ``on_returned`` is called in its place when another replica leads before it had begun, ``on_refused`` when the
+        disk has no room: then what was gathered is void, and consumers repeat it.
+        """
+        if not self._appender.is_open:
+            if on_committed is not None:
+                on_committed(False)
+            return
+        gathered, self._gathered = self._gathered, {}
+        self._replicating.update(gathered)
+
+        def settle() -> None:
+            for key, offset in gathered.items():
+                if self._replicating.get(key) == offset:
+                    del self._replicating[key]
+
+        def committed(known: bool) -> None:
+            settle()
+            if on_committed is not None:
+                on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is not None:
+                on_refused(remark)
+            elif on_committed is not None:
+                on_committed(False)
+
+        rows = [(*key, offset) for key, offset in gathered.items()]
+        if not rows and on_committed is None:
+            return
+        while len(rows) > COMMAND_ROWS_MAX:
+            self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
+            rows = rows[COMMAND_ROWS_MAX:]
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed, on_returned, refused)
+
+    def replicate_gathered(self) -> None:
+        """`replicate`, if there is anything; called by a timer."""
+        if self._gathered:
+            self.replicate()
+
+    def handle_update(
+        self,
+        connection: ClientConnection,
+        request: UpdateConsumerOffset,
+        body: bytes,
+        serialization: int,
+    ) -> bytes | None:
+        """Request code 15."""
+        ext = request.ext
+        try:
+            check_group(ext.consumer_group)
+            check_topic(ext.topic)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
+        if request.flag & 2:
+            self.commit(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+            return None
+        if self._locks.fences(connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
+            )
+        self._appender.check_room()
+        if len(self._gathered) >= PENDING_MAX:
+            self.replicate()  # who is answered is not ignored
+        self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
+            else:
+                connection.close("leadership was lost while an offset was being stored")
+
+        again = partial(connection.dispatch, request, body, serialization)
+        self.replicate(committed, again, no_room(connection, request, serialization))
+        return None
+
+    def handle_query(
+        self, connection: ClientConnection, request: QueryConsumerOffset, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 14.
+
+        A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
+        """
+        ext = request.ext
+        key = (ext.consumer_group, ext.topic, ext.queue_id)
+
+        def known(is_known: bool) -> None:
+            if not is_known:
+                return
+            try:
+                answer = self._answer(request, key, serialization)
+            except (StoreError, OSError) as error:
+                connection.close(f"the queue cannot be read: {error}")
+            else:
+                connection.send(answer)
+
+        if (key in self._gathered or key in self._replicating) and self._appender.has_room:
+            again = partial(connection.dispatch, request, body, serialization)
+            self.replicate(known, again, lambda _: self._read(known))  # there is no room for later ones
+        else:
+            self._read(known)
+        return None
+
+    def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> None:
+        """Request code 30."""
+        self._answer_end(connection, request, serialization, lambda queue: queue.max_offset)
+
+    def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> None:
+        """Request code 31."""
+        self._answer_end(connection, request, serialization, lambda queue: queue.min_offset)
+
+    def _answer_end(
+        self,
+        connection: ClientConnection,
+        request: GetMaxOffset | GetMinOffset,
+        serialization: int,
+        end_of: Callable[[ConsumeQueue], int],
+    ) -> None:
+        def known(is_known: bool) -> None:
+            if is_known:
+                queue = self._store.get(request.ext.topic, request.ext.queue_id)
+                reply = _offset_reply(request.opaque, 0 if queue is None else end_of(queue), serialization)
+            else:
+                code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell"
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+            connection.send(reply)
+
+        self._read(known)
+
+    def _answer(self, request: QueryConsumerOffset, key: Key, serialization: int) -> bytes:
+        stored = self._known(key)
+        if stored >= 0:
+            return _offset_reply(request.opaque, stored, serialization)
+        queue = self._store.get(key[1], key[2])
+        if queue is not None and request.ext.set_zero_if_not_found is not False and self.is_young(queue):
+            return _offset_reply(request.opaque, 0, serialization)
+        return encode_response(
+            request.opaque,
+            ResponseCode.QUERY_NOT_FOUND,
+            remark="Not found, maybe this group consumer boot first",
+            serialization=serialization,
+        )
+
+    def is_young(self, queue: ConsumeQueue) -> bool:
+        """Whether a group without an offset begins at the first message: it is there, and quickly read."""
+        if queue.min_offset > 0 or queue.max_offset == 0:
+            return False
+        physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(0, 1))
+        return self._in_memory(physical_offset)
+
+    def _awaits_restart(self, key: Key) -> bool:
+        if key in self._resetting:
+            return True
+        return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
+
+    def _known(self, key: Key) -> int:
+        group, topic, queue_id = key
+        return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, -1)
+
+    def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
+        config = self._metadata.topics.get(topic)
+        if not self._metadata.has_room_for_offsets(group, topic):
+            return False
+        return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
+
+
+def _offset_reply(opaque: int, offset: int, serialization: int) -> bytes:
+    return encode_response(opaque, ResponseCode.SUCCESS, ext={"offset": str(offset)}, serialization=serialization)

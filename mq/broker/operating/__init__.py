@@ -1,0 +1,1 @@
+"""What operators and their tools look at and change."""

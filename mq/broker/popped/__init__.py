@@ -1,0 +1,1 @@
+"""Messages that consumers pop: hidden for a while, acknowledged one by one."""

@@ -1,0 +1,1 @@
+"""Messages out of the log: pulled by queue and offset, or looked up."""

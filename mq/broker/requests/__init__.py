@@ -1,0 +1,1 @@
+"""A client's requests on their way to handlers, and the answers back."""

@@ -1,0 +1,1 @@
+"""Messages that wait for the end of their transaction."""
