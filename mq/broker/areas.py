@@ -336,7 +336,7 @@ class Areas:
             replica=replica,
             store=store,
             floor_pos=floor_pos,
-            waiting_pos=StillNeeded(metadata, store).first_pos,
+            waiting_pos=StillNeeded(metadata, store, wall_clock_ms).first_pos,
             disk_usage=partial(disk_usage, settings.data_dir),
             wall_clock_ms=wall_clock_ms,
             log=log,

@@ -1,8 +1,8 @@
 """Deletes the oldest files of the log when their time has come, their space is needed, or there is too much.
 
 Each replica decides for itself. A file goes only when two checkpoints hold all that was derived from it, so that even a
-damaged checkpoint leaves another one to begin from. Neither does one go that has a message which waits in the broker's
-own queues, see `still_needed`, unless the disk is almost full.
+damaged checkpoint leaves another one to begin from. Neither does one go that has a message which the broker has yet to
+deliver, see `still_needed`, unless the disk is almost full.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Retention:
 
     Args:
         floor_pos: physical offset below which no checkpoint needs the log any more.
-        waiting_pos: physical offset of the oldest message that waits in the broker's own queues. Raises StoreError.
+        waiting_pos: physical offset of the oldest message that the broker has yet to deliver. Raises StoreError.
         disk_usage: free and total bytes of the log's disk.
         wall_clock_ms: milliseconds since the epoch.
     """

@@ -1,12 +1,13 @@
-"""What the broker itself still needs of its log: messages that wait in its own queues for their time or their end.
+"""What the broker itself still needs of its log: messages that it has promised to deliver when their time has come.
 
-They are acknowledged, and nobody has seen them yet; so the log's retention leaves them alone until the disk is full.
-Which ones they are is replicated state, and where they lie is in each replica's queues: all know it, whoever leads.
+They wait in its own queues for their time or their end, or somebody popped them and may not acknowledge them; so the
+log's retention leaves them alone until the disk is full. Which ones they are is replicated state, and where they lie is
+in each replica's queues: all know it, whoever leads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from mq.broker.state.metadata import Metadata
@@ -22,12 +23,16 @@ _MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in
 
 
 class StillNeeded:
-    """Finds the oldest message that waits. It remembers one place for each of those queues, some 1,500."""
+    """Finds the oldest message that waits.
 
-    def __init__(self, metadata: Metadata, store: QueueStore) -> None:
+    It remembers a place for each queue in which one does: some 1,500 of its own, and those that were popped from.
+    """
+
+    def __init__(self, metadata: Metadata, store: QueueStore, wall_clock_ms: Callable[[], int]) -> None:
         self._metadata = metadata
         self._store = store
-        self._places: dict[tuple[str, int], tuple[int, int]] = {}
+        self._wall_clock_ms = wall_clock_ms
+        self._places: dict[tuple[tuple[str, int], int], int] = {}
 
     def first_pos(self) -> int:
         """Physical offset of the oldest message that waits, NOTHING if none does.
@@ -35,7 +40,14 @@ class StillNeeded:
         It may be below the beginning of the log when the queues were not told yet what the log lost. Takes up to a few
         milliseconds, and the first time a read for each queue. Raises StoreError, OSError.
         """
-        return min((self._place(queue, offset) for queue, offset in self._heads()), default=NOTHING)
+        known, self._places = self._places, {}
+        for queue, offset in (*self._heads(), *self._popped()):
+            place = queue.key, offset
+            position = known.get(place)
+            if position is None:
+                position = int(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])
+            self._places[place] = position
+        return min(self._places.values(), default=NOTHING)
 
     def _heads(self) -> Iterator[tuple[ConsumeQueue, int]]:
         """Each queue in which a message waits, and the offset of the first."""
@@ -53,9 +65,12 @@ class StillNeeded:
                     yield queue, offset
                     break
 
-    def _place(self, queue: ConsumeQueue, offset: int) -> int:
-        known = self._places.get(queue.key)
-        if known is None or known[0] != offset:
-            position = int(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])
-            known = self._places[queue.key] = offset, position
-        return known[1]
+    def _popped(self) -> Iterator[tuple[ConsumeQueue, int]]:
+        """Each queue of which a group has something open, and an offset: nothing before it is open."""
+        now_ms = self._wall_clock_ms()
+        for (_, topic, queue_id), popped in self._metadata.pops.queues.items():
+            queue = self._store.get(topic, queue_id)
+            if queue is not None:
+                offset = popped.first_hidden(queue.min_offset, now_ms)
+                if offset is not None and offset < queue.max_offset:
+                    yield queue, offset

@@ -172,6 +172,23 @@ class PopQueue:
         in_order = 0 if self.ordered is None else self.ordered.bits.bit_count()
         return in_order + sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
+    def first_hidden(self, low: int, now_ms: int) -> int | None:
+        """Of the messages from offset ``low`` on that are hidden from others, the first; None if none is.
+
+        It may be up to `SPAN_MAX` too low. What is consumed in order is not hidden any more when its time is over.
+        """
+        found = min(self.open)[0] if self.open else None
+        if found is not None and found < low:  # the log has lost some of them
+            ends = ((start, start + checkpoint.bits.bit_length()) for (start, _), checkpoint in self.open.items())
+            found = min((max(start, low) for start, end in ends if end > low), default=None)
+        ordered = self.ordered
+        if ordered is None or not 0 < ordered.blocked_until_ms() - now_ms <= INVISIBLE_MS_MAX:
+            return found
+        if ordered.start + ordered.bits.bit_length() > low:
+            first = max(ordered.first_open, low)
+            found = first if found is None else min(found, first)
+        return found
+
 
 _NOTHING = PopQueue()
 

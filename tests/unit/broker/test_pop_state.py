@@ -20,7 +20,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.pops import AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.broker.state.pops import SPAN_MAX, AckMessages, DeferMessage, PopMessages, offsets_of
 
 GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
 KEYS = st.tuples(st.sampled_from(GROUPS), st.sampled_from(TOPICS), st.integers(0, QUEUES - 1))
@@ -141,6 +141,18 @@ class PopStateMachine(RuleBasedStateMachine):
     def delete_group(self, group: str) -> None:
         self.apply(DeleteGroup(name=group, timestamp_ms=1))
         self.open = {one: time for one, time in self.open.items() if one.key[0] != group}
+
+    @rule(data=st.data(), low=st.integers(0, 100))
+    def look_for_the_first(self, data: st.DataObject, low: int) -> None:
+        """Nothing that is open lies before the first one, and something soon behind it."""
+        if not self.open:
+            return
+        key = data.draw(st.sampled_from(sorted({one.key for one in self.open})))
+        left = [one.offset for one in self.open if one.key == key and one.offset >= low]
+        found = self.metadata.pops.of(key).first_hidden(low, self.now_ms)
+        assert (found is None) == (not left)
+        if found is not None:
+            assert low <= found <= min(left) < found + SPAN_MAX
 
     @rule()
     def restart(self) -> None:

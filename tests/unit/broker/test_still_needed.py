@@ -12,6 +12,7 @@ import trio
 
 from mq.broker.broker import Broker
 from mq.protocol.codes import ResponseCode
+from tests.unit.broker.popping import Popped, ack, popped
 from tests.unit.broker.running import Client, RunningBroker, properties, running, until
 from tests.unit.broker.test_delays import WallClock
 from tests.unit.broker.test_replies import three_replicas
@@ -110,6 +111,58 @@ async def test_what_waits_is_kept_until_its_time(
         clock.now_ms += 2 * MINUTE
         await fill(client, 20, 400)  # so that what was delivered is not in the first files
         await shortened(client, tmp_path / "commitlog")
+
+
+@pytest.mark.parametrize("given", [SMALL, BY_AGE], ids=["by size", "by age"])
+async def test_what_was_popped_is_kept_until_it_comes_again_or_is_acknowledged(
+    tmp_path: Path, clock: WallClock, brokers: list[Broker], given: dict[str, Any]
+) -> None:
+    async with overfull(tmp_path, given, clock) as broker:
+        client = await broker.connect()
+        for body in (b"comes again", b"acknowledged"):
+            assert (await client.send("Late", body)).code == 0
+        _, acknowledged = await pop_late(client, clock)
+        other, *_ = await pop_late(client, clock, consumerGroup="H", maxMsgNums=1)
+        await fill(client)
+        clock.now_ms += 2 * MINUTE
+        await would_go(brokers[0], client)
+        assert await base(client) == 0
+        assert await ack(client, acknowledged, "Late") == 0
+        assert await ack(client, other, "Late", "H") == 0
+        clock.now_ms += 8 * MINUTE
+        again: list[Popped] = []
+
+        async def came() -> bool:
+            again.extend(await pop_late(client, clock))
+            return bool(again)
+
+        await until(came)
+        assert [message.body for message in again] == [b"comes again"]
+        assert await ack(client, again[0], "Late") == 0
+        await fill(client, 20, 400)
+        clock.now_ms += 2 * MINUTE
+        await shortened(client, tmp_path / "commitlog")
+        assert (await client.info())["raftmq.popLost"] == "0"
+
+
+async def test_what_was_popped_in_order_is_kept_for_its_time_only(
+    tmp_path: Path, clock: WallClock, brokers: list[Broker]
+) -> None:
+    """Then it is a message like others that the group has not got."""
+    async with overfull(tmp_path, SMALL, clock) as broker:
+        client = await broker.connect()
+        assert (await client.send("Late", b"waits")).code == 0
+        assert len(await pop_late(client, clock, order=True)) == 1
+        await fill(client)
+        await would_go(brokers[0], client)
+        assert await base(client) == 0
+        clock.now_ms += 10 * MINUTE
+        await shortened(client, tmp_path / "commitlog")
+
+
+async def pop_late(client: Client, clock: WallClock, **given: Any) -> list[Popped]:
+    """What a group gets of topic "Late", for ten minutes."""
+    return await popped(client, "Late", bornTime=clock.now_ms, invisibleTime=10 * MINUTE, **given)
 
 
 async def test_the_first_that_waits_is_what_counts(tmp_path: Path, clock: WallClock, brokers: list[Broker]) -> None:
