@@ -28,6 +28,7 @@ PURE = (
     "raftlog/wire.py",
     "mq/filter",
     "mq/broker/consuming/clients.py",
+    "mq/broker/delayed/unreadable.py",
     "mq/broker/operating/figures.py",
     "mq/broker/requests/questions.py",
     "mq/broker/state",

@@ -8,6 +8,8 @@ and a new leader has applied all such entries before it delivers. A message that
 copied to the end of its slot each day, in the same way, so that it does not wait where the log's retention reaches it.
 A recalled one is only marked.
 
+What this disk does not give is tried again, ever less often, and is marked as done only when the log has lost it.
+
 What is under way is known to the leader alone: a message whose outcome is unknown is left alone until this leadership
 ends, or until no delivery is under way any more; then the applied marks say what is to be done.
 """
@@ -22,6 +24,7 @@ import structlog
 
 from mq.broker.delayed.copies import copy_to
 from mq.broker.delayed.timer_wheel import NEVER, TimerWheel
+from mq.broker.delayed.unreadable import Unreadable
 from mq.broker.seldom import SeldomLog
 from mq.broker.sending.appender import Appender
 from mq.broker.sending.pending import MadeRecord, PendingCommand, PendingGroup
@@ -103,6 +106,7 @@ class Timers:
         self._wall_clock_ms = wall_clock_ms
         self._log = SeldomLog(log, wall_clock_ms)
         self._leadership: _Leadership | None = None
+        self._unreadable = Unreadable()
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self.delivered = 0
         self.rolled = 0
@@ -114,10 +118,12 @@ class Timers:
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
         self._leadership = _Leadership(self._new_wheel(), set())
+        self._unreadable = Unreadable()
 
     def forget(self) -> None:
         """This replica does not lead any more: another one delivers."""
         self._leadership = None
+        self._unreadable = Unreadable()
 
     def run(self) -> None:
         """Deliver what is due; called by a timer many times a second."""
@@ -155,6 +161,7 @@ class Timers:
         return {
             "timersPending": self.pending,
             "timersDelivered": self.delivered,
+            "timersUnreadable": len(self._unreadable),
             "timersLateMs": self.late_ms,
             "timersRolled": self.rolled,
             "timersRecalled": self.recalled,
@@ -201,6 +208,8 @@ class Timers:
         def settled(known: bool) -> None:
             leadership.under_way.discard(timer)
             self.recalled += known
+            if known:
+                self._unreadable.settled(timer)
             on_done(known)
 
         def refused(remark: str) -> None:
@@ -237,7 +246,7 @@ class Timers:
 
     def _add_group(self, leadership: _Leadership, now_ms: int) -> bool:
         """Put into the log what has its turn, and that it is done; some messages at most. Returns whether it did."""
-        wheel, under_way = leadership.wheel, leadership.under_way
+        wheel, under_way, unreadable = leadership.wheel, leadership.under_way, self._unreadable
         group: PendingGroup = []
         done: list[Timer] = []
         nbytes = 0
@@ -254,6 +263,10 @@ class Timers:
                 wheel.take()
                 wheel.look_again(queue_id, now_ms)  # and find that it is lost
                 continue
+            if unreadable and (try_ms := unreadable.put_off_to(timer, now_ms)) is not None:
+                wheel.take()
+                wheel.look_again(queue_id, try_ms)
+                continue
             try:
                 position, size, turn_ms = QUEUE_ENTRY.unpack(queue.read(offset, 1))
                 if done and nbytes + size > self._group_bytes_max:
@@ -265,10 +278,13 @@ class Timers:
             except (SegmentError, StoreError, RecordError, OSError) as error:
                 # Other replicas have what this disk does not give; it may be repaired from them, or one may lead.
                 wheel.take()
-                wheel.look_again(queue_id, now_ms + _PAUSE_MS)
-                self._log.warning("timer_unreadable", queue_id=queue_id, offset=offset, error=str(error))
+                wheel.look_again(queue_id, unreadable.failed(timer, now_ms))
+                count = len(unreadable)
+                self._log.warning("timer_unreadable", queue_id=queue_id, offset=offset, error=str(error), count=count)
                 continue
             wheel.take()
+            if unreadable:
+                unreadable.settled(timer)
             record = self._copy(raw, turn_ms, now_ms)
             if record is not None:
                 group.append(record)
@@ -342,6 +358,7 @@ class Timers:
 
         def settled(known: bool) -> None:
             if known:
+                self._unreadable.gone(queue_id, offset)
                 self.expired += lost
                 self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)
 
