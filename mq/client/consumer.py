@@ -98,8 +98,9 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     With `ordered=False` up to `concurrency` messages are handled at once whatever their queue, and one whose handler
     raises is given back to its broker. It comes again, to any member of the group, after 10 s, 30 s, 1 min ... 2 h,
     with `reconsume_times` counting; after `max_reconsume_times` (default: as the group is configured, 16 unless
-    changed) it goes to the topic `%DLQ%` and the group's name. If the broker does not take it back it is handled as in
-    `ordered`, except that it holds up nothing but the group's offset.
+    changed) it goes to the topic `%DLQ%` and the group's name. If its broker does not take it back, another one of the
+    topic gets a copy, and if there is none that does, it is handled as in `ordered`, except that it holds up nothing
+    but the group's offset.
 
     With `exclusive` a queue is locked at its broker as well, so that no two members handle messages of it at the same
     time, also when one of them was cut off without noticing; what a member commits that lost its lock does not count.

@@ -22,17 +22,15 @@ __all__ = ["Handler", "HandlerT", "Handling"]
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
 HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 
-GIVE_BACK_SECONDS = 3.0
-"""A leader that does not answer may have taken the message; then it comes twice."""
-
 LEASE_MESSAGES_MAX = 32
 
 
 class Handling:
     """Drives the handlers of one consumer.
 
-    With `ordered`, one message of a queue after the other. `give_back` asks the broker to take back what a handler
-    failed at, and says whether it did; None: the handler gets it again here. `tracer` notes what is handled, and how.
+    With `ordered`, one message of a queue after the other. `give_back` has the brokers take what a handler failed at,
+    and says whether they did, in bounded time; None: the handler gets it again here. `tracer` notes what is handled,
+    and how.
     """
 
     def __init__(
@@ -165,13 +163,10 @@ class Handling:
         messages: Sequence[ReceivedMessage],
         retry_at: float,
     ) -> None:
-        """Let the broker hand these messages out again, or do it ourselves if it does not take them back."""
+        """Let the brokers hand these messages out again, or do it ourselves if none takes them."""
 
         async def give(message: ReceivedMessage) -> None:
-            taken = False
-            with anyio.move_on_after(GIVE_BACK_SECONDS):
-                taken = await give_back(message)
-            if taken:
+            if await give_back(message):
                 self._board.finish(process_queue, message)
             else:
                 message.attempt += 1

@@ -315,7 +315,9 @@ class FakeBroker(FakeServer):
         offset = -1
         if misdeed is None or misdeed.store:
             assert int(ext["h"]) >= 0
-            message = StoredMessage(request.body, ext["i"], int(ext["f"]), int(ext["h"]), int(ext["g"]))
+            message = StoredMessage(
+                request.body, ext["i"], int(ext["f"]), int(ext["h"]), int(ext["g"]), reconsume_times=int(ext["j"])
+            )
             offset = self.group.append(topic, queue_id, message)
         if misdeed is None:
             message_id = f"{self.group.replicas.index(self):016X}{offset:016X}"

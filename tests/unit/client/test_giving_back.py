@@ -9,12 +9,14 @@ import anyio
 import pytest
 
 from mq.client import PushConsumer, ReceivedMessage
+from mq.protocol.compression import deflate
+from mq.protocol.properties import decode
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
 from tests.unit.client.fake_cluster import FakeCluster, until
 
 pytestmark = pytest.mark.anyio
 
-SEND_BACK = 36
+SEND, SEND_BACK = 310, 36
 RETRY, DEAD = "%RETRY%cg", "%DLQ%cg"
 
 Seen = list[tuple[bytes, str, int]]
@@ -95,6 +97,64 @@ async def test_a_message_that_the_broker_does_not_take_is_tried_again_here(code:
         async with running(consumer):
             await until(lambda: len(attempts) == 3 and offset_of(cluster) == 2)
         assert attempts == [1, 2, 3]
+
+
+async def test_a_message_that_its_broker_does_not_take_back_is_copied_to_the_retry_topic() -> None:
+    async with FakeCluster.start(groups=2, topics={"T": 1, RETRY: 1}) as cluster:
+        first, second = cluster.groups["b-0"], cluster.groups["b-1"]
+        cluster.leader.fail_codes[SEND_BACK] = 1
+        sys_flag, body = deflate("zlib", b"001" * 100)
+        message = stored(b"001", "x")
+        message.body, message.sys_flag, message.flag = body, sys_flag, 7
+        message.properties += "TIMER_DELIVER_MS\x01123\x02CLUSTER\x01C\x02own\x01kept\x02"
+        first.append("T", 0, message)
+        consumer = consumer_of(cluster, ordered=False, max_reconsume_times=5, commit_seconds=0.01)
+        seen = failing(consumer, body=b"001" * 100, failures=2)
+        async with running(consumer):
+            await until(lambda: (b"001" * 100, "T", 2) in seen and offset_of(cluster) == 1)
+        assert [times for _, _, times in seen] == [0, 1, 2]
+        # The first copy was taken by the group that had not refused; which took it back when that failed as well.
+        [copied] = [request for request in second.replicas[0].received if request.code == SEND]
+        assert {name: copied.ext[name] for name in "abeghjl"} == {
+            "a": "cg",
+            "b": RETRY,
+            "e": "0",
+            "g": "1600000000000",
+            "h": "7",
+            "j": "1",
+            "l": "6",
+        }
+        assert (int(copied.ext["f"]), copied.body) == (sys_flag, body)
+        assert decode(copied.ext["i"]) == {
+            "UNIQ_KEY": "001",
+            "TAGS": "x",
+            "own": "kept",
+            "RETRY_TOPIC": "T",
+            "ORIGIN_MESSAGE_ID": "7F00000100002A9F0000000000000000",
+            "DELAY": "3",
+        }
+        assert [request.ext["offset"] for request in second.replicas[0].received if request.code == SEND_BACK] == ["0"]
+
+
+async def test_what_no_broker_takes_is_given_back_when_one_does() -> None:
+    async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster:
+        cluster.leader.fail_codes[SEND_BACK] = 1
+        cluster.leader.fail_codes[SEND] = 14
+        fill(cluster, 1)
+        consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
+        attempts: list[int] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            attempts.append(message.attempt)
+            if message.attempt == 2:
+                cluster.leader.fail_codes.clear()
+            if message.reconsume_times == 0:
+                raise ValueError("not yet")
+
+        async with running(consumer):
+            await until(lambda: len(attempts) == 3 and offset_of(cluster) == 1)
+        assert attempts == [1, 2, 1]
 
 
 async def test_batches_go_back_whole_and_come_again_one_by_one() -> None:

@@ -1,0 +1,66 @@
+"""What the SDK does with a message that its broker does not take back: a name server and a broker, real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.client import BrokerError, Message, Producer, PushConsumer, ReceivedMessage
+from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.protocol.names import SCHEDULE_TOPIC
+from tests.unit.broker.test_delays import WallClock, clock, stored, wait_stored
+from tests.unit.broker.test_sdk_requests import cluster
+
+__all__ = ["clock"]
+
+pytestmark = pytest.mark.trio
+
+
+async def test_a_copy_waits_comes_again_and_dies_like_what_was_taken_back(
+    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise BrokerError(1, "look message by offset failed", "here")
+
+    monkeypatch.setattr("mq.client.giving_back._ask_to_take", refuse)
+    seen: list[ReceivedMessage] = []
+    comes, came = trio.open_memory_channel[None](9)
+    with trio.fail_after(60):
+        async with (
+            cluster(tmp_path) as (namesrv, broker),
+            Producer(namesrv) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            consumer = PushConsumer(namesrv, "G", consume_from="first", ordered=False, max_reconsume_times=2)
+
+            @consumer.on("T")
+            async def fail(message: ReceivedMessage) -> None:
+                seen.append(message)
+                comes.send_nowait(None)
+                raise ValueError("not yet")
+
+            body = b"so much " * 1000
+            sent = await producer.send(Message("T", body, tags="x", keys=["k"], properties={"own": "kept"}, flag=3))
+            client = await broker.connect()
+            async with consumer, comes, came:
+                nursery.start_soon(consumer.run)
+                await came.receive()
+                for times in range(2):
+                    level = 3 + times
+                    await wait_stored(client, 1, SCHEDULE_TOPIC, level - 1)
+                    assert len(seen) == times + 1
+                    clock.now_ms += DELAY_LEVELS_MS[level - 1]
+                    await came.receive()
+                [dead] = await wait_stored(client, 1, "%DLQ%G")
+                consumer.stop()
+            assert len(await stored(client, "%RETRY%G")) == 2
+    for times, message in enumerate(seen):
+        assert (message.body, message.topic, message.reconsume_times, message.flag) == (body, "T", times, 3)
+        assert (message.message_id, message.tags, message.keys) == (sent.message_id, "x", ("k",))
+        assert message.user_properties == {"own": "kept"}
+        assert message.origin_message_id == (sent.offset_message_id if times else None)
+    assert (dead.reconsume_times, dead.properties["RETRY_TOPIC"]) == (3, "T")
+    assert dead.properties["ORIGIN_MESSAGE_ID"] == sent.offset_message_id
+    assert "DELAY" not in dead.properties
