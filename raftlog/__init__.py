@@ -10,7 +10,7 @@ It knows nothing of messages. Two ways in:
 The parts below (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log on a disk) can be used by themselves.
 """
 
-from raftlog._runtime import Deadline, Dialing, Listener, Reactor, StreamSocket, configure_replication_socket
+from raftlog._runtime import Deadline, Dialing, Listener, Reactor, StreamSocket, Unsent, configure_replication_socket
 from raftlog.admission import format_address, parse_address
 from raftlog.consensus.confchange import decode_conf, why_invalid
 from raftlog.consensus.types import (
@@ -69,6 +69,7 @@ __all__ = [
     "SnapshotMissing",
     "StateMachine",
     "StreamSocket",
+    "Unsent",
     "configure_replication_socket",
     "decode_conf",
     "format_address",

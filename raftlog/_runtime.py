@@ -24,6 +24,8 @@ import trio
 
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT
+EPOLLERR = select.EPOLLERR
+EPOLLHUP = select.EPOLLHUP
 
 RECEIVE_BYTES = 64 * 1024
 """One receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
@@ -51,6 +53,7 @@ class Reactor:
         self._dirty: list[StreamSocket] = []
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.receive_buffer = memoryview(bytearray(2 * RECEIVE_BYTES))
+        self.unsent = Unsent()
         self.turns = 0
         self.add(self._wake_fd, self._drain_wake)
 
@@ -147,13 +150,23 @@ class Mailbox:
             self._deliver(queue.popleft())
 
 
+class Unsent:
+    """Bytes that some streams have to send and the kernel does not take, because nobody reads them at the other end."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+
 class StreamSocket:
     """A non-blocking TCP connection in a reactor: chunks come in, buffers go out.
 
     ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it took; the memory is
     reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whoever
     closes. An incomplete message is kept per connection only as far as it was received. Once ``closed`` is true,
-    sending does nothing; ``out_bytes`` wait to be sent.
+    sending does nothing; ``out_bytes`` wait to be sent, and what of them the kernel did not take at the end of a turn
+    counts in ``unsent``.
     """
 
     __slots__ = (
@@ -163,7 +176,10 @@ class StreamSocket:
         "_out",
         "_partial",
         "_reactor",
+        "_reading",
         "_sock",
+        "_unsent",
+        "_unsent_bytes",
         "_writing",
         "closed",
         "out_bytes",
@@ -176,6 +192,7 @@ class StreamSocket:
         sock: socket.socket,
         on_data: Callable[[memoryview], int],
         on_closed: Callable[[str], None],
+        unsent: Unsent | None = None,
     ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -188,6 +205,9 @@ class StreamSocket:
         self.out_bytes = 0
         self._dirty = False
         self._writing = False
+        self._reading = True
+        self._unsent = reactor.unsent if unsent is None else unsent
+        self._unsent_bytes = 0
         self.closed = False
         self.peer: tuple[str, int] = _peer_name(sock)
         reactor.add(sock.fileno(), self._on_ready)
@@ -215,9 +235,23 @@ class StreamSocket:
     def flush(self) -> None:
         """Send as much as the kernel takes; the rest follows when the socket is writable."""
         self._dirty = False
-        if self.closed or self._writing or not self._out:
-            return
-        self._write()
+        if self._writing:
+            self._count_unsent(self.out_bytes)
+        elif self._out and not self.closed:
+            self._write()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that were received and not consumed."""
+        return len(self._partial)
+
+    def stop_reading(self) -> None:
+        """Receive nothing until `go_on_reading`: the kernel's buffers fill, and the peer has to wait."""
+        self._set_reading(False)
+
+    def go_on_reading(self) -> None:
+        """Receive again."""
+        self._set_reading(True)
 
     def close(self, reason: str) -> None:
         """Close now; queued output is dropped."""
@@ -228,6 +262,8 @@ class StreamSocket:
         self._sock.close()
         self._out.clear()
         self.out_bytes = 0
+        self._writing = False
+        self._count_unsent(0)
         self._partial = b""
         self._on_closed(reason)
 
@@ -236,6 +272,10 @@ class StreamSocket:
             self._write()
             if self.closed or not events & ~EPOLLOUT:
                 return
+        if not self._reading:
+            if events & (EPOLLHUP | EPOLLERR):  # these come also to who does not want to read, again and again
+                self.close("closed by peer")
+            return
         if self._partial:
             self._read_more()
             return
@@ -302,16 +342,31 @@ class StreamSocket:
                 else:
                     _drop_sent(out, sent)
         except BlockingIOError:
+            self._count_unsent(self.out_bytes)
             if not self._writing:
                 self._writing = True
-                self._reactor.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
+                self._watch()
             return
         except OSError as error:
             self.close(f"send failed: {error.strerror or error}")
             return
         if self._writing:
             self._writing = False
-            self._reactor.modify(self._sock.fileno(), EPOLLIN)
+            self._count_unsent(0)
+            self._watch()
+
+    def _count_unsent(self, nbytes: int) -> None:
+        self._unsent.nbytes += nbytes - self._unsent_bytes
+        self._unsent_bytes = nbytes
+
+    def _set_reading(self, reading: bool) -> None:
+        if reading is not self._reading and not self.closed:
+            self._reading = reading
+            self._watch()
+
+    def _watch(self) -> None:
+        events = (EPOLLIN if self._reading else 0) | (EPOLLOUT if self._writing else 0)
+        self._reactor.modify(self._sock.fileno(), events)
 
 
 class Deadline:
@@ -384,7 +439,7 @@ class Listener:
             raise
         self._sock.setblocking(False)
         # A spare descriptor lets a full process accept and drop a caller, instead of spinning on a ready listener.
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._reactor = reactor
         self._on_accept = on_accept
         self.port: int = self._sock.getsockname()[1]
@@ -396,7 +451,8 @@ class Listener:
         self.closed = True
         self._reactor.remove(self._sock.fileno())
         self._sock.close()
-        os.close(self._spare)
+        if self._spare is not None:
+            os.close(self._spare)
 
     def _on_ready(self, events: int) -> None:
         while True:
@@ -407,12 +463,19 @@ class Listener:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return
-                os.close(self._spare)
-                with contextlib.suppress(OSError):
-                    self._sock.accept()[0].close()
-                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                self._drop_caller()
                 return
             self._on_accept(sock)
+
+    def _drop_caller(self) -> None:
+        """Give up the spare descriptor for a moment; another thread may be faster and take it."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        with contextlib.suppress(OSError):
+            self._sock.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class Dialing:

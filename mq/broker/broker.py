@@ -20,7 +20,10 @@ from mq.broker.reading.reads import PatientReads
 from mq.broker.reading.slow_consumers import LEADER_ID, broker_id_of
 from mq.broker.registration import Registration
 from mq.broker.requests.connection import ClientConnection
+from mq.broker.requests.intake import Intake
 from mq.broker.requests.questions import Questions
+from mq.broker.requests.unread import Unread
+from mq.broker.seldom import SeldomLog
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.metadata import Changes, Metadata
@@ -31,7 +34,7 @@ from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
 from mq.store.shipped import COMMANDS_FORMAT, split_commands
-from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, decode_conf
+from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, Unsent, decode_conf
 
 Log = structlog.stdlib.BoundLogger
 
@@ -86,10 +89,27 @@ class Broker:
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
         self._log = log
+        self._seldom = SeldomLog(log, wall_clock_ms)
         self._connections: set[ClientConnection] = set()
+        self._dropped = 0
+        self._refused = 0
+        self._unsent = Unsent()
+        self._intake: Intake[ClientConnection] = Intake(
+            bytes_max=settings.unfinished_bytes_max,
+            seconds_max=settings.unfinished_seconds_max,
+            on_closed=self._unfinished_dropped,
+        )
+        self._unread: Unread[ClientConnection] = Unread(
+            bytes_max=settings.unread_bytes_max,
+            unsent=lambda: self._unsent.nbytes,
+            connections=lambda: self._connections,
+            on_dropped=self._unread_dropped,
+        )
         limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
-        self._polling: LongPolling[HeldPull] = LongPolling(held_max=settings.held_pulls_max)
+        self._polling: LongPolling[HeldPull] = LongPolling(
+            held_max=settings.held_pulls_max, held_bytes_max=settings.held_bytes_max
+        )
         store.watched = self._polling.waiting
         self._questions: Questions[ClientConnection] = Questions(clock)
         self._applied_index = 0
@@ -129,13 +149,11 @@ class Broker:
     def accept(self, sock: socket.socket) -> None:
         """Serve a new connection, unless there are too many."""
         if len(self._connections) >= self._settings.connections_max:
-            self._log.warning("too_many_connections", limit=self._settings.connections_max)
-            sock.close()
+            self._refuse_connection(sock, "too_many_connections", self._settings.connections_max)
             return
         # The system gives out the lowest free number, so a high one says how many are taken, whatever for.
         if sock.fileno() >= self._descriptors_max:
-            self._log.warning("too_many_descriptors", limit=self._descriptors_max, connections=len(self._connections))
-            sock.close()
+            self._refuse_connection(sock, "too_many_descriptors", self._descriptors_max)
             return
         connection = ClientConnection(
             reactor=self._reactor,
@@ -143,10 +161,36 @@ class Broker:
             handlers=self.areas.handlers,
             questions=self._questions,
             on_closed=self._connection_closed,
+            intake=self._intake,
+            unread=self._unread,
+            unsent=self._unsent,
             output_bytes_max=self._settings.output_bytes_max,
             log=self._log,
         )
         self._connections.add(connection)
+
+    def _refuse_connection(self, sock: socket.socket, event: str, limit: int) -> None:
+        sock.close()
+        self._refused += 1
+        self._seldom.warning(event, limit=limit, connections=len(self._connections), refused=self._refused)
+
+    def _unfinished_dropped(self, connection: ClientConnection, reason: str) -> None:
+        self._dropped += 1
+        self._seldom.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._dropped)
+
+    def _unread_dropped(self, connection: ClientConnection) -> None:
+        self._dropped += 1
+        self._seldom.warning(
+            "clients_too_slow",
+            client=connection.peer,
+            waiting_bytes=connection.waiting_bytes,
+            all_waiting_bytes=self._unsent.nbytes,
+            dropped=self._dropped,
+        )
+
+    def look_at_connections(self) -> None:
+        """Drop clients whose requests do not come to an end; see `Intake`."""
+        self._intake.look(self._clock())
 
     def close_idle_connections(self) -> None:
         """Close connections that were silent since the last call, hold no pull, and are no replica's."""
@@ -235,6 +279,8 @@ class Broker:
         self.areas.pops.acks.flush()
         if self.appender.start_round():
             self._replica.pump()
+        if self._unsent.nbytes > self._unread.bytes_max:
+            self._unread.drop_some()
 
     def _lead(self, term: int) -> None:
         """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
@@ -303,7 +349,8 @@ class Broker:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def expire_pulls(self) -> None:
-        """Answer pulls whose time is over, and repeat reads that failed."""
+        """Answer pulls whose time is over, repeat reads that failed, and read those again who have read."""
+        self._unread.look()
         self._reads.try_again()
         for pull in self._polling.expired(self._clock()):
             self.areas.pulls.resume(pull)
@@ -418,9 +465,16 @@ class Broker:
     def _counters(self) -> dict[str, int]:
         return {
             "connections": len(self._connections),
+            "connectionsRefused": self._refused,
+            "connectionsDropped": self._dropped,
+            "unfinishedBytes": self._intake.nbytes,
+            "unfinishedWaiting": self._intake.waiting,
+            "unreadBytes": self._unsent.nbytes,
+            "unreadWaiting": self._unread.kept_waiting,
             "messages": self.appender.messages,
             "pendingBytes": self.appender.pending_bytes,
             "heldPulls": len(self._polling),
+            "heldBytes": self._polling.nbytes + self.areas.pops.polling.nbytes,
             "lockedQueues": self._metadata.lock_count,
             "fencedCommits": self.areas.locks.fenced,
             **self.areas.delays.counters(),

@@ -52,6 +52,7 @@ _DELIVER_SECONDS = 0.02
 _CHECK_BACK_SECONDS = 0.1
 _NOTIFY_SECONDS = 0.1
 _EXPIRE_CLIENTS_SECONDS = 10.0
+_LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _LOOK_AT_QUEUES_SECONDS = 1.0
 _FLUSH_QUEUES_SECONDS = 0.2
 """So often, since a slice of queues is written each time, and the event loop waits for it: about 5 ms."""
@@ -213,6 +214,7 @@ def periodic_actions(
         (_DELIVER_SECONDS, broker.deliver_delayed),
         (_CHECK_BACK_SECONDS, broker.check_back),
         (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+        (_LOOK_AT_CONNECTIONS_SECONDS, broker.look_at_connections),
         (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
         (SAMPLE_SECONDS, broker.sample_figures),
         (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),

@@ -119,11 +119,21 @@ class BrokerSettings(ProcessSettings):
     )
     slow_pull_messages_max: int = Field(8, ge=1, description="messages that such a consumer gets at once")
     slow_pull_bytes_max: int = Field(64 * 1024, ge=1024)
-    held_pulls_max: int = Field(100_000, ge=1)
-    connections_max: int = Field(20_000, ge=1)
+    held_pulls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; as many pops")
+    held_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of what they want; beyond: answered at once")
+    connections_max: int = Field(20_000, ge=1, description="beyond it new connections are closed at once")
+    unfinished_bytes_max: int = Field(
+        128 * MIB, ge=MIB, description="requests of all clients that arrive just now; beyond they wait unread"
+    )
+    unfinished_seconds_max: float = Field(
+        30.0, ge=1, description="a client is dropped of whose request nothing more comes for so long"
+    )
+    unread_bytes_max: int = Field(
+        256 * MIB, ge=MIB, description="replies waiting for all clients; beyond those with the most are dropped"
+    )
     output_bytes_max: int = Field(64 * MIB, ge=MIB, description="replies waiting for one client; beyond it is dropped")
     client_expiry_seconds: float = Field(120.0, gt=0)
-    idle_seconds_max: float = Field(120.0, gt=0)
+    idle_seconds_max: float = Field(120.0, gt=0, description="a client that says nothing for so long is dropped")
     offset_commit_seconds: float = Field(0.2, gt=0, description="one-way consumer offsets gather this long")
     register_seconds: float = Field(30.0, ge=1, le=60)
     checkpoint_seconds: float = Field(10.0, gt=0)

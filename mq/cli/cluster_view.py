@@ -72,6 +72,16 @@ class ReplicaStatus:
     """Half messages whose transaction is open."""
     pops: int | None = None
     """Pops of which a message is neither acknowledged nor over."""
+    connections: int | None = None
+    """Clients that are connected."""
+    unfinished_bytes: int | None = None
+    """Of requests that have not arrived whole yet."""
+    unread_bytes: int | None = None
+    """Of answers that clients have not read yet."""
+    held_bytes: int | None = None
+    """What pulls and pops that wait for messages ask for."""
+    pending_bytes: int | None = None
+    """Of messages that are not committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,11 @@ def _replica_status(
         timers=_number(figures, "timersPending"),
         transactions=_number(figures, "transactionsOpen"),
         pops=_number(figures, "popCheckpoints"),
+        connections=_number(figures, "connections"),
+        unfinished_bytes=_number(figures, "unfinishedBytes"),
+        unread_bytes=_number(figures, "unreadBytes"),
+        held_bytes=_number(figures, "heldBytes"),
+        pending_bytes=_number(figures, "pendingBytes"),
     )
 
 

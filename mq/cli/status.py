@@ -16,6 +16,8 @@ from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_clu
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.topics import NAMESRV, Namesrv
 
+_MEMORY_BYTES_MIN = 1_000_000
+
 
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False, namesrv: Namesrv = NAMESRV
@@ -81,6 +83,8 @@ def role_of(replica: ReplicaStatus) -> str:
 def _notes(replica: ReplicaStatus) -> Iterator[str]:
     if replica.role == "leader" and (waiting := _waiting(replica)):
         yield f"waiting at {replica.node_id}: {waiting}"
+    if memory := _memory(replica):
+        yield f"memory of clients at {replica.node_id}: {memory}"
     if replica.priority:
         yield f"{replica.node_id} has priority {replica.priority}"
     if replica.forwarded:
@@ -101,6 +105,17 @@ def _waiting(replica: ReplicaStatus) -> str:
         (replica.pops, "pops"),
     )
     return ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
+
+
+def _memory(replica: ReplicaStatus) -> str:
+    """What clients make a broker keep in memory, as far as it is worth mentioning."""
+    kinds = (
+        (replica.unfinished_bytes, "unfinished requests"),
+        (replica.unread_bytes, "unread answers"),
+        (replica.held_bytes, "waiting pulls and pops"),
+        (replica.pending_bytes, "uncommitted messages"),
+    )
+    return ", ".join(f"{decimal(nbytes)} {kind}" for nbytes, kind in kinds if nbytes and nbytes >= _MEMORY_BYTES_MIN)
 
 
 def _lag(replica: ReplicaStatus) -> str:

@@ -19,6 +19,10 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
 _REMEMBERED_LENGTH_MAX: Final = 4096
+_TAG_BYTES: Final = 200
+"""A tag and its code, each in a set."""
+_SQL_BYTES: Final = 80
+"""A character of an SQL92 expression, in the worst case."""
 
 
 class SubscriptionError(ProtocolError):
@@ -46,6 +50,11 @@ class Subscription(msgspec.Struct, frozen=True):
     def expression_type(self) -> str:
         """How the expression is to be read, as clients say it."""
         return TAG if self.sql is None else SQL92
+
+    @property
+    def parsed_bytes(self) -> int:
+        """About how much memory was made of the expression."""
+        return _TAG_BYTES * len(self.tags) if self.sql is None else _SQL_BYTES * len(self.expression)
 
     def matches_code(self, code: int) -> bool:
         """Whether a message with this tag code may be wanted: two tags can have the same code."""

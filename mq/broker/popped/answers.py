@@ -28,6 +28,15 @@ class HeldPop(NamedTuple):
         """Whether a message with this tag code may be wanted."""
         return self.subscription.matches_code(code)
 
+    @property
+    def text_bytes(self) -> int:
+        """About how much memory the texts of the request take that may be long, and what was made of them."""
+        ext = self.request.ext
+        nbytes = len(ext.attempt_id or "") + self.subscription.parsed_bytes
+        if isinstance(self.request, PopMessage):
+            nbytes += len(self.request.ext.expression or "")
+        return nbytes
+
 
 def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
     """The answer to a request that gets nothing."""

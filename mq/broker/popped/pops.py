@@ -110,7 +110,9 @@ class Pops:
         self._rng = rng
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
-        self.polling: LongPolling[HeldPop] = LongPolling(held_max=settings.held_pulls_max)
+        self.polling: LongPolling[HeldPop] = LongPolling(
+            held_max=settings.held_pulls_max, held_bytes_max=settings.held_bytes_max
+        )
         self._pulls_waiting = pulls_waiting
         self._watched = _Watched(pulls_waiting, self.polling.waiting)
         self._leadership = object()
@@ -472,7 +474,7 @@ class Pops:
             self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if polled else ResponseCode.PULL_NOT_FOUND)
             return
         key = ext.topic, max(ext.queue_id, _ANY)
-        if not self.polling.hold(key, 0, pop.deadline, pop, pop.connection):
+        if not self.polling.hold(key, 0, pop.deadline, pop, pop.connection, pop.text_bytes):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         pop.connection.held_pulls += 1

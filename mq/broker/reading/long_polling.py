@@ -16,6 +16,7 @@ from mq.store.dispatch import QUEUE_ENTRY
 
 HELD_MAX = 100_000
 HELD_PER_CONNECTION_MAX = 10_000
+HELD_BYTES_MAX = 128 * 1024 * 1024
 
 QueueKey = tuple[str, int]
 
@@ -34,10 +35,17 @@ PullT = TypeVar("PullT", bound=WaitingPull)
 class _Held(Generic[PullT]):
     """A pull and where it is listed. Without a pull it is over and only awaits its turn in the heap."""
 
-    __slots__ = ("connection", "deadline", "key", "number", "pull", "wanted_offset")
+    __slots__ = ("connection", "deadline", "key", "nbytes", "number", "pull", "wanted_offset")
 
     def __init__(
-        self, key: QueueKey, wanted_offset: int, deadline: float, number: int, pull: PullT, connection: Hashable
+        self,
+        key: QueueKey,
+        wanted_offset: int,
+        deadline: float,
+        number: int,
+        pull: PullT,
+        connection: Hashable,
+        nbytes: int,
     ) -> None:
         self.key = key
         self.wanted_offset = wanted_offset
@@ -45,6 +53,7 @@ class _Held(Generic[PullT]):
         self.number = number
         self.pull: PullT | None = pull
         self.connection = connection
+        self.nbytes = nbytes
 
     def __lt__(self, other: _Held[PullT]) -> bool:
         return (self.deadline, self.number) < (other.deadline, other.number)
@@ -54,14 +63,25 @@ class LongPolling(Generic[PullT]):
     """Pulls waiting by queue. Each is returned at most once, by `grown` or `expired`, or forgotten with its connection.
 
     Args:
-        held_max, held_per_connection_max: beyond these `hold` refuses, and the pull is answered at once.
+        held_max, held_per_connection_max, held_bytes_max: beyond these `hold` refuses, and a pull is answered at once.
+
+    Attributes:
+        nbytes: of what waits, as far as `hold` was told.
     """
 
-    def __init__(self, *, held_max: int = HELD_MAX, held_per_connection_max: int = HELD_PER_CONNECTION_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        held_max: int = HELD_MAX,
+        held_per_connection_max: int = HELD_PER_CONNECTION_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
         assert held_max >= 1, f"held_max is {held_max}"
         assert held_per_connection_max >= 1, f"held_per_connection_max is {held_per_connection_max}"
         self._held_max = held_max
         self._held_per_connection_max = held_per_connection_max
+        self._held_bytes_max = held_bytes_max
+        self.nbytes = 0
         self._by_queue: dict[QueueKey, dict[int, _Held[PullT]]] = {}
         self._by_connection: dict[Hashable, dict[int, _Held[PullT]]] = {}
         self._heap: list[_Held[PullT]] = []
@@ -76,24 +96,36 @@ class LongPolling(Generic[PullT]):
         """The queues that pulls wait for; changes with them."""
         return self._by_queue
 
-    def hold(self, key: QueueKey, wanted_offset: int, deadline: float, pull: PullT, connection: Hashable) -> bool:
+    def hold(
+        self,
+        key: QueueKey,
+        wanted_offset: int,
+        deadline: float,
+        pull: PullT,
+        connection: Hashable,
+        nbytes: int = 0,
+    ) -> bool:
         """Let ``pull`` wait for a matching message of queue ``key`` at ``wanted_offset`` or later.
 
-        ``deadline`` is monotonic seconds. Returns False, holding nothing, when too many wait already.
+        ``deadline`` is monotonic seconds; ``nbytes`` says how much memory the client's texts in ``pull`` take. Returns
+        False, holding nothing, when too many wait already.
         """
         of_connection = self._by_connection.get(connection)
-        if self._count >= self._held_max or (
-            of_connection is not None and len(of_connection) >= self._held_per_connection_max
+        if (
+            self._count >= self._held_max
+            or self.nbytes + nbytes > self._held_bytes_max
+            or (of_connection is not None and len(of_connection) >= self._held_per_connection_max)
         ):
             return False
         if of_connection is None:
             of_connection = self._by_connection[connection] = {}
         number = self._number = self._number + 1
-        held = _Held(key, wanted_offset, deadline, number, pull, connection)
+        held = _Held(key, wanted_offset, deadline, number, pull, connection, nbytes)
         of_connection[number] = held
         self._by_queue.setdefault(key, {})[number] = held
         heapq.heappush(self._heap, held)
         self._count += 1
+        self.nbytes += nbytes
         return True
 
     def grown(self, key: QueueKey, entries: bytes | bytearray, first_offset: int | None = None) -> list[PullT]:
@@ -168,6 +200,7 @@ class LongPolling(Generic[PullT]):
         if not of_connection:
             del self._by_connection[held.connection]
         self._count -= 1
+        self.nbytes -= held.nbytes
         # Pulls that were answered stay in the heap until their deadline; on a busy queue they would pile up there.
         if len(self._heap) > 2 * self._count + 64:
             self._heap = [waiting for waiting in self._heap if waiting.pull is not None]

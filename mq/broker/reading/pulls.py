@@ -203,7 +203,9 @@ class Pulls:
         if pull.connection.closed:
             return False
         ext = pull.request.ext
-        held = self._polling.hold((ext.topic, ext.queue_id), pull.offset, until, pull, pull.connection)
+        nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
+        nbytes += pull.subscription.parsed_bytes
+        held = self._polling.hold((ext.topic, ext.queue_id), pull.offset, until, pull, pull.connection, nbytes)
         if held:
             pull.connection.held_pulls += 1
         return held

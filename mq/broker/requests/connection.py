@@ -12,16 +12,19 @@ from typing import Any
 
 import structlog
 
+from mq.broker.requests.intake import SMALL_BYTES, Intake
 from mq.broker.requests.questions import NoAnswer, OnAnswer, Questions
 from mq.broker.requests.refusal import RequestRefused
+from mq.broker.requests.unread import MUCH_BYTES, Unread
 from mq.protocol.chunks import decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import Response, encode_request, encode_response
-from raftlog import Reactor, StreamSocket
+from raftlog import Reactor, StreamSocket, Unsent
 
 _ONEWAY = 2
 _LARGE_BYTES = 128 * 1024
+_LENGTH_BYTES = 4
 _REPORTS_MAX = 16
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
@@ -35,7 +38,8 @@ class ClientConnection:
     ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
     what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
     true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
-    broker has asked its clients. ``trusted`` is set for a replica of the same group.
+    broker has asked its clients. ``trusted`` is set for a replica of the same group. ``intake`` and ``unread`` bound
+    what all connections together keep in memory; ``unsent`` counts it for the latter.
     """
 
     hold_seconds_max = 60.0
@@ -43,11 +47,16 @@ class ClientConnection:
 
     __slots__ = (
         "_handlers",
+        "_intake",
         "_log",
         "_on_closed",
         "_questions",
         "_reported",
         "_stream",
+        "_unfinished",
+        "_unread",
+        "_waits_for_reader",
+        "_waits_for_room",
         "heard",
         "held_pulls",
         "host",
@@ -64,19 +73,27 @@ class ClientConnection:
         handlers: Mapping[type[Any], Handler],
         questions: Questions[ClientConnection],
         on_closed: Callable[[ClientConnection], None],
+        intake: Intake[ClientConnection],
+        unread: Unread[ClientConnection],
+        unsent: Unsent,
         output_bytes_max: int,
         log: Log,
     ) -> None:
         self._handlers = handlers
         self._questions = questions
         self._on_closed = on_closed
+        self._intake = intake
+        self._unread = unread
+        self._unfinished = False
+        self._waits_for_room = False
+        self._waits_for_reader = False
         self._log = log
         self._reported: tuple[tuple[str, int | None], ...] = ()
         self.output_bytes_max = output_bytes_max
         self.heard = True
         self.held_pulls = 0
         self.trusted = False
-        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed)
+        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent)
         address, port = self._stream.peer
         self.peer = f"{address}:{port}"
         try:
@@ -94,20 +111,23 @@ class ClientConnection:
         """Bytes of replies that wait to be sent."""
         return self._stream.out_bytes
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a request that has not arrived whole yet."""
+        return self._stream.unfinished_bytes
+
     def send(self, data: bytes) -> None:
         """Queue a frame; a client that does not read its replies is dropped."""
         stream = self._stream
         stream.send(data)
-        if stream.out_bytes > self.output_bytes_max:
-            self._log.warning("client_too_slow", client=self.peer, waiting_bytes=stream.out_bytes)
-            stream.close("too slow")
+        if stream.out_bytes > MUCH_BYTES:
+            self._much_waits()
 
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
         """Queue one frame in several buffers."""
         self._stream.send_all(buffers, nbytes)
-        if self._stream.out_bytes > self.output_bytes_max:
-            self._log.warning("client_too_slow", client=self.peer, waiting_bytes=self._stream.out_bytes)
-            self._stream.close("too slow")
+        if self._stream.out_bytes > MUCH_BYTES:
+            self._much_waits()
 
     def ask(self, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer) -> None:
         """Send a request of ours to the client.
@@ -127,6 +147,16 @@ class ClientConnection:
     def close(self, reason: str) -> None:
         """Close the connection."""
         self._stream.close(reason)
+
+    def admitted(self) -> None:
+        """The request whose beginning is here has room in memory: read the rest."""
+        self._waits_for_room = False
+        self._read_or_wait()
+
+    def wait_for_reader(self, waits: bool) -> None:
+        """Read no more requests until the client has read answers, or read them again."""
+        self._waits_for_reader = waits
+        self._read_or_wait()
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         """Serve one decoded request, and answer it if its handler does so at once."""
@@ -158,6 +188,9 @@ class ClientConnection:
             self._log.warning("bad_frame", client=self.peer, error=str(error))
             self.close("bad frame")
             return 0
+        if self._unfinished and incoming:
+            self._unfinished = False
+            self._intake.finished(self)
         handler_of = self._handlers.get
         for request, body, serialization in incoming:
             # As `dispatch`, which is a call too many for what happens a hundred thousand times a second.
@@ -167,7 +200,33 @@ class ClientConnection:
                 reply = self._refused(request, serialization, error)
             if reply is not None:
                 self.answer(request, reply)
+        if len(data) - consumed >= _LENGTH_BYTES and not self._unfinished:
+            self._begin(_LENGTH_BYTES + int.from_bytes(data[consumed : consumed + _LENGTH_BYTES], "big"))
         return consumed
+
+    def _begin(self, nbytes: int) -> None:
+        """A request of ``nbytes`` begins to arrive; without room for it the rest stays where it is."""
+        if nbytes > SMALL_BYTES and not self.trusted and not self.closed:
+            self._unfinished = True
+            if not self._intake.begin(self, nbytes):
+                self._waits_for_room = True
+                self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        if self._waits_for_room or self._waits_for_reader:
+            self._stream.stop_reading()
+        else:
+            self._stream.go_on_reading()
+
+    def _much_waits(self) -> None:
+        """Let the kernel have what it takes at once; a client that does not read the rest is dropped some time."""
+        stream = self._stream
+        stream.flush()
+        if stream.out_bytes > self.output_bytes_max:
+            self._log.warning("client_too_slow", client=self.peer, waiting_bytes=stream.out_bytes)
+            stream.close("too slow")
+        elif stream.out_bytes > MUCH_BYTES:
+            self._unread.grown(self)
 
     def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:
         """The answer to a request that failed; an invariant of ours that is broken is raised again."""
@@ -198,6 +257,8 @@ class ClientConnection:
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
 
     def _closed(self, reason: str) -> None:
+        self._intake.finished(self)
+        self._unread.forget(self)
         self._questions.connection_closed(self)
         self._on_closed(self)
 

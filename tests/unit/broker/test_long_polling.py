@@ -119,6 +119,18 @@ def test_too_many_in_all_are_refused_until_there_is_room() -> None:
     assert polling.hold(KEY, 0, 10.0, Pull("c"), "c3")
 
 
+def test_what_waits_is_bounded_in_bytes_too() -> None:
+    polling: LongPolling[Pull] = LongPolling(held_bytes_max=100)
+    assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1", 60)
+    assert not polling.hold(KEY, 0, 10.0, Pull("b"), "c2", 41)
+    assert polling.hold(KEY, 0, 10.0, Pull("c"), "c3", 40)
+    assert polling.nbytes == 100
+    polling.drop_connection("c1")
+    assert polling.hold(KEY, 0, 10.0, Pull("b"), "c2", 41)
+    polling.expired(10.0)
+    assert polling.nbytes == 0
+
+
 def test_too_many_on_one_connection_do_not_harm_another() -> None:
     polling: LongPolling[Pull] = LongPolling(held_per_connection_max=1)
     assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1")

@@ -191,6 +191,21 @@ async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> 
         assert [(await client.answer(opaque)).code for opaque in posted[:2]] == [0, 0]
 
 
+async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, held_bytes_max=1024 * 1024) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        long = "||".join(map(str, range(4000)))
+        first = await client.post(PULL, pull_ext(sysFlag=HELD, subscription=long))
+        refused = await client.request(PULL, pull_ext(sysFlag=HELD, subscription=long))
+        assert refused.code == ResponseCode.PULL_NOT_FOUND
+        short = await client.post(PULL, pull_ext(sysFlag=HELD))
+        assert 800_000 < int((await client.info())["raftmq.heldBytes"]) < 1024 * 1024
+        await client.send(i=properties(TAGS="17"))
+        assert [(await client.answer(opaque)).code for opaque in (first, short)] == [0, 0]
+        assert (await client.info())["raftmq.heldBytes"] == "0"
+
+
 async def test_a_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: Path) -> None:
     async with running(tmp_path, output_bytes_max=8 * 1024 * 1024) as broker:
         client = await broker.connect()

@@ -153,6 +153,18 @@ def test_what_waits_at_the_leader_is_shown() -> None:
     assert "waiting" not in shown(group)
 
 
+def test_memory_that_clients_take_is_shown_when_it_is_much() -> None:
+    taken = {"unfinishedBytes": "120000000", "unreadBytes": "999999", "heldBytes": "0", "pendingBytes": "2000000"}
+    [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers(), **taken, connections="7"))])
+    text = "memory of clients at n0: 120.0 MB unfinished requests, 2.0 MB uncommitted messages"
+    assert text in " ".join(shown(group).split())
+    [replica] = json.loads(json.dumps(group.as_json()))["replicas"]
+    names = ("unfinished_bytes", "unread_bytes", "held_bytes", "pending_bytes", "connections")
+    assert [replica[name] for name in names] == [120_000_000, 999_999, 0, 2_000_000, 7]
+    [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers()))])
+    assert "memory" not in shown(group)
+
+
 def test_abstaining_without_a_leader_names_the_way_out() -> None:
     [group] = group_statuses([answer(1, figures("n1", "follower", abstaining="true"))])
     assert group.leader is None

@@ -268,6 +268,48 @@ async def test_the_peer_closes() -> None:
         assert server.closed == ["closed by peer"]
 
 
+async def test_who_is_not_read_waits_and_may_go() -> None:
+    async with reacting() as reactor, connected(reactor) as (server, client):
+        await client.send_all(framed(b"one") + b"\x00\x00")
+        await server.until(lambda: server.frames == [b"one"])
+        assert server.stream.unfinished_bytes == 2
+        server.stream.stop_reading()
+        await client.send_all(b"\x00\x01x")
+        server.stream.send(b"answer")  # it may still be written to
+        reactor.end_turn()
+        assert await client.receive_some(6) == b"answer"
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.frames == [b"one"]
+        server.stream.go_on_reading()
+        await server.until(lambda: server.frames == [b"one", b"x"])
+        server.stream.stop_reading()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await client.aclose()
+        await server.until(lambda: bool(server.closed))
+
+
+async def test_what_nobody_reads_is_counted() -> None:
+    async with reacting() as reactor, connected(reactor, send_buffer=8192) as (server, client):
+        assert reactor.unsent.nbytes == 0
+        server.stream.send(bytes(400_000))
+        assert reactor.unsent.nbytes == 0  # not even tried
+        reactor.end_turn()
+        assert 0 < reactor.unsent.nbytes == server.stream.out_bytes < 400_000
+        server.stream.send(bytes(100_000))
+        reactor.end_turn()
+        assert 400_000 < reactor.unsent.nbytes == server.stream.out_bytes
+        received = 0
+        with trio.fail_after(10):
+            while received < 500_000:
+                received += len(await client.receive_some())
+        assert (received, reactor.unsent.nbytes) == (500_000, 0)
+        server.stream.send(bytes(400_000))
+        reactor.end_turn()
+        assert reactor.unsent.nbytes > 0
+        server.stream.close("enough")
+        assert reactor.unsent.nbytes == 0
+
+
 async def test_the_peer_resets() -> None:
     async with reacting() as reactor, connected(reactor, send_buffer=8192) as (server, client):
         server.stream.send(bytes(4_000_000))

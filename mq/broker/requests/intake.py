@@ -1,0 +1,153 @@
+"""How much memory requests take that have not arrived whole yet, over all clients.
+
+A frame says with its first bytes how long it is, and whoever sends one can stop in its middle. So a frame of more than
+a few KiB is *admitted* before more of it is read: its whole length counts as taken until it is there. While there is no
+room, further ones wait, which means that their connections are not read; the shortest goes first. A frame that makes no
+progress while others wait gives its room up, and its connection is closed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, Protocol, TypeVar
+
+SMALL_BYTES: Final = 8 * 1024
+"""Frames up to this length are not counted: there are at most as many unfinished ones as connections."""
+WAITING_BYTES: Final = 64 * 1024
+"""What a frame that waits takes at most: one receive."""
+SLOW_BYTES: Final = 64 * 1024
+"""An admitted frame that grows by less between two looks is slow ..."""
+SLOW_LOOKS_MAX: Final = 2
+"""... and is given up the second time, if others wait. One look may come late on a busy machine, two do not."""
+
+
+class Receiving(Hashable, Protocol):
+    """A connection as far as unfinished requests are concerned."""
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """What of its frame has arrived."""
+        ...
+
+    def close(self, reason: str, /) -> None: ...
+
+    def admitted(self) -> None:
+        """Read on: the frame that had to wait has room now."""
+        ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Receiving)
+
+
+class _Frame(Generic[ConnectionT]):
+    __slots__ = ("connection", "idle_since", "nbytes", "received", "slow_looks")
+
+    def __init__(self, connection: ConnectionT, nbytes: int) -> None:
+        self.connection = connection
+        self.nbytes = nbytes
+        self.received = 0
+        self.slow_looks = 0
+        self.idle_since: float | None = None
+
+
+class Intake(Generic[ConnectionT]):
+    """The unfinished frames of all connections, at most one for each.
+
+    Args:
+        bytes_max: of admitted frames; those that wait take as much again at most. A single frame is always admitted.
+        seconds_max: a frame may wait, or get no byte, for so long.
+        on_closed: told why a connection is about to be closed.
+
+    Attributes:
+        nbytes: lengths of the admitted frames.
+    """
+
+    def __init__(self, *, bytes_max: int, seconds_max: float, on_closed: Callable[[ConnectionT, str], None]) -> None:
+        self._bytes_max = bytes_max
+        self._seconds_max = seconds_max
+        self._on_closed = on_closed
+        self._waiting_max = max(1, bytes_max // WAITING_BYTES)
+        self._admitted: dict[ConnectionT, _Frame[ConnectionT]] = {}
+        self._waiting: dict[ConnectionT, _Frame[ConnectionT]] = {}
+        self._shortest: list[tuple[int, int, _Frame[ConnectionT]]] = []
+        self._number = 0
+        self.nbytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many frames wait for room."""
+        return len(self._waiting)
+
+    def begin(self, connection: ConnectionT, nbytes: int) -> bool:
+        """A frame of ``nbytes`` begins. Returns whether it is admitted; if not, read nothing until it is told so.
+
+        When too many wait already, the connection is closed.
+        """
+        assert connection not in self._admitted, f"a frame of {nbytes} bytes begins within another one"
+        assert connection not in self._waiting, f"a frame of {nbytes} bytes begins while another one waits"
+        frame = _Frame(connection, nbytes)
+        if not self._admitted or self.nbytes + nbytes <= self._bytes_max:
+            self._admit(frame)
+            return True
+        if len(self._waiting) >= self._waiting_max:
+            self._close(connection, f"{len(self._waiting)} large requests wait for memory already")
+            return False
+        self._number += 1
+        self._waiting[connection] = frame
+        heapq.heappush(self._shortest, (nbytes, self._number, frame))
+        return False
+
+    def finished(self, connection: ConnectionT) -> None:
+        """The frame of a connection has arrived whole, or never will; nothing happens if it has none."""
+        frame = self._admitted.pop(connection, None)
+        if frame is None:
+            if self._waiting.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._waiting) + 64:
+                self._shortest = [each for each in self._shortest if self._waits(each[2])]
+                heapq.heapify(self._shortest)
+            return
+        self.nbytes -= frame.nbytes
+        if self._waiting:
+            self._admit_more()
+
+    def look(self, now: float) -> None:
+        """Close what makes no progress; to be called about once a second with monotonic seconds."""
+        for frame in list(self._waiting.values()):
+            if frame.idle_since is None:
+                frame.idle_since = now
+            elif now - frame.idle_since >= self._seconds_max:
+                self._close(frame.connection, f"its request of {frame.nbytes} bytes waited too long for memory")
+        for frame in list(self._admitted.values()):
+            received = frame.connection.unfinished_bytes
+            grown, frame.received = received - frame.received, received
+            if grown > 0 or frame.idle_since is None:
+                frame.idle_since = now
+            frame.slow_looks = frame.slow_looks + 1 if grown < SLOW_BYTES else 0
+            if now - frame.idle_since >= self._seconds_max or (self._waiting and frame.slow_looks >= SLOW_LOOKS_MAX):
+                self._close(frame.connection, f"of its request of {frame.nbytes} bytes only {received} have arrived")
+
+    def _close(self, connection: ConnectionT, reason: str) -> None:
+        self._on_closed(connection, reason)
+        connection.close("unfinished request")
+        self.finished(connection)
+
+    def _admit(self, frame: _Frame[ConnectionT]) -> None:
+        frame.received = frame.connection.unfinished_bytes
+        frame.idle_since = None
+        self._admitted[frame.connection] = frame
+        self.nbytes += frame.nbytes
+
+    def _waits(self, frame: _Frame[ConnectionT]) -> bool:
+        return self._waiting.get(frame.connection) is frame
+
+    def _admit_more(self) -> None:
+        while self._shortest:
+            nbytes, _, frame = self._shortest[0]
+            waits = self._waits(frame)
+            if waits and self._admitted and self.nbytes + nbytes > self._bytes_max:
+                return
+            heapq.heappop(self._shortest)
+            if waits:
+                del self._waiting[frame.connection]
+                self._admit(frame)
+                frame.connection.admitted()

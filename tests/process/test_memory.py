@@ -1,0 +1,161 @@
+"""Clients that stop in the middle of a request or read no answer: others go on, and memory stays bounded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import HOST, Ports
+from mq.protocol.bodies import KVTable
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import encode_prefix
+from mq.protocol.headers import encode_request
+from tests.process.torture_wire import Wire, wired
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+MIB = 1024 * 1024
+SECONDS_MAX = 120.0
+SEND = {"a": "P", "b": "T", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 0, "h": 0, "i": "", "j": 0, "k": "false"}
+
+
+@contextmanager
+def started(directory: Path, *arguments: str) -> Iterator[int]:
+    """The process id of a server."""
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "mq.cli", *arguments], stdout=log, stderr=log)
+        try:
+            yield process.pid
+            assert process.poll() is None, f"it ended with {process.returncode}"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@contextmanager
+def broker(directory: Path, **settings: int) -> Iterator[tuple[int, int]]:
+    """The process id and the port of a broker alone in its group."""
+    ports = Ports.free(1)
+    peers = ["--peers", f"n0@{HOST}:{ports.replication[0]}", "--listen", f"{HOST}:{ports.clients[0]}"]
+    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    with started(directory, "broker", "--data-dir", str(directory / "n0"), *peers, *given) as process_id:
+        yield process_id, ports.clients[0]
+
+
+def peak_bytes(process_id: int) -> int:
+    """The most memory that a process ever had."""
+    for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmHWM")
+
+
+async def until(done: Callable[[], Awaitable[bool]]) -> None:
+    with trio.fail_after(SECONDS_MAX):
+        while not await done():  # noqa: ASYNC110 - another process
+            await trio.sleep(0.02)
+
+
+async def wait_up(port: int, answered: Callable[[Wire], Awaitable[bool]]) -> None:
+    async def up() -> bool:
+        done = False
+        try:
+            async with wired(port) as wire:
+                done = await answered(wire)
+        except* OSError:
+            pass
+        return done
+
+    await until(up)
+
+
+async def stored(wire: Wire, nbytes: int) -> str:
+    """Store a message; returns its id."""
+    with trio.fail_after(SECONDS_MAX):
+        answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, SEND, bytes(nbytes))
+    assert answer.code == ResponseCode.SUCCESS, answer
+    return answer.ext["msgId"]
+
+
+async def is_storing(wire: Wire) -> bool:
+    answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, SEND, b"first")
+    return answer.code == ResponseCode.SUCCESS
+
+
+async def figure(wire: Wire, name: str) -> int:
+    _, body = await wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    return int(KVTable.decode(body).table[f"raftmq.{name}"])
+
+
+async def talk(port: int, data: bytes) -> None:
+    """Send, never read, and stay until the other side hangs up."""
+    stream = await trio.open_tcp_stream(HOST, port)
+    try:
+        await stream.send_all(data)
+        await trio.sleep_forever()
+    except trio.BrokenResourceError:
+        pass
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+async def _half_open(process_id: int, port: int) -> None:
+    await wait_up(port, is_storing)
+    header = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext={k: str(v) for k, v in SEND.items()})[8:]
+    most = encode_prefix(0, len(header), 16 * MIB - len(header) - 8) + header + bytes(15 * MIB)
+    async with wired(port) as wire, trio.open_nursery() as nursery:
+        await stored(wire, 3 * MIB)
+        before = peak_bytes(process_id)
+        for _ in range(200):
+            nursery.start_soon(talk, port, most)
+
+        async def dropped() -> bool:
+            await stored(wire, 100)
+            await stored(wire, 3 * MIB)
+            return await figure(wire, "connectionsDropped") == 200
+
+        await until(dropped)
+        assert await figure(wire, "unfinishedBytes") == await figure(wire, "unfinishedWaiting") == 0
+        grown = peak_bytes(process_id) - before
+        assert grown < 160 * MIB, f"it took {grown} bytes more"
+        nursery.cancel_scope.cancel()
+
+
+def test_requests_that_stop_in_the_middle(tmp_path: Path) -> None:
+    with broker(tmp_path, unfinished_bytes_max=32 * MIB, unfinished_seconds_max=3) as (process_id, port):
+        trio.run(_half_open, process_id, port)
+
+
+async def _unread(process_id: int, port: int) -> None:
+    await wait_up(port, is_storing)
+    async with wired(port) as wire, trio.open_nursery() as nursery:
+        message_id = await stored(wire, 1 * MIB)
+        _, offset = message_id[:16], int(message_id[16:32], 16)
+        before = peak_bytes(process_id)
+        view = encode_request(RequestCode.VIEW_MESSAGE_BY_ID, 1, ext={"topic": "T", "offset": str(offset)})
+        for _ in range(100):
+            nursery.start_soon(talk, port, view * 500)
+
+        async def dropped() -> bool:
+            await stored(wire, 100)
+            return await figure(wire, "connectionsDropped") >= 60
+
+        await until(dropped)
+        for _ in range(20):
+            await stored(wire, 100_000)
+        answer, body = await wire.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"topic": "T", "offset": offset})
+        assert (answer.code, len(body) > MIB) == (ResponseCode.SUCCESS, True)
+        grown = peak_bytes(process_id) - before
+        assert grown < 200 * MIB, f"it took {grown} bytes more"
+        nursery.cancel_scope.cancel()
+
+
+def test_answers_that_nobody_reads(tmp_path: Path) -> None:
+    with broker(tmp_path, unread_bytes_max=32 * MIB) as (process_id, port):
+        trio.run(_unread, process_id, port)

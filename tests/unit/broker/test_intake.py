@@ -1,0 +1,133 @@
+"""Which unfinished requests may go on, and who is dropped."""
+
+from __future__ import annotations
+
+from mq.broker.requests.intake import SLOW_BYTES, WAITING_BYTES, Intake
+
+MIB = 1024 * 1024
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.unfinished_bytes = 0
+        self.closed = False
+        self.reads = True
+
+    def close(self, reason: str) -> None:
+        self.closed = True
+
+    def admitted(self) -> None:
+        self.reads = True
+
+
+class Receiver:
+    """An intake, and why it dropped connections."""
+
+    def __init__(self, bytes_max: int = 4 * MIB, seconds_max: float = 30.0) -> None:
+        self.reasons: list[str] = []
+        self.intake: Intake[Connection] = Intake(
+            bytes_max=bytes_max, seconds_max=seconds_max, on_closed=lambda _, reason: self.reasons.append(reason)
+        )
+
+    def begin(self, nbytes: int) -> Connection:
+        connection = Connection()
+        connection.reads = self.intake.begin(connection, nbytes)
+        return connection
+
+
+def test_requests_within_the_room_go_on() -> None:
+    receiver = Receiver()
+    first, second = receiver.begin(3 * MIB), receiver.begin(MIB)
+    assert first.reads
+    assert second.reads
+    assert receiver.intake.nbytes == 4 * MIB
+    receiver.intake.finished(first)
+    assert receiver.intake.nbytes == MIB
+    receiver.intake.finished(first)
+    assert receiver.intake.nbytes == MIB
+
+
+def test_the_shortest_of_those_that_wait_goes_first() -> None:
+    receiver = Receiver()
+    first = receiver.begin(4 * MIB)
+    long, short, gone = receiver.begin(3 * MIB), receiver.begin(2 * MIB), receiver.begin(MIB)
+    assert [each.reads for each in (long, short, gone)] == [False, False, False]
+    receiver.intake.finished(gone)
+    receiver.intake.finished(first)
+    assert [each.reads for each in (long, short, gone)] == [False, True, False]
+    assert (receiver.intake.nbytes, receiver.intake.waiting) == (2 * MIB, 1)
+    receiver.intake.finished(short)
+    assert long.reads
+
+
+def test_a_request_larger_than_all_the_room_goes_alone() -> None:
+    receiver = Receiver(MIB)
+    first, second = receiver.begin(2 * MIB), receiver.begin(2 * MIB)
+    assert [first.reads, second.reads] == [True, False]
+    receiver.intake.finished(first)
+    assert second.reads
+
+
+def test_one_that_stops_is_dropped_when_others_wait() -> None:
+    receiver = Receiver()
+    stopped = receiver.begin(4 * MIB)
+    for now in range(10):
+        receiver.intake.look(now)
+    assert not stopped.closed
+    waiting = receiver.begin(MIB)
+    receiver.intake.look(10)
+    assert stopped.closed
+    assert waiting.reads
+    assert receiver.intake.nbytes == MIB
+    assert receiver.reasons == ["of its request of 4194304 bytes only 0 have arrived"]
+
+
+def test_one_that_comes_quickly_enough_is_waited_for() -> None:
+    receiver = Receiver()
+    quick = receiver.begin(4 * MIB)
+    receiver.begin(MIB)
+    for now in range(20):
+        quick.unfinished_bytes += SLOW_BYTES
+        receiver.intake.look(now)
+    assert not quick.closed
+    quick.unfinished_bytes += SLOW_BYTES - 1
+    receiver.intake.look(20)
+    quick.unfinished_bytes += SLOW_BYTES - 1
+    receiver.intake.look(21)
+    assert quick.closed
+
+
+def test_without_others_only_silence_ends_a_request() -> None:
+    receiver = Receiver(seconds_max=30)
+    drips, stopped = receiver.begin(MIB), receiver.begin(MIB)
+    for now in range(31):
+        drips.unfinished_bytes += 1
+        receiver.intake.look(now)
+        assert stopped.closed is (now == 30)
+    assert not drips.closed
+    assert receiver.intake.nbytes == MIB
+
+
+def test_nobody_waits_for_ever() -> None:
+    receiver = Receiver(seconds_max=30)
+    going = receiver.begin(4 * MIB)
+    waiting = receiver.begin(MIB)
+    for now in range(31):
+        going.unfinished_bytes += SLOW_BYTES
+        receiver.intake.look(now)
+    assert [going.closed, waiting.closed] == [False, True]
+    assert receiver.intake.waiting == 0
+
+
+def test_those_that_wait_are_bounded_and_so_is_what_is_remembered_of_them() -> None:
+    receiver = Receiver(4 * MIB)
+    receiver.begin(4 * MIB)
+    room = 4 * MIB // WAITING_BYTES
+    waiting = [receiver.begin(MIB) for _ in range(room)]
+    refused = receiver.begin(MIB)
+    assert refused.closed
+    assert receiver.intake.waiting == room
+    for _ in range(1000):
+        receiver.intake.finished(waiting.pop(0))
+        waiting.append(receiver.begin(MIB))
+    assert len(receiver.intake._shortest) <= 2 * room + 65

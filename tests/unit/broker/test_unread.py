@@ -1,0 +1,74 @@
+"""Who is kept waiting and who is dropped while answers are not read."""
+
+from __future__ import annotations
+
+from mq.broker.requests.unread import MUCH_BYTES, Unread
+
+MIB = 1024 * 1024
+
+
+class Connection:
+    def __init__(self, waiting_bytes: int = 0, *, trusted: bool = False) -> None:
+        self.waiting_bytes = waiting_bytes
+        self.trusted = trusted
+        self.closed = False
+        self.waits = False
+
+    def close(self, reason: str) -> None:
+        self.closed = True
+        self.waiting_bytes = 0
+
+    def wait_for_reader(self, waits: bool) -> None:
+        self.waits = waits
+
+
+def unread(*connections: Connection) -> Unread[Connection]:
+    return Unread(
+        bytes_max=8 * MIB,
+        unsent=lambda: sum(each.waiting_bytes for each in connections),
+        connections=lambda: connections,
+        on_dropped=lambda connection: None,
+    )
+
+
+def test_with_little_waiting_nobody_is_bothered() -> None:
+    one, other = Connection(3 * MIB), Connection(MIB)
+    kept = unread(one, other)
+    kept.grown(one)
+    assert [one.waits, one.closed] == [False, False]
+
+
+def test_from_half_on_whoever_asks_for_more_waits_until_it_has_read() -> None:
+    one, other = Connection(3 * MIB), Connection(2 * MIB)
+    kept = unread(one, other)
+    kept.grown(other)
+    assert [one.waits, other.waits, kept.kept_waiting] == [False, True, 1]
+    other.waiting_bytes = MUCH_BYTES // 2
+    kept.look()
+    assert other.waits
+    other.waiting_bytes -= 1
+    kept.look()
+    assert [other.waits, kept.kept_waiting] == [False, 0]
+
+
+def test_beyond_the_limit_those_with_the_most_are_dropped_and_no_more() -> None:
+    clients = [Connection(3 * MIB), Connection(4 * MIB), Connection(MIB), Connection(3 * MIB)]
+    replica = Connection(5 * MIB // 4, trusted=True)
+    kept = unread(*clients, replica)
+    kept.grown(clients[2])
+    assert [each.closed for each in clients] == [True, True, False, False]
+    assert not replica.closed
+
+
+def test_a_replica_is_never_kept_waiting() -> None:
+    replica = Connection(6 * MIB, trusted=True)
+    unread(replica).grown(replica)
+    assert not replica.waits
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    one = Connection(6 * MIB)
+    kept = unread(one)
+    kept.grown(one)
+    kept.forget(one)
+    assert kept.kept_waiting == 0
