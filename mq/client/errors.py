@@ -22,6 +22,7 @@ __all__ = [
     "NoReply",
     "NoRoute",
     "NotARequest",
+    "NotRecalled",
     "OffsetsFileDamaged",
     "ProducerBusy",
     "ReplyNotDelivered",
@@ -110,6 +111,13 @@ class BrokerError(ClientError):
         self.stored = "no" if judge_answer(code, remark).stored == "no" else "unknown"
 
 
+class NotRecalled(BrokerError):
+    """No message waits for its time under this handle (any more); `remark` says what the broker knows about that.
+
+    It was delivered, or is just being, or it was recalled before, or it was never stored.
+    """
+
+
 class UnreadableAnswer(ClientError):
     """The other side answered, but not as the protocol says; the request may have been carried out."""
 
@@ -184,7 +192,8 @@ class _SendFailed(ClientError):
 
     def __init__(self, reason: str, queue: MessageQueue | None, attempts: int) -> None:
         where = f"queue {queue.broker_name}/{queue.queue_id} of {queue.topic}" if queue else "no queue"
-        super().__init__(f"{self.prefix} ({where}, {attempts} attempts): {reason}")
+        count = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+        super().__init__(f"{self.prefix} ({where}, {count}): {reason}")
         self.reason = reason
         self.queue = queue
         self.attempts = attempts
@@ -194,7 +203,7 @@ class SendRejected(_SendFailed):
     """A broker refused the message with response code `code`, and no attempt of this send had an unknown outcome:
     it is certainly not stored."""
 
-    prefix = "send rejected"
+    prefix = "refused, certainly not stored"
 
     def __init__(self, code: int, remark: str | None, queue: MessageQueue | None, attempts: int = 1) -> None:
         super().__init__(f"code {code}: {remark or 'no remark'}", queue, attempts)
@@ -208,7 +217,7 @@ class SendOutcomeUnknown(_SendFailed):
     `message_id` is the UNIQ_KEY all attempts carried: look for it, or send again under it, to settle the matter.
     """
 
-    prefix = "send outcome unknown"
+    prefix = "outcome unknown, may be stored"
     stored: Stored = "unknown"
 
     def __init__(self, reason: str, queue: MessageQueue | None, attempts: int = 1, message_id: str = "") -> None:

@@ -287,7 +287,7 @@ class Producer(anyio.AsyncContextManagerMixin):
     async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
         """Take back a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
 
-        Raises BrokerError with code 604 when no such message waits (any more): it was delivered, or taken back before.
+        Raises NotRecalled when no such message waits (any more): it was delivered, or taken back before.
         Raises MessageRefused for what is no handle, as the None of a message with a delay level, and TopicNotFound,
         NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout when nobody
         knows whether it was.

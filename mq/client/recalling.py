@@ -7,12 +7,12 @@ import math
 
 import anyio
 
-from mq.client.errors import BrokerError, ConnectFailed, MessageRefused, NoRoute, UnreadableAnswer
+from mq.client.errors import BrokerError, ConnectFailed, MessageRefused, NoRoute, NotRecalled, UnreadableAnswer
 from mq.client.message import Message
 from mq.client.remoting import Remoting
 from mq.client.verdict import Retry, judge_answer
 from mq.protocol import properties as props
-from mq.protocol.codes import RequestCode
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.delay import LEVELS_MAX
 from mq.protocol.recall import HandleRefused, RecallHandle
 
@@ -53,7 +53,7 @@ def delay_properties(message: Message) -> dict[str, str]:
 
 
 async def recall(remoting: Remoting, group: str, handle: str, *, seconds: float) -> str:
-    """Take back the message of a handle; returns its id. Raises ClientError, MessageRefused for what is no handle.
+    """Take back the message of a handle; returns its id. Raises what `Producer.recall` raises.
 
     What certainly did not happen is tried again while there is time.
     """
@@ -73,12 +73,15 @@ async def recall(remoting: Remoting, group: str, handle: str, *, seconds: float)
             left = max(deadline - anyio.current_time(), 0.001)
             response, _ = await remoting.call(address, RequestCode.RECALL_MESSAGE, ext, timeout=left)
             return _message_id(response.ext)
-        except (NoRoute, ConnectFailed, BrokerError) as error:
+        except BrokerError as error:
+            if error.code == ResponseCode.ILLEGAL_OPERATION:
+                raise NotRecalled(error.code, error.remark, error.address) from None
             if (
-                isinstance(error, BrokerError)
-                and judge_answer(error.code, error.remark).retry is not Retry.UNTIL_TIMEOUT
+                judge_answer(error.code, error.remark).retry is not Retry.UNTIL_TIMEOUT
+                or anyio.current_time() + _RETRY_SECONDS >= deadline
             ):
                 raise
+        except (NoRoute, ConnectFailed):
             if anyio.current_time() + _RETRY_SECONDS >= deadline:
                 raise
         await anyio.sleep(_RETRY_SECONDS)

@@ -227,7 +227,7 @@ class SendPipeline:
             connection = self._leader(route, queue)
             if isinstance(connection, ClientError):
                 obstacle = connection
-            elif queue.broker_name != send.avoid:
+            elif queue.broker_name not in send.avoid:
                 self._round_robin[route.topic] = step
                 if obstacle is not None:
                     self._mend(route.topic)
@@ -277,12 +277,24 @@ class SendPipeline:
             self._doubt(send, now, BrokerError(answer.code, answer.remark, queue.broker_name))
             return
         error = SendRejected(answer.code, answer.remark, queue, send.attempts)
-        if verdict.retry is Retry.NEVER or (verdict.retry is Retry.COUNTED and send.retries_left == 0):
+        if verdict.retry is Retry.ELSEWHERE:
+            send.refused_by += (queue.broker_name,)
+        if verdict.retry is Retry.UNTIL_TIMEOUT:
+            pass
+        elif verdict.retry is Retry.NEVER or send.retries_left == 0 or not self._is_untried(send):
             self._fail(send, error)
             return
-        send.retries_left -= verdict.retry is Retry.COUNTED
-        send.avoid = queue.broker_name
+        else:
+            send.retries_left -= 1
+        send.avoid = (*send.refused_by, queue.broker_name)
         self._park(send, now, error)
+
+    def _is_untried(self, send: Send) -> bool:
+        """Whether a broker group may get the message that has not refused it for good."""
+        if send.fixed_queue is not None:
+            return send.fixed_queue.broker_name not in send.refused_by
+        route = self._remoting.known_route(send.message.topic)
+        return route is None or any(queue.broker_name not in send.refused_by for queue in route.write_queues)
 
     def _doubt(self, send: Send, now: float, error: ClientError) -> None:
         """The attempt may have stored the message."""
@@ -291,7 +303,7 @@ class SendPipeline:
             self._fail(send, error)
             return
         send.retries_left -= 1
-        send.avoid = send.queue.broker_name if send.queue else None
+        send.avoid = (*send.refused_by, send.queue.broker_name) if send.queue else send.refused_by
         self._park(send, now, error)
 
     def _succeed(self, send: Send, queue: MessageQueue, answer: Response) -> None:

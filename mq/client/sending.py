@@ -202,6 +202,7 @@ class Send:
         "on_done",
         "opaque",
         "queue",
+        "refused_by",
         "retries_left",
         "unknown_reason",
     )
@@ -224,7 +225,8 @@ class Send:
         self.retries_left = retries
         self.fixed_queue = queue
         self.queue = queue
-        self.avoid: str | None = None
+        self.avoid: tuple[str, ...] = ()
+        self.refused_by: tuple[str, ...] = ()
         self.connection: Connection | None = None
         self.opaque = -1
         self.attempts = 0

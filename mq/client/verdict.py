@@ -19,8 +19,10 @@ class Retry(Enum):
 
     NEVER = "never"
     """The next broker would say the same: the message or the sender is at fault."""
+    ELSEWHERE = "elsewhere"
+    """Another broker group may know better, this one will not: each group once, a bounded number of times in all."""
     COUNTED = "counted"
-    """Another broker may know better, but this is no matter of waiting: a bounded number of times."""
+    """Anybody may know better next time, but this is no matter of waiting: a bounded number of times."""
     UNTIL_TIMEOUT = "until timeout"
     """Nobody can serve the queue at this moment, an election for example: as long as the caller has time."""
 
@@ -34,7 +36,8 @@ class Verdict(NamedTuple):
 
 STORED = Verdict("yes", Retry.NEVER)
 REFUSED = Verdict("no", Retry.NEVER)
-REFUSED_HERE = Verdict("no", Retry.COUNTED)
+REFUSED_HERE = Verdict("no", Retry.ELSEWHERE)
+UNKNOWN_HERE = Verdict("no", Retry.COUNTED)
 NOT_NOW = Verdict("no", Retry.UNTIL_TIMEOUT)
 VAGUE = Verdict("unknown", Retry.COUNTED)
 
@@ -47,7 +50,7 @@ _VERDICTS: dict[int, Verdict] = {
     ResponseCode.FLOW_CONTROL: NOT_NOW,
     ResponseCode.NOT_LEADER_FOR_QUEUE: NOT_NOW,
     ResponseCode.GO_AWAY: NOT_NOW,
-    ResponseCode.TOPIC_NOT_EXIST: REFUSED_HERE,
+    ResponseCode.TOPIC_NOT_EXIST: UNKNOWN_HERE,  # it may be about to be created
     ResponseCode.NO_PERMISSION: REFUSED_HERE,
     ResponseCode.NO_BUYER_ID: REFUSED_HERE,
     ResponseCode.NOT_IN_CURRENT_UNIT: REFUSED_HERE,

@@ -68,7 +68,7 @@ class Recalls:
         if timer is None:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                "recall failed, no such message waits: it was delivered or recalled, or never was",
+                "recall failed, no such message waits: it is being delivered, was recalled before, or never was",
             )
 
         def done(known: bool) -> None:
@@ -98,8 +98,12 @@ class Recalls:
         if handle.broker_name != self._broker_name:
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
         left_ms = handle.due_ms - self._wall_clock_ms()
-        if not 0 <= left_ms <= self._delay_max_ms:
-            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        if left_ms < 0:
+            remark = f"recall failed, too late: the message was due {-left_ms} ms ago, and is delivered unless recalled"
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
+        if left_ms > self._delay_max_ms:
+            remark = f"recall failed, timestamp invalid: due in {left_ms} ms, allowed are {self._delay_max_ms}"
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
         return handle
 
     def _find(self, handle: RecallHandle) -> Timer | None:

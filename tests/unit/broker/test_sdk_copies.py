@@ -1,4 +1,4 @@
-"""What the SDK does with a message that its broker does not take back: a name server and a broker, real sockets."""
+"""What comes later with the SDK, and what does not: a name server and a broker, real sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.client import BrokerError, Message, Producer, PushConsumer, ReceivedMessage
+from mq.client import BrokerError, Message, NotRecalled, Producer, PushConsumer, ReceivedMessage
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
 from tests.unit.broker.test_delays import WallClock, clock, stored, wait_stored
@@ -64,3 +64,16 @@ async def test_a_copy_waits_comes_again_and_dies_like_what_was_taken_back(
     assert (dead.reconsume_times, dead.properties["RETRY_TOPIC"]) == (3, "T")
     assert dead.properties["ORIGIN_MESSAGE_ID"] == sent.offset_message_id
     assert "DELAY" not in dead.properties
+
+
+async def test_a_recall_that_comes_too_late_says_so(tmp_path: Path, clock: WallClock) -> None:
+    async with cluster(tmp_path) as (namesrv, broker), Producer(namesrv) as producer:
+        sent = [await producer.send(Message("T", b"x", deliver_at=clock.now_ms + 60_000)) for _ in range(2)]
+        assert await producer.recall(sent[0].recall_handle) == sent[0].message_id
+        with pytest.raises(NotRecalled, match="recalled before") as refused:
+            await producer.recall(sent[0].recall_handle)
+        assert (refused.value.code, refused.value.stored) == (604, "no")
+        clock.now_ms += 61_000
+        await wait_stored(await broker.connect(), 1)
+        with pytest.raises(NotRecalled, match="too late: the message was due 1000 ms ago"):
+            await producer.recall(sent[1].recall_handle)

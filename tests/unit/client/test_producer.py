@@ -192,6 +192,23 @@ async def test_refusals_that_others_may_not_share_end_after_the_retries() -> Non
         assert (rejected.value.code, rejected.value.attempts) == (17, 3)
 
 
+@pytest.mark.parametrize(("groups", "options"), [(1, {}), (3, {}), (2, {"queue": MessageQueue("T", "b-0", 0)})])
+async def test_each_group_refuses_once_what_no_repetition_can_change(groups: int, options: dict[str, Any]) -> None:
+    async with (
+        FakeCluster.start(groups=groups, topics={"T": 2}) as cluster,
+        producer_of(cluster, retries=20, timeout=60) as producer,
+    ):
+        leaders = [group.replicas[0] for group in cluster.groups.values()]
+        for leader in leaders:
+            leader.misdeeds = [Misdeed("refuse", code=16, remark="not writable")] * 30
+        with pytest.raises(SendRejected, match=r"certainly not stored.*not writable") as rejected:
+            await producer.send(Message("T", b"x"), **options)
+        assert (rejected.value.code, rejected.value.stored) == (16, "no")
+        asked = [leader.count(SEND) for leader in leaders]
+        assert asked == ([1, 0] if options else [1] * groups)
+        assert rejected.value.attempts == sum(asked)
+
+
 async def test_while_there_is_no_leader_attempts_go_on_until_one_is_elected() -> None:
     async with (
         FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
