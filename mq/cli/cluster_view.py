@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import trio
 
@@ -82,6 +82,8 @@ class ReplicaStatus:
     """What pulls and pops that wait for messages ask for."""
     pending_bytes: int | None = None
     """Of messages that are not committed yet."""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """All that it says of itself, by RocketMQ's names and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,13 @@ class GroupStatus:
     leader: str | None
     replicas: tuple[ReplicaStatus, ...]
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self, *, with_figures: bool = False) -> dict[str, object]:
         """For programs."""
-        return asdict(self)
+        table = asdict(self)
+        if not with_figures:
+            for replica in table["replicas"]:
+                del replica["figures"]
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +194,7 @@ def _replica_status(
         unread_bytes=_number(figures, "unreadBytes"),
         held_bytes=_number(figures, "heldBytes"),
         pending_bytes=_number(figures, "pendingBytes"),
+        figures=figures,
     )
 
 

@@ -14,23 +14,28 @@ from rich.table import Table
 
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
+from mq.cli.figures import figures_table
 from mq.cli.topics import NAMESRV, Namesrv
 
 _MEMORY_BYTES_MIN = 1_000_000
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False, namesrv: Namesrv = NAMESRV
+    everything: Annotated[bool, typer.Option("--all", help="Every figure of every replica, with its unit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Show groups, roles, terms, commit positions and the lag of each replica. Exit code 1 if a group has no leader."""
     with client_errors():
         groups = run_trio(partial(ask_cluster, namesrv))
     if as_json:
-        print(json.dumps([group.as_json() for group in groups], indent=2))
+        print(json.dumps([group.as_json(with_figures=everything) for group in groups], indent=2))
     else:
         console = Console()
         for group in groups:
             console.print(table_of(group))
+            if everything:
+                console.print(figures_table({each.node_id: each.figures for each in group.replicas if each.figures}))
         if not groups:
             console.print(f"no broker is registered at {namesrv}")
     if not groups or any(group.leader is None for group in groups):

@@ -13,7 +13,8 @@ from rich.table import Table
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import CommandFailed, run_trio
 from mq.client.admin import Admin
-from mq.protocol.names import is_system_topic
+from mq.protocol.bodies import ClusterInfo
+from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
 
 app = typer.Typer(help="Create, list, look up and delete topics.", no_args_is_help=True)
@@ -51,14 +52,16 @@ def create(
 def list_topics(namesrv: Namesrv = NAMESRV) -> None:
     """Print the name of every topic, one a line; those of the brokers themselves are marked."""
 
-    async def main() -> list[str]:
+    async def main() -> tuple[list[str], ClusterInfo]:
         async with Admin(namesrv) as admin:
-            return sorted(await admin.topics())
+            return await admin.topics(), await admin.cluster_info()
 
     with client_errors():
-        names = run_trio(main)
+        names, info = run_trio(main)
+    # Each cluster and each broker group has a topic of its name, for tools that test whether sending works.
+    own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
     for name in names:
-        print(f"{name} (system)" if is_system_topic(name) else name)
+        print(f"{name} (system)" if name in own or is_system_topic(name) else name)
 
 
 @app.command("route")

@@ -63,6 +63,41 @@ async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:
         assert issubclass(NoRoute, ClientError)
 
 
+async def test_the_command_line_marks_the_brokers_own_topics(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv:
+        lines = set((await command("topic", "list", "--namesrv", namesrv)).splitlines())
+    assert {
+        "T",
+        "DefaultCluster (system)",
+        "DefaultCluster_REPLY_TOPIC (system)",
+        "broker-a (system)",
+        "TBW102 (system)",
+        "SCHEDULE_TOPIC_XXXX (system)",
+    } <= lines
+    assert [line for line in lines if not line.endswith("(system)")] == ["T"]
+
+
+async def test_the_command_line_shows_every_figure_of_a_broker(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+        await producer.send(Message("T", b"x"))
+        [address] = (await admin.cluster_info()).brokers["broker-a"].broker_addrs.values()
+        names = (await admin.broker_runtime(address)).keys()
+        shown = await command("status", "--all", "--namesrv", namesrv)
+        assert names == {name for name in names if f"\n{name} " in shown}
+        [group] = json.loads(await command("status", "--all", "--json", "--namesrv", namesrv))
+        assert group["replicas"][0]["figures"].keys() == names
+        [group] = json.loads(await command("status", "--json", "--namesrv", namesrv))
+        assert "figures" not in group["replicas"][0]
+
+
+async def command(*arguments: str) -> str:
+    """What a command prints, on a wide terminal."""
+    result = await trio.to_thread.run_sync(partial(CliRunner(env={"COLUMNS": "200"}).invoke, app, arguments))
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
 async def test_the_command_line_shows_them(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         sent = [await producer.send(Message("T", b"body %d" % n, keys=["all"])) for n in range(3)]

@@ -1,0 +1,86 @@
+"""What the figures of a broker (request code 28) count, and how people read them: pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rich.table import Table
+
+OWN_PREFIX: Final = "raftmq."
+
+_BYTES: Final = "bytes"
+_RATES: Final = "per second, over 10 s, 1 min, 10 min"
+_RATIO: Final = "of 1"
+_TIME: Final = "UTC"
+
+_UNITS: Final = tuple(
+    (re.compile(pattern), unit)
+    for pattern, unit in (
+        (r"Tps$", _RATES),
+        (r"(Ms|TimeMills)$", "ms"),
+        (r"Time[sS]tamp$", _TIME),
+        (r"(diskUsed|Ratio)$", _RATIO),
+        (r"(Bytes|Position|SizeTotal|AverageSize|commitLogM(in|ax)Offset|sendThreadPoolQueueCapacity)$", _BYTES),
+        (r"Index$", "entries"),
+        (r"(scheduleMessageOffset_\d+)$", "messages delivered, stored"),
+        (r"QueueSize$|^pullThreadPoolQueueCapacity$|held(Pops|Pulls)$|forwarded\w+$", "requests"),
+        (r"\.transactionChecks", "questions"),
+        (r"\.transactions", "transactions"),
+        (r"\.replies", "replies"),
+        (r"\.popCheckpoints$", "pops"),
+        (r"\.connections$", "connections"),
+        (r"\.lockedQueues$", "queues"),
+        (r"\.fencedCommits$", "commits"),
+        (r"\.repeatedSends$", "sends"),
+        (r"\.(messages|delayed\w+|timers\w+|pop(Lost|Revived))$|^msg(Put|Get)Total|^putMessageTimesTotal$", "messages"),
+    )
+)
+
+
+def unit_of(name: str) -> str:
+    """What a figure counts; empty for what is no number, and where its name does not tell."""
+    return next((unit for pattern, unit in _UNITS if pattern.search(name)), "")
+
+
+def readable(name: str, text: str) -> str:
+    """A figure as people read it: digits in groups of three, times as such."""
+    unit = unit_of(name)
+    if unit == _TIME:
+        # Brokers say 0 or -1 for what never was.
+        return "none" if not text.isdigit() or text == "0" else _time(int(text))
+    if text.lstrip("-").isdigit() and name not in ("brokerVersion", OWN_PREFIX + "term"):
+        return f"{int(text):,}"
+    if text.startswith("{"):
+        return ", ".join(f"{key}: {_words(value)}" for key, value in json.loads(text).items())
+    return text
+
+
+def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
+    """The figures of some replicas, by node id, side by side; raftmq's own come first."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("figure", no_wrap=True)
+    table.add_column("unit")
+    for node_id in figures:
+        table.add_column(node_id, justify="right")
+    for name in _names(figures.values()):
+        values = [readable(name, each[name]) if name in each else "-" for each in figures.values()]
+        table.add_row(name, unit_of(name), *values)
+    return table
+
+
+def _names(figures: Iterable[Mapping[str, str]]) -> list[str]:
+    names = {name for each in figures for name in each}
+    return sorted(names, key=lambda name: (not name.startswith(OWN_PREFIX), name))
+
+
+def _time(milliseconds: int) -> str:
+    at = dt.datetime.fromtimestamp(milliseconds / 1000, tz=dt.UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def _words(value: object) -> str:
+    return " ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
