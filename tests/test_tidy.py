@@ -34,6 +34,7 @@ PURE = (
     "mq/broker/requests/questions.py",
     "mq/broker/requests/unread.py",
     "mq/broker/state",
+    "mq/broker/transactional/put_off.py",
     "mq/cli/figures.py",
     "mq/client/allocation.py",
     "mq/protocol",

@@ -6,6 +6,10 @@ the one before it passed some time ago, the first one what came some time ago; e
 is asked about. Behind the last cursor, what is open is put aside. So there is one number for each repetition, and
 nothing in memory for a half message, however many are open.
 
+Some producers do not want to be asked before a time of their own. Until then cursors pass their messages without a
+question, but for the last one, which *puts them off*: they are listed, and asked about as often, once that time is over
+(`mq.broker.transactional.put_off`). When the list is full the last cursor waits for them.
+
 When a cursor passed what is not kept by message: the leader notes some times a minute where each cursor is. A new one
 takes everything for passed just now; so after a change, or a long stop, producers have their time again.
 """
@@ -13,8 +17,8 @@ takes everything for passed just now; so after a change, or a long stop, produce
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 
 import structlog
 
@@ -23,11 +27,12 @@ from mq.broker.requests.connection import ClientConnection
 from mq.broker.seldom import SeldomLog
 from mq.broker.sending.appender import Appender
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.checks import AdvanceChecks
+from mq.broker.state.checks import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import encode_command
 from mq.broker.state.marks import SkipEntries
 from mq.broker.state.metadata import Metadata
 from mq.broker.transactional.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
+from mq.broker.transactional.put_off import PutOff
 from mq.broker.transactional.transactions import Transactions
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
@@ -110,6 +115,7 @@ class CheckBacks:
         self._tracks: list[Track] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
+        self._put_off = self._none_put_off()
         self._turn = 0
         self.asked = 0
         self.unanswerable = 0
@@ -125,6 +131,7 @@ class CheckBacks:
         # A cursor that nobody moved yet, since there are more of them than there were, begins at the beginning.
         self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
         self._busy = set()
+        self._put_off = self._none_put_off()
 
     def forget(self) -> None:
         """This replica does not lead any more: another one asks."""
@@ -137,6 +144,7 @@ class CheckBacks:
         ended = self._transactions
         return {
             "transactionsOpen": self._halves.open_count,
+            "transactionsPutOff": len(self._metadata.checks.put_off),
             "transactionsCommitted": ended.committed,
             "transactionsRolledBack": ended.rolled_back,
             "transactionsEndedAgain": ended.ended_again,
@@ -165,6 +173,7 @@ class CheckBacks:
             for number in range(1, self._last + 1):
                 self._pass(number, now)
             self._give_up(now)
+            self._ask_those_put_off(now)
         except (StoreError, SegmentError, RecordError, OSError) as error:
             # Other replicas have what this disk does not give; it may be repaired from them, or one of them may lead.
             self._log.warning("half_message_unreadable", error=str(error))
@@ -179,29 +188,68 @@ class CheckBacks:
         marks = self._halves.marks
         opened = list(islice(marks.open_offsets(self._positions[number], limit), _TOGETHER_MAX))
         reached = limit if len(opened) < _TOGETHER_MAX else opened[-1] + 1
+        put_off: list[int] = []
+        waiting = self._metadata.checks.put_off
         if number == self._last:
             # Nobody is given up without having been asked.
             for at, offset in enumerate(opened):
-                message = self._halves.message(offset)
-                if message is not None and self._is_immune(message):
-                    opened, reached = opened[:at], offset
-                    break
+                message = None if offset in waiting else self._halves.message(offset)
+                if message is not None and self._immune_ms(message):
+                    if len(waiting) + len(put_off) == PUT_OFF_MAX:
+                        opened, reached = opened[:at], offset
+                        break
+                    put_off.append(offset)
         if not opened:
             self._positions[number] = max(reached, self._positions[number])
             return
+        changed = [*self._still_put_off(), *put_off] if put_off else None
+        self._advance(
+            number, reached, changed, [each for each in opened if each not in waiting and each not in put_off]
+        )
+
+    def _advance(self, number: int, reached: int, put_off: list[int] | None, asked: list[int]) -> None:
+        """Have it committed that a cursor is there, and what is put off if that changes; then ask."""
         self._busy.add(number)
-        command = encode_command(AdvanceChecks(number=number, offset=reached))
+        command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
         positions = self._positions
 
         def settled(known: bool) -> None:
             if self._positions is positions:
                 self._busy.discard(number)
                 if known:
-                    positions[number] = reached
-                    self._ask_about(opened, number)
+                    positions[number] = max(reached, positions[number])
+                    self._ask_about(asked, number)
                     self.run()
 
         self._appender.add_command(command, settled)
+
+    def _none_put_off(self) -> PutOff:
+        return PutOff(times=self._last, first_seconds=self._timeout_seconds, interval_seconds=self._interval_seconds)
+
+    def _still_put_off(self) -> list[int]:
+        is_done = self._halves.marks.is_done
+        return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
+
+    def _ask_those_put_off(self, now: float) -> None:
+        """Ask about some of those whose time is over, and put aside what was asked about in vain. Raises as `_pass`."""
+        listed = self._metadata.checks.put_off
+        if not listed:
+            return
+        opened = self._still_put_off()
+        if len(opened) < len(listed) and self._last not in self._busy:
+            self._advance(self._last, self._positions[self._last], opened, [])
+        given_up: list[int] = []
+        for offset in self._put_off.turns(opened, now, _TOGETHER_MAX):
+            message = self._halves.message(offset)
+            if message is None:
+                continue
+            if immune_ms := self._immune_ms(message):
+                self._put_off.wait(offset, now, immune_ms / 1000)
+            elif number := self._put_off.ask(offset, now):
+                self._ask(message, number)
+            else:
+                given_up.append(offset)
+        self._put_aside(given_up)
 
     def _ask_about(self, offsets: list[int], number: int) -> None:
         for offset in offsets:
@@ -212,15 +260,16 @@ class CheckBacks:
             except (StoreError, SegmentError, RecordError, OSError) as error:
                 self._log.warning("half_message_unreadable", error=str(error))
                 continue
-            if message is not None and not self._is_immune(message):
+            if message is not None and not self._immune_ms(message):
                 self._ask(message, number)
 
-    def _is_immune(self, message: StoredMessage) -> bool:
-        """Whether its producer does not want to be asked yet."""
+    def _immune_ms(self, message: StoredMessage) -> int:
+        """For how long its producer does not want to be asked yet."""
         wanted_ms = immunity_ms(
             message.properties.get(props.CHECK_IMMUNITY_SECONDS), round(self._timeout_seconds * 1000)
         )
-        return 0 <= self._wall_clock_ms() - message.born_timestamp_ms < wanted_ms
+        age_ms = self._wall_clock_ms() - message.born_timestamp_ms
+        return max(wanted_ms - age_ms, 0) if age_ms >= 0 else 0
 
     def _ask(self, message: StoredMessage, number: int) -> None:
         group = message.properties.get(props.PRODUCER_GROUP, "")
@@ -240,15 +289,27 @@ class CheckBacks:
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _give_up(self, now: float) -> None:
-        """Put aside what is open behind the last cursor. Raises as `HalfMessages`."""
+        """Put aside what is open behind the last cursor, unless it is put off. Raises as `HalfMessages`."""
+        behind = self._last + 1
+        begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
+        if begin >= limit or behind in self._busy:
+            return
+        put_off = frozenset(self._metadata.checks.put_off)
+        opened = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
+        first = next(opened, None)
+        if first is None:
+            self._positions[behind] = limit  # those put off may stay open for long, and are not gone through again
+        else:
+            self._put_aside(chain((first,), opened))
+
+    def _put_aside(self, offsets: Iterable[int]) -> None:
+        """End some of these half messages, unless others are being put aside. Raises as `HalfMessages`."""
         number = self._last + 1
-        limit = self._tracks[self._last].passed(now)
-        marks = self._halves.marks
-        if number in self._busy or marks.low >= limit:
+        if number in self._busy:
             return
         halves: list[HalfMessage] = []
         nbytes = 0
-        for offset in islice(marks.open_offsets(marks.low, limit), _TOGETHER_MAX):
+        for offset in islice(offsets, _TOGETHER_MAX):
             half = self._halves.get(offset)
             if half is None:
                 break  # the log was shortened

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.state.checks import AdvanceChecks
+from mq.broker.state.checks import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.parts import CommandRefused, SnapshotDamaged
@@ -292,7 +292,18 @@ def test_checks_advance_and_survive_a_snapshot() -> None:
     restored.restore(metadata.snapshot())
     assert restored.checks.offsets == {1: 10, 2: 6}
     assert restored.snapshot() == metadata.snapshot()
-    for state in ([[0, 1]], [[1, -1]], [[101, 1]]):
+    for put_off in ([3, 2], None):
+        metadata.apply(decode_command(encode_command(AdvanceChecks(number=2, offset=6, put_off=put_off))))
+        restored.restore(metadata.snapshot())
+        assert restored.checks.put_off == (2, 3)
+        assert restored.checks.offsets == {1: 10, 2: 6}
+        assert restored.snapshot() == metadata.snapshot()
+    metadata.apply(AdvanceChecks(number=2, offset=6, put_off=[]))
+    assert metadata.checks.put_off == ()
+    for refused in ([-1], [2**63], [0] * (PUT_OFF_MAX + 1)):
+        with pytest.raises(CommandRefused):
+            decode_command(encode_command(AdvanceChecks(number=1, offset=1, put_off=refused)))
+    for state in ([[-1, 1]], [[0, -1]], [[1, -1]], [[101, 1]]):
         with pytest.raises(SnapshotDamaged):
             metadata.checks.restore(state)
     metadata.checks.topic_deleted(HALF_TOPIC)

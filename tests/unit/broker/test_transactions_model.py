@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -38,6 +40,8 @@ from tests.unit.broker.test_repeats_model import HOST, Log
 COMMIT, ROLLBACK = 8, 12
 CHECKS_MAX = 3
 TIMEOUT, INTERVAL = 6.0, 30.0
+IMMUNE_MS = 600_000
+PUT_OFF_MAX = 3
 SETTINGS = broker_settings(Path("unused"), transaction_checks_max=CHECKS_MAX)
 TOPIC = PutTopic(config=TopicConfig(name="T", read_queues=2, write_queues=2), timestamp_ms=1)
 
@@ -144,6 +148,11 @@ class Leader:
         self.check_backs.lead()
 
 
+@pytest.fixture(autouse=True)
+def few_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.broker.transactional.check_backs.PUT_OFF_MAX", PUT_OFF_MAX)
+
+
 class TransactionsMachine(RuleBasedStateMachine):
     """Half messages, ends in every order and number, checks, replicas that lead one after the other, odd clocks."""
 
@@ -164,6 +173,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.wished: dict[int, set[int]] = {}
         """What was ever asked of a half message's end."""
         self.asked: Counter[int] = Counter()
+        self.immune_from_ms: dict[int, int] = {}
         self.known: set[int] = set()
         self.endings: list[Ending] = []
         self.held: list[Ending] = []
@@ -177,14 +187,23 @@ class TransactionsMachine(RuleBasedStateMachine):
         metadata = Metadata()
         metadata.restore(state.snapshot())
         self.led_since = self.now
+        for offset in metadata.checks.put_off:
+            self.asked[offset] = 0  # nobody keeps count of these
         return Leader(self, metadata)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
-    @rule(count=st.integers(1, 3), delayed=st.booleans(), size=st.sampled_from([5, 5, 900]))
-    def begin(self, count: int, delayed: bool, size: int) -> None:
+    @rule(
+        count=st.integers(1, 3),
+        delayed=st.booleans(),
+        size=st.sampled_from([5, 5, 900]),
+        immune=st.sampled_from([False, False, True]),
+    )
+    def begin(self, count: int, delayed: bool, size: int, immune: bool) -> None:
         for _ in range(count):
             known = {"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "u"} | ({"DELAY": "1"} if delayed else {})
+            if immune:
+                known["CHECK_IMMUNITY_TIME_IN_SECONDS"] = str(IMMUNE_MS // 1000)
             tail, kept = self.leader.transactions.place_half(known, "T", 1)
             record = MadeRecord(
                 tail=tail,
@@ -305,6 +324,8 @@ class TransactionsMachine(RuleBasedStateMachine):
                     assert record.queue_offset == len(self.positions)
                     self.positions.append(record.physical_offset)
                     self.committed_at[record.queue_offset] = self.now
+                    if "CHECK_IMMUNITY_TIME_IN_SECONDS" in record.properties:
+                        self.immune_from_ms[record.queue_offset] = record.born_timestamp_ms
                     self.queue.entries.append(QUEUE_ENTRY.pack(record.physical_offset, record.size, 0))
                 elif record.topic == META_TOPIC:
                     command = decode_command(record.body)
@@ -352,8 +373,11 @@ class TransactionsMachine(RuleBasedStateMachine):
     def asked_about(self, offset: int) -> None:
         assert offset not in self.outcomes, f"{offset} is {self.outcomes[offset]}"
         assert self.now - max(self.committed_at[offset], self.led_since) >= TIMEOUT
+        if offset in self.immune_from_ms:
+            assert not 0 <= self.wall_ms - self.immune_from_ms[offset] < IMMUNE_MS, f"{offset} is asked about too soon"
         self.asked[offset] += 1
-        assert self.asked[offset] <= CHECKS_MAX
+        # While the clock is back before its birth, one that is immune is asked about as others are.
+        assert self.asked[offset] <= CHECKS_MAX * (2 if offset in self.immune_from_ms else 1)
 
     @invariant()
     def marks_say_what_ended(self) -> None:
@@ -364,7 +388,7 @@ class TransactionsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone with a leader, everything comes to an end, and whoever asked is answered."""
         self.producer(True)
-        for _ in range(400):
+        for _ in range(600):
             self.time_passes(3.0, 0)
             self.start_round([])
             if self.log.framed:
@@ -372,9 +396,64 @@ class TransactionsMachine(RuleBasedStateMachine):
             if not self.unended() and not self.log.framed and not self.leader.appender.pending:
                 break
         assert not self.unended()
+        assert len(self.leader.metadata.checks.put_off) <= PUT_OFF_MAX
         assert all(ending.answers or ending.request.flag & 2 for ending in self.endings)
         assert not self.held
 
 
 TransactionsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestTransactions = TransactionsMachine.TestCase
+
+
+@pytest.fixture
+def machine() -> Iterator[TransactionsMachine]:
+    machine = TransactionsMachine()
+    machine.producer(True)
+    yield machine
+    machine.teardown()
+
+
+def pass_time(machine: TransactionsMachine, seconds: float) -> None:
+    """All is committed as soon as it is in the log."""
+    for _ in range(round(seconds / 3)):
+        machine.time_passes(3.0, 0)
+        machine.start_round([])
+        machine.apply(len(machine.log.framed), by_leader=True)
+
+
+def test_a_message_that_is_immune_for_long_holds_up_no_other(machine: TransactionsMachine) -> None:
+    machine.begin(1, False, 5, True)
+    machine.begin(2, False, 5, False)
+    pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
+    assert machine.outcomes == {1: "put aside", 2: "put aside"}
+    assert machine.leader.metadata.checks.put_off == (0,)
+    assert machine.asked == {1: CHECKS_MAX, 2: CHECKS_MAX}
+    machine.another_leads(0, False)
+    assert machine.leader.metadata.checks.put_off == (0,)
+    machine.begin(1, False, 5, False)
+    pass_time(machine, IMMUNE_MS / 1000)
+    assert machine.outcomes[3] == "put aside"
+    pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
+    assert machine.asked[0] == CHECKS_MAX
+    assert machine.outcomes[0] == "put aside"
+    pass_time(machine, 9)
+    assert machine.leader.metadata.checks.put_off == ()
+
+
+def test_a_message_that_was_put_off_may_be_ended_any_time(machine: TransactionsMachine) -> None:
+    machine.begin(2, False, 5, True)
+    pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
+    assert machine.leader.metadata.checks.put_off == (0, 1)
+    machine._end(0, COMMIT, False, False)
+    pass_time(machine, 9)
+    assert machine.outcomes == {0: "committed"}
+    assert machine.leader.metadata.checks.put_off == (1,)
+
+
+def test_when_too_many_are_put_off_others_wait(machine: TransactionsMachine) -> None:
+    machine.begin(PUT_OFF_MAX + 1, False, 5, True)
+    machine.begin(1, False, 5, False)
+    pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
+    assert machine.leader.metadata.checks.put_off == tuple(range(PUT_OFF_MAX))
+    assert machine.outcomes == {}
+    assert machine.asked == {PUT_OFF_MAX + 1: CHECKS_MAX - 1}
