@@ -274,8 +274,10 @@ class Locks:
         ours: list[QueueRef] = []
         for ref in wanted.queues:
             key = (wanted.group, ref.topic, ref.queue_id)
-            # While its request was under way, an expired lock may have become another client's.
-            if self._next_holder(key) == wanted.client_id:
+            # While its request was under way, an expired lock may have become another client's. What is only on its
+            # way, to this client or away from it, is nobody's: if the leadership is lost now, it may come or not.
+            granted_to = self._granting.get(key, wanted.client_id)
+            if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
                 self._renewed[key] = now
                 ours.append(ref)
         return ours

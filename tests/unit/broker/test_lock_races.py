@@ -27,15 +27,22 @@ class Stage:
         self.rounds = Rounds(self.metadata)
         self.now = 0.0
         self.told: dict[str, list[int]] = {}
+        self.held_reads: list[Callable[[bool], None]] | None = None
         self.locks = Locks(
             metadata=self.metadata,
             appender=self.rounds,  # type: ignore[arg-type]
             client_id=lambda connection, group: None,
-            read=lambda on_read: on_read(True),
+            read=self._read,
             clock=lambda: self.now,
             log=structlog.get_logger(),
         )
         self.locks.lead()
+
+    def _read(self, on_read: Callable[[bool], None]) -> None:
+        if self.held_reads is None:
+            on_read(True)
+        else:
+            self.held_reads.append(on_read)
 
     def make_topic(self) -> None:
         self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
@@ -81,6 +88,39 @@ def test_a_late_unlock_does_not_open_the_queue_to_a_third_client() -> None:
     stage.rounds.commit(0)
     assert stage.told == {"c1": [0], "c2": [0], "c3": []}
     assert stage.metadata.lock_holder("G", "T", 0) == "c2"
+
+
+def test_a_lock_that_is_only_on_its_way_is_not_told() -> None:
+    """A client asks twice. The first answer comes late: not before the second request found the queue free."""
+    stage = Stage()
+    stage.lock("c1")
+    stage.rounds.commit(1)
+    stage.held_reads = []
+    stage.lock("c2")
+    stage.now = 100.0
+    stage.lock("c2")
+    [answer] = stage.held_reads
+    answer(True)
+    assert stage.told["c2"] == []
+    assert stage.metadata.lock_holder("G", "T", 0) == "c1"
+    stage.rounds.commit(1)
+    assert stage.told["c2"] == [0]
+
+
+def test_a_lock_that_is_being_taken_away_is_not_told() -> None:
+    """It was renewed in time, and then its time was over before anybody could confirm that."""
+    stage = Stage()
+    stage.lock("c1")
+    stage.rounds.commit(1)
+    stage.now, stage.held_reads = 59.0, []
+    stage.lock("c1")
+    stage.now = 61.0
+    stage.locks.expire()
+    [answer] = stage.held_reads
+    answer(True)
+    assert stage.told["c1"] == []
+    stage.rounds.commit(1)
+    assert stage.metadata.lock_holder("G", "T", 0) is None
 
 
 def test_what_was_known_about_locks_goes_with_them() -> None:
