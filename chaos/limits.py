@@ -24,3 +24,14 @@ def drawn(limits: Mapping[str, int]) -> Iterator[None]:
     finally:
         for holder, name, value in before:
             setattr(holder, name, value)
+
+
+@contextmanager
+def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """Let a module have another ``value`` under ``name`` until the end of the block."""
+    before = vars(module)[name]
+    vars(module)[name] = value
+    try:
+        yield
+    finally:
+        vars(module)[name] = before

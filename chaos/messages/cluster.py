@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from chaos.cluster import Cluster, Outcome, outcome_of
 from chaos.history import Violation
+from chaos.limits import replaced
 from chaos.messages import sockets
 from chaos.messages.process import BrokerProcess
 from chaos.messages.schedule import BrokerScenario
@@ -58,7 +58,7 @@ class BrokerCluster(Cluster):
     def run(self) -> None:
         """See `Cluster.run`."""
         try:
-            with _simulated_dialing():
+            with replaced(upstream, "Dialing", SimDialing), self.workload.limits():
                 super().run()
         finally:
             for node in self.nodes.values():
@@ -139,6 +139,12 @@ class BrokerCluster(Cluster):
         """The processes that run."""
         return [cast("BrokerProcess", node.process) for node in self.nodes.values() if node.process is not None]
 
+    def _members(self) -> list[BrokerProcess]:
+        """Those of them that promise something: members of the group, as far as anybody knows who they are."""
+        leader = self.leader()
+        known = self.scenario.nodes if leader is None else leader.core.conf.members
+        return [process for process in self.brokers() if process.node_id in known]
+
     def needed_from(self) -> int:
         """Physical offset from which on the log must stay."""
         return self.workload.needed_from()
@@ -179,7 +185,7 @@ class BrokerCluster(Cluster):
         deadline = self.now + patience
         while self.now < deadline:
             self._run_until(self.now + 0.25)
-            running = self.brokers()
+            running = self._members()
             if self.now > deadline - patience + 4.0:  # whoever has asked has been answered, or has given up
                 self.workload.stop()
             if not self.workload.stopped or not any(process.leads for process in running):
@@ -198,7 +204,7 @@ class BrokerCluster(Cluster):
 
     def _derive_again(self, patience: float) -> None:
         """One replica forgets what it derived from its log, as far as it has all of it, and comes to the same again."""
-        node = self.rng.choice([process.node for process in self.brokers()])
+        node = self.rng.choice([process.node for process in self._members()])
         assert node.process is not None, "a process ended without a cause"
         complete = node.process.log.base[0] == 0
         self.note(f"{node.node_id} is stopped in the end, its log complete: {complete}")
@@ -217,16 +223,6 @@ class BrokerCluster(Cluster):
         """The newest leader, if there is one."""
         leaders = [process for process in self.brokers() if process.core.role is Role.LEADER]
         return max(leaders, key=lambda process: process.core.term, default=None)
-
-
-@contextmanager
-def _simulated_dialing() -> Iterator[None]:
-    before = vars(upstream)["Dialing"]
-    vars(upstream)["Dialing"] = SimDialing
-    try:
-        yield
-    finally:
-        vars(upstream)["Dialing"] = before
 
 
 def simulate_brokers(

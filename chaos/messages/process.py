@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -69,7 +69,10 @@ class BrokerProcess(Process):
         self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
     ) -> None:
         self._cluster = cast("BrokerCluster", world)
-        super().__init__(node, world, scenario, rng, core_class)
+        with ExitStack() as opened:
+            self._opened = opened
+            super().__init__(node, world, scenario, rng, core_class)
+            opened.pop_all()  # `ended` closes it
         self.broker.attach(self.replica)
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -100,12 +103,10 @@ class BrokerProcess(Process):
             incoming=str(incoming),
         )
         self.queues = opened.queues
+        self._opened.callback(self.queues.close)  # the power may go while it opens, or the disk fail
         if "snapshot" in node.disk.names(DIRECTORY):
-            try:
+            with node.disk.faults_withheld():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
-            except BaseException:  # the power goes while it opens
-                self.queues.close()
-                raise
         while self.queues.expire_some(log.base_pos):
             pass
         self._keep_durable()

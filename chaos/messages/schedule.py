@@ -17,6 +17,9 @@ KINDS = (
 )  # fmt: skip
 """Of the faults that the log is tried with, those after which nobody has to repair anything."""
 
+HARD_KINDS = ("disk-error", "disk-full", "bit-flip", "membership", "membership")
+"""Of the others one, in some runs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerScenario(Scenario):
@@ -54,14 +57,25 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         faults.append((0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
     segment_bytes = rng.choice((8 * 1024, 16 * 1024) if retention else (16 * 1024, 64 * 1024, 1024 * 1024))
+    # Drawn on their own, so that what was there before stays as it was.
+    hard = random.Random(f"{seed} harder")
+    spares: tuple[NodeId, ...] = ()
+    if not hunted and hard.random() < 0.35:
+        kind = hard.choice(HARD_KINDS)
+        kinds += (kind,)
+        if kind == "membership":
+            spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(hard.choice((1, 1, 2))))
+        machines = nodes + spares
+        usual = ("crash", "transfer") if kind == "membership" else ("crash",)
+        faults += draw_faults(hard, machines, (kind, kind, *usual), weather, safety_seconds)
     return BrokerScenario(
         seed=seed,
         nodes=nodes,
-        spares=(),
-        priorities=(0,) * len(nodes),
+        spares=spares,
+        priorities=(0,) * len(nodes + spares),
         config=config,
         weather=weather,
-        clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes),
+        clock_rates=(*(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes), *(1.0 for _ in spares)),
         safety_seconds=safety_seconds,
         proposal_seconds=rng.choice((0.02, 0.05, 0.1)),
         body_bytes_max=300,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chaos.history import Violation
@@ -56,6 +57,10 @@ class Workload:
     def settings(self) -> dict[str, Any]:
         """Settings of the brokers that differ from the simulation's usual ones."""
         return {}
+
+    def limits(self) -> AbstractContextManager[None]:
+        """Limits of the brokers that are others during a run."""
+        return nullcontext()
 
     def act(self) -> None:
         """Do the next thing."""
@@ -146,21 +151,8 @@ class Workload:
     def send(self, sent: Sent, attempt: int = 1) -> None:
         """Send a message, to the leader or to any other replica; again if nobody knows, or if it was refused."""
         code = RequestCode.SEND_MESSAGE_V2
-        properties = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
-        ext = {
-            "a": "P",
-            "b": sent.topic,
-            "c": "TBW102",
-            "d": self.queues,
-            "e": self.rng.randrange(self.queues),
-            "f": self.send_flags(sent),
-            "g": self.cluster.true_ms(),
-            "h": 0,
-            "i": props.encode(properties),
-            "j": 0,
-            "k": False,
-            "m": False,
-        }
+        ext = self.send_fields(sent.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        ext["f"] = self.send_flags(sent)
         process = self.rng.randrange(1 << 30)
         self.note("invoke", "send", sent.kind, sent.value, p=process)
         sent.unknown += 1
@@ -189,6 +181,23 @@ class Workload:
 
         client = self.rng.choice(self.clients)
         client.request(self.cluster.some_node(self.rng), code, ext, sent.body, done, serialization=self.encoding(code))
+
+    def send_fields(self, topic: str, properties: dict[str, str]) -> dict[str, Any]:
+        """The header of a plain message, to some queue of its topic."""
+        return {
+            "a": "P",
+            "b": topic,
+            "c": "TBW102",
+            "d": self.queues,
+            "e": self.rng.randrange(self.queues),
+            "f": 0,
+            "g": self.cluster.true_ms(),
+            "h": 0,
+            "i": props.encode(properties),
+            "j": 0,
+            "k": False,
+            "m": False,
+        }
 
     def send_flags(self, sent: Sent) -> int:
         """The sys_flag that a message is sent with."""
@@ -238,9 +247,7 @@ class Workload:
     def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
         if answer.code == ResponseCode.SUCCESS:
             for record in decode_records(answer.body):
-                if record.queue_offset != offset:
-                    raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
-                self.ledger.read(self.topic, queue_id, record)
+                self.check_next(self.topic, queue_id, offset, record)
                 offset += 1
                 self.counts["read"] += 1
             self._read_to[queue_id] = offset
@@ -250,6 +257,12 @@ class Workload:
                 raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {low}: {answer}")
             self.counts["read on behind what the log dropped"] += low - offset
             self._read_to[queue_id] = low
+
+    def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
+        """Somebody got a record where a queue was to be read on."""
+        if record.queue_offset != offset:
+            raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
+        self.ledger.read(topic, queue_id, record)
 
     @property
     def has_read_all(self) -> bool:

@@ -1,0 +1,221 @@
+"""Where consumer groups stand: every committed offset and lock, against what their members did and were told.
+
+What must hold: an offset goes back by a reset only, and is told as it is; it passes nothing that nobody handled, gave
+back, or was sent past by a reset; after a reset it stays until somebody has begun there. A queue that a member knows to
+be its own is nobody else's, what is handled in order leaves nothing out, and who lost a queue moves its offset no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos.history import Violation
+from chaos.messages.clients import Answer
+from mq.broker.state.commands import CommitOffsets, LockQueues, ResetOffset, UnlockQueues
+from mq.protocol.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from chaos.messages.workload import Workload
+
+LOCK_SECONDS = 4.0
+"""For how long brokers keep a queue for its holder; a member counts on half of that."""
+
+_CLOCK_RATE_MAX = 1.05
+_KEPT_SECONDS = LOCK_SECONDS / _CLOCK_RATE_MAX
+_NONE = -1
+
+Key = tuple[str, str, int]
+"""Group, topic and queue id."""
+
+
+class GroupPlan(NamedTuple):
+    """A consumer group of a run."""
+
+    name: str
+    queues: tuple[tuple[str, int], ...]
+    ordered: bool
+
+    @property
+    def keys(self) -> list[Key]:
+        """Its queues."""
+        return [(self.name, topic, queue_id) for topic, queue_id in self.queues]
+
+
+class Standing:
+    """See the module. It learns what members do; every method raises `Violation` when that must not be.
+
+    Args:
+        exact: whether the clocks of brokers only run, so that locks last.
+    """
+
+    def __init__(self, workload: Workload, plans: tuple[GroupPlan, ...], *, exact: bool) -> None:
+        self._workload = workload
+        self._ordered = {plan.name for plan in plans if plan.ordered}
+        self._groups = {plan.name for plan in plans}
+        self._exact = exact
+        self.offsets: dict[Key, list[int]] = defaultdict(lambda: [_NONE])
+        """All offsets that a group had in a queue, in order; -1 before the first one."""
+        self._resets: Counter[Key] = Counter()
+        self._done: dict[Key, set[int]] = defaultdict(set)
+        self._passable: Counter[Key] = Counter()
+        """Up to where everything was handled, or sent past."""
+        self._awaited: dict[Key, int] = {}
+        """Where somebody has to begin before the offset moves on."""
+        self._pulls: Counter[tuple[Key, int]] = Counter()
+        """Those that are or may be on their way."""
+        self._said: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
+        """Who committed which offset, and when."""
+        self._holders: dict[Key, tuple[str, float]] = {}
+        """Who has a queue according to the log, and since when."""
+        self._renewed: dict[tuple[str, Key], float] = {}
+        self._giving: set[tuple[str, Key]] = set()
+        """Queues that may be given back at any time."""
+
+    @property
+    def _now(self) -> float:
+        return self._workload.cluster.now
+
+    def offset(self, key: Key) -> int:
+        """Where a group is, -1 for nowhere yet."""
+        return self.offsets[key][-1]
+
+    # -- what members do -----------------------------------------------------------------------------------------------
+
+    def query_begins(self, key: Key) -> object:
+        """An offset is asked for; what is returned comes back with the answer."""
+        return len(self.offsets[key])
+
+    def query_ends(self, key: Key, begun: object, answer: Answer) -> None:
+        """An offset was told: it is one that the group had since the question."""
+        assert isinstance(begun, int), f"no number of offsets: {begun}"
+        since = self.offsets[key][begun - 1 :]
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            fits = since[0] == _NONE
+        elif answer.code == ResponseCode.SUCCESS:
+            fits = int(answer.ext["offset"]) in since or (since[0] == _NONE and answer.ext["offset"] == "0")
+        else:
+            return
+        self._workload.counts["offsets told"] += 1
+        if not fits:
+            raise Violation(f"offset: {key} was told as {answer}, since it was asked for it was {since}")
+
+    def pull_begins(self, key: Key, offset: int) -> None:
+        """A pull is on its way."""
+        self._pulls[key, offset] += 1
+        if self._awaited.get(key) == offset:
+            del self._awaited[key]
+
+    def pull_ends(self, key: Key, offset: int) -> None:
+        """Its answer is here; without one it may still be on its way."""
+        self._pulls[key, offset] -= 1
+
+    def commits(self, member: str, key: Key, offset: int) -> object:
+        """A member says where it is; what is returned goes to `committed`."""
+        if key[0] in self._ordered:
+            self._said[key].append((member, offset, self._now))
+        return self._resets[key]
+
+    def committed(self, key: Key, offset: int, begun: object) -> None:
+        """A commit was answered: the group is there, unless it was sent elsewhere."""
+        if begun == self._resets[key] == 0 and self.offset(key) < offset:
+            raise Violation(f"offset: {key} was told to be committed at {offset}, it is {self.offset(key)}")
+
+    def handles(self, member: str, key: Key, offset: int) -> None:
+        """A message is handled, or was given back."""
+        group = key[0]
+        if group in self._ordered:
+            if offset > self._passable[key]:
+                raise Violation(f"order: {member} handles {offset} of {key}, {self._passable[key]} was not handled")
+            self._check_own(member, key, "handles a message of")
+        self._done[key].add(offset)
+        while self._passable[key] in self._done[key]:
+            self._passable[key] += 1
+
+    # -- locks ---------------------------------------------------------------------------------------------------------
+
+    def locks(self, member: str, key: Key, since: float) -> None:
+        """A member learns that a queue is its own; it asked for it at ``since``."""
+        self._workload.counts["locks told"] += 1
+        self._renewed[member, key] = since
+        self._check_own(member, key, "was told to have")
+
+    def unlocks(self, member: str, key: Key) -> None:
+        """A member gives a queue back."""
+        self._renewed.pop((member, key), None)
+        self._giving.add((member, key))
+
+    def unlocked(self, member: str, key: Key) -> None:
+        """That was answered."""
+        self._giving.discard((member, key))
+
+    def _check_own(self, member: str, key: Key, what: str) -> None:
+        holder, since = self._holders.get(key, ("nobody", 0.0))
+        if self._exact and holder != member and (member, key) not in self._giving:
+            raise Violation(f"lock: {member} {what} {key}, which is {holder}'s since {since:.3f} s")
+
+    def _passes_on(self, key: Key, after: str) -> None:
+        """A queue goes from whoever has it to somebody else, or to nobody."""
+        holder, _ = self._holders.pop(key, ("", 0.0))
+        if not holder or holder == after or not self._exact or (holder, key) in self._giving:
+            return
+        since = self._renewed.get((holder, key), float("-inf"))
+        if self._now - since < _KEPT_SECONDS:
+            raise Violation(
+                f"lock: {key} goes from {holder} to {after or 'nobody'} {self._now - since:.3f} s after it was renewed"
+            )
+        self._workload.counts["locks that ran out"] += 1
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def command(self, command: Any) -> None:
+        """A metadata command was committed."""
+        match command:
+            case CommitOffsets():
+                for group, topic, queue_id, offset in command.offsets:
+                    self._advance((group, topic, queue_id), offset)
+            case ResetOffset() if command.group in self._groups:
+                self._reset((command.group, command.topic, command.queue_id), command)
+            case LockQueues():
+                for topic, queue_id in command.queues:
+                    key = (command.group, topic, queue_id)
+                    self._passes_on(key, command.client_id)
+                    self._holders[key] = (command.client_id, self._now)
+            case UnlockQueues():
+                for topic, queue_id in command.queues:
+                    key = (command.group, topic, queue_id)
+                    if self._holders.get(key, ("", 0.0))[0] == command.client_id:
+                        self._passes_on(key, "")
+            case _:
+                pass
+
+    def _advance(self, key: Key, offset: int) -> None:
+        if key[0] not in self._groups or offset <= self.offset(key):
+            return
+        if offset > self._passable[key]:
+            raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
+        if (awaited := self._awaited.get(key)) is not None:
+            raise Violation(f"reset: {key} is committed at {offset}, it was reset to {awaited} and nobody began there")
+        self._check_fence(key, offset)
+        self.offsets[key].append(offset)
+
+    def _check_fence(self, key: Key, offset: int) -> None:
+        """Whoever lost a queue cannot move its offset, as long as another member has it."""
+        if key not in self._holders or not self._exact:
+            return
+        holder, since = self._holders[key]
+        renewed = max(since, self._renewed.get((holder, key), 0.0))
+        if self._now - renewed >= _KEPT_SECONDS:
+            return
+        said = [(member, at) for member, each, at in self._said[key] if each == offset]
+        if not any(member == holder or at <= since for member, at in said):
+            raise Violation(f"fence: {key} is committed at {offset} by {said}, {holder} has it since {since:.3f} s")
+
+    def _reset(self, key: Key, command: ResetOffset) -> None:
+        self._workload.counts["offsets reset"] += 1
+        self._resets[key] += 1
+        self.offsets[key].append(command.offset)
+        self._passable[key] = max(self._passable[key], command.offset)
+        self._awaited.pop(key, None)
+        if command.restart and not self._pulls[key, command.offset]:
+            self._awaited[key] = command.offset
