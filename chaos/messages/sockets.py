@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from raftlog._runtime import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, StreamSocket
+from raftlog._runtime import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, StreamSocket, Unsent
 
 if TYPE_CHECKING:
     from chaos.messages.cluster import BrokerCluster
@@ -189,6 +189,7 @@ class SimReactor:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._sockets: dict[int, SimSocket] = {}
         self._dirty: list[StreamSocket] = []
+        self.unsent = Unsent()
         self._fds = 2
 
     def next_fd(self) -> int:
