@@ -39,6 +39,10 @@ class _Pop(NamedTuple):
     pop_time_ms: int
     invisible_ms: int
 
+    @property
+    def due_ms(self) -> int:
+        return self.pop_time_ms + self.invisible_ms
+
 
 class Pop(Workload):
     """See the module."""
@@ -264,8 +268,8 @@ class Pop(Workload):
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: what ends is acknowledged, or in the retry topic by the same entry."""
-        # A client's message may be stored twice: what nobody acknowledged must have its copy.
-        self._ended.sort(key=lambda each: (each[0], *each[1][:2]) in self._acks)
+        # A client's message may be stored twice: the copy is of what nobody acknowledged, or of what was due first.
+        self._ended.sort(key=lambda each: ((each[0], *each[1][:2]) in self._acks, each[1].due_ms))
         for place, pop in self._ended:
             value = self.ledger.queues[place[:2]][place[2]].value
             if copies := self._copies.get(value):
@@ -273,7 +277,7 @@ class Pop(Workload):
                 self._finished[place] = "given back"
                 self.counts["given back"] += 1
                 # A clock that went back meanwhile may have the time begin anew, but not end sooner.
-                early_ms = pop.pop_time_ms + pop.invisible_ms - copy.record.store_timestamp_ms
+                early_ms = pop.due_ms - copy.record.store_timestamp_ms
                 if early_ms > 2 * self.cluster.plan.wall_skew_ms:
                     raise Violation(f"early: {place} comes again {early_ms} ms before its time")
             elif (place, *pop[:2]) in self._acks:
