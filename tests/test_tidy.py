@@ -30,7 +30,6 @@ PURE = (
     "mq/broker/consuming/clients.py",
     "mq/broker/delayed/unreadable.py",
     "mq/broker/operating/figures.py",
-    "mq/broker/requests/intake.py",
     "mq/broker/requests/questions.py",
     "mq/broker/requests/unread.py",
     "mq/broker/state",

@@ -20,7 +20,6 @@ from mq.broker.reading.reads import PatientReads
 from mq.broker.reading.slow_consumers import LEADER_ID, broker_id_of
 from mq.broker.registration import Registration
 from mq.broker.requests.connection import ClientConnection
-from mq.broker.requests.intake import Intake
 from mq.broker.requests.questions import Questions
 from mq.broker.requests.unread import Unread
 from mq.broker.seldom import SeldomLog
@@ -28,6 +27,7 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.metadata import Changes, Metadata
 from mq.protocol import bodies
+from mq.protocol.intake import Intake
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
 from mq.store.opening import Filling

@@ -14,6 +14,7 @@ from mq.namesrv.route_table import (
     UNIT_FLAG,
     UNIT_SUBSCRIBED_FLAG,
     BrokerId,
+    NameTooLong,
     Registered,
     RouteTable,
     TableFull,
@@ -23,6 +24,7 @@ from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, 
 from mq.protocol.codes import ResponseCode
 from mq.protocol.encoding import ONEWAY_FLAG, encode_response
 from mq.protocol.errors import BodyError, HeaderError
+from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.protocol.headers import (
     AddWritePermOfBroker,
     BrokerExt,
@@ -58,6 +60,8 @@ from mq.protocol.operator_requests import (
 from mq.protocol.records import CRC_MASK
 
 Log = structlog.stdlib.BoundLogger
+
+_ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
 
 
 class _Answer:
@@ -130,6 +134,11 @@ class Handlers:
                 error.opaque, ResponseCode.SYSTEM_ERROR, remark=error.remark, serialization=serialization
             )
         answer = self._answer(request, body, connection)
+        if len(answer.body) > _ANSWER_BYTES_MAX:
+            answer = _Answer(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"the answer has {len(answer.body)} bytes, {_ANSWER_BYTES_MAX} fit into a frame",
+            )
         if request.flag & ONEWAY_FLAG:
             return b""
         return encode_response(
@@ -160,7 +169,7 @@ class Handlers:
             )
         try:
             return handler(request, body, connection)
-        except (BodyError, TableFull, KvRefused, ConfigRefused, ConfigForbidden) as error:
+        except (BodyError, TableFull, NameTooLong, KvRefused, ConfigRefused, ConfigForbidden) as error:
             self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
             forbidden = isinstance(error, ConfigForbidden)
             return _Answer(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))

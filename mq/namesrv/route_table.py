@@ -18,6 +18,10 @@ PERM_WRITE: Final = 2
 PERM_READ_WRITE: Final = 6
 UNIT_FLAG: Final = 1
 UNIT_SUBSCRIBED_FLAG: Final = 2
+NAME_LENGTH_MAX: Final = 512
+"""Of topics, clusters, groups and addresses."""
+FILTER_SERVERS_MAX: Final = 16
+"""Of one broker."""
 
 
 class TableFull(Exception):
@@ -27,13 +31,23 @@ class TableFull(Exception):
         super().__init__(f"the table already has {limit} {what}")
 
 
+class NameTooLong(Exception):
+    """A name or address that is longer than any real one; nothing was changed."""
+
+    def __init__(self, what: str, length: int) -> None:
+        super().__init__(f"{what} has {length} characters, allowed are {NAME_LENGTH_MAX}")
+
+
 @dataclass(frozen=True, slots=True)
 class TableLimits:
     """How much the table may hold."""
 
     broker_groups_max: int = 10_000
     brokers_per_group_max: int = 64
+    brokers_max: int = 20_000
     topics_max: int = 100_000
+    routes_max: int = 1_000_000
+    """Topics of all groups, each counted by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,7 @@ class RouteTable:
         self._live: dict[str, _Live] = {}
         self._groups: dict[str, _Group] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
+        self._routes = 0
 
     # -- brokers come and go -------------------------------------------------------------------------------------------
 
@@ -100,8 +115,9 @@ class RouteTable:
 
         The topics count only when it leads its group, and only if their version is not the one already known. With
         ``whole`` they are all that its group has, and others are forgotten; without, others stay. If it had another id
-        before, it moves. Raises TableFull.
+        before, it moves. Raises TableFull, NameTooLong.
         """
+        _check_names(broker, body, ha_address)
         self._check_room(broker, body)
         known = self._groups.get(broker.group)
         if known is not None and self._newer_holder(known, broker, body.data_version) is not None:
@@ -234,13 +250,17 @@ class RouteTable:
     # -- administration ------------------------------------------------------------------------------------------------
 
     def register_topic(self, topic: str, queues: Sequence[QueueData]) -> None:
-        """Note a topic's queues in groups that are known; others are left out. Raises TableFull."""
+        """Note a topic's queues in groups that are known; others are left out. Raises TableFull, NameTooLong."""
         known = {data.broker_name: data for data in queues if data.broker_name in self._groups}
         if not known:
             return
         if topic not in self._topics and len(self._topics) >= self._limits.topics_max:
             raise TableFull("topics", self._limits.topics_max)
+        _check_name("a topic", topic)
+        new = len(known.keys() - self._topics.get(topic, {}).keys())
+        self._check_routes(new)
         self._topics.setdefault(topic, {}).update(known)
+        self._routes += new
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget where a topic is, everywhere or in one cluster. Its brokers may register it again."""
@@ -248,6 +268,7 @@ class RouteTable:
         for name in list(queues):
             if cluster is None or self._groups[name].cluster == cluster:
                 del queues[name]
+                self._routes -= 1
         if not queues:
             self._topics.pop(topic, None)
 
@@ -268,10 +289,17 @@ class RouteTable:
             raise TableFull("broker groups", limits.broker_groups_max)
         if group is not None and len(group.addresses.keys() | {broker.broker_id}) > limits.brokers_per_group_max:
             raise TableFull(f"brokers in group {broker.group}", limits.brokers_per_group_max)
+        if broker.address not in self._live and len(self._live) >= limits.brokers_max:
+            raise TableFull("brokers", limits.brokers_max)
         if broker.broker_id == LEADER_ID:
             new = sum(1 for topic in body.topics if topic not in self._topics)
             if len(self._topics) + new > limits.topics_max:
                 raise TableFull("topics, or would have more than that of", limits.topics_max)
+            self._check_routes(sum(1 for topic in body.topics if broker.group not in self._topics.get(topic, ())))
+
+    def _check_routes(self, new: int) -> None:
+        if new and self._routes + new > self._limits.routes_max:
+            raise TableFull("topics of broker groups, or would have more than that of", self._limits.routes_max)
 
     def _newer_holder(self, group: _Group, broker: BrokerId, version: DataVersion) -> _Live | None:
         """The live broker that holds this id with a newer state, such as a later term: then this one is late."""
@@ -284,7 +312,9 @@ class RouteTable:
     def _take_topics(self, group: str, body: RegisterBrokerBody) -> None:
         # Topics that are not listed stay: a broker may register one changed topic alone.
         for name, config in body.topics.items():
-            self._topics.setdefault(name, {})[group] = QueueData(
+            queues = self._topics.setdefault(name, {})
+            self._routes += group not in queues
+            queues[group] = QueueData(
                 broker_name=group,
                 read_queue_nums=config.read_queue_nums,
                 write_queue_nums=config.write_queue_nums,
@@ -295,6 +325,7 @@ class RouteTable:
     def _forget_topics(self, group: str, *, keep: Container[str]) -> None:
         for topic in [each for each, queues in self._topics.items() if group in queues and each not in keep]:
             del self._topics[topic][group]
+            self._routes -= 1
             if not self._topics[topic]:
                 del self._topics[topic]
 
@@ -324,6 +355,27 @@ class RouteTable:
                 data.perm = change(data.perm)
                 count += 1
         return count
+
+
+def _check_names(broker: BrokerId, body: RegisterBrokerBody, ha_address: str) -> None:
+    for what, name in (
+        ("the cluster", broker.cluster),
+        ("the broker group", broker.group),
+        ("the address", broker.address),
+        ("the replication address", ha_address),
+    ):
+        _check_name(what, name)
+    if len(body.filter_servers) > FILTER_SERVERS_MAX:
+        raise TableFull("filter servers as one broker may have, or would have more than that of", FILTER_SERVERS_MAX)
+    for address in body.filter_servers:
+        _check_name("a filter server", address)
+    if body.topics:
+        _check_name("a topic", max(body.topics, key=len))
+
+
+def _check_name(what: str, name: str) -> None:
+    if len(name) > NAME_LENGTH_MAX:
+        raise NameTooLong(what, len(name))
 
 
 def _broker_data(name: str, group: _Group) -> BrokerData:

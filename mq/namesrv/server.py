@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import resource
 from functools import partial
 
 import structlog
@@ -17,9 +17,17 @@ from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
+from mq.protocol.intake import SMALL_BYTES, Intake
 
 RECEIVE_BYTES = 64 * 1024
 REPLY_BYTES = 1024 * 1024
+_LENGTH_BYTES = 4
+_SLICE_SECONDS = 0.005
+"""So long the requests of one peer are answered before others get their turn."""
+_LOOK_SECONDS = 1.0
+_OWN_DESCRIPTORS = 64
+"""For the key-value configuration, whose file must not depend on how many peers there are."""
+_LOG_EVERY_SECONDS = 60.0
 
 Log = structlog.stdlib.BoundLogger
 
@@ -38,6 +46,8 @@ async def serve(
         expiry_seconds=settings.broker_expiry_seconds,
         limits=TableLimits(
             broker_groups_max=settings.broker_groups_max,
+            brokers_max=settings.brokers_max,
+            routes_max=settings.routes_max,
             topics_max=settings.topics_max,
         ),
     )
@@ -53,6 +63,7 @@ async def serve(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_expire_forever, handlers, settings.scan_seconds)
+            nursery.start_soon(server.look_forever)
             await nursery.start(partial(trio.serve_listeners, server.serve_connection, listeners))
             task_status.started((host, port))
     finally:
@@ -65,6 +76,36 @@ async def _expire_forever(handlers: Handlers, scan_seconds: float) -> None:
         handlers.expire()
 
 
+def _connections_max(wanted: int) -> int:
+    """Open as many files as the system allows; returns how many of them may be connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, max(1, hard - _OWN_DESCRIPTORS))
+
+
+class _Peer:
+    """A connection, what of its next request has arrived, and whether there is room for the rest."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.received = bytearray()
+        self.unfinished = False
+        self.room = trio.Event()
+        self.room.set()
+        self.scope = trio.CancelScope()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return len(self.received)
+
+    def admitted(self) -> None:
+        self.room.set()
+
+    def close(self, reason: str) -> None:
+        self.scope.cancel()
+
+
 class _Server:
     def __init__(self, settings: NamesrvSettings, handlers: Handlers, kv: KvConfig, kv_file: KvFile, log: Log) -> None:
         self._settings = settings
@@ -74,6 +115,22 @@ class _Server:
         self._log = log
         self._numbers = itertools.count(1)
         self._connections = 0
+        self._connections_max = _connections_max(settings.connections_max)
+        self._refused = 0
+        self._log_again_at = 0.0
+        self._intake: Intake[_Peer] = Intake(
+            bytes_max=settings.unfinished_bytes_max,
+            seconds_max=settings.unfinished_seconds_max,
+            on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
+        )
+        self._sending: dict[_Peer, int] = {}
+        self._sending_bytes = 0
+
+    async def look_forever(self) -> None:
+        """Drop peers whose requests do not come to an end."""
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            self._intake.look(trio.current_time())
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. Whatever happens on it ends this connection only."""
@@ -84,13 +141,15 @@ class _Server:
             return
         # The number tells a connection from an earlier one of the same peer and port.
         connection = f"{address}:{port}#{next(self._numbers)}"
-        if self._connections >= self._settings.connections_max:
-            self._log.warning("connection_refused", peer=connection, connections=self._connections)
+        if self._connections >= self._connections_max:
+            self._refuse(connection)
             await trio.aclose_forcefully(stream)
             return
         self._connections += 1
+        peer = _Peer(connection)
         try:
-            await self._serve(stream, connection)
+            with peer.scope:
+                await self._serve(stream, peer)
         except FrameError as error:
             self._log.warning("bad_frame", peer=connection, error=error.reason)
         except trio.BrokenResourceError as error:
@@ -103,49 +162,92 @@ class _Server:
             self._log.exception("connection_failed", peer=connection)
         finally:
             self._connections -= 1
+            self._intake.finished(peer)
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
 
-    async def _serve(self, stream: trio.SocketStream, connection: str) -> None:
+    def _refuse(self, connection: str) -> None:
+        self._refused += 1
+        if (now := trio.current_time()) >= self._log_again_at:
+            self._log_again_at = now + _LOG_EVERY_SECONDS
+            self._log.warning(
+                "connection_refused", peer=connection, connections=self._connections, refused=self._refused
+            )
+
+    async def _serve(self, stream: trio.SocketStream, peer: _Peer) -> None:
         settings = self._settings
-        received = bytearray()
+        received = peer.received
         deadline = trio.current_time() + settings.first_frame_seconds_max
         while True:
             with trio.move_on_at(deadline) as waiting:
+                await peer.room.wait()
                 chunk = await stream.receive_some(RECEIVE_BYTES)
             if waiting.cancelled_caught:
-                self._log.info("connection_silent", peer=connection, unfinished_bytes=len(received))
+                self._log.info("connection_silent", peer=peer.name, unfinished_bytes=len(received))
                 return
             if not chunk:
                 return
             received += chunk
             # A large request comes in many chunks; it is copied out once, when it is complete.
-            if not _may_be_complete(received, settings.frame_bytes_max):
-                continue
-            frames, consumed = split_frames(memoryview(bytes(received)), frame_bytes_max=settings.frame_bytes_max)
-            del received[:consumed]
-            kv_version = self._kv.version
-            for replies in self._replies(frames, connection):
-                if self._kv.version != kv_version:
-                    await self._kv_file.save()
-                with trio.move_on_after(settings.send_seconds_max) as sending:
-                    await stream.send_all(replies)
-                if sending.cancelled_caught:
-                    self._log.warning("peer_does_not_read", peer=connection, reply_bytes=len(replies))
-                    return
-            # Only a complete request moves the deadline: nobody holds a connection with a byte now and then.
-            deadline = trio.current_time() + settings.idle_seconds_max
+            if _may_be_complete(received, settings.frame_bytes_max):
+                frames, consumed = split_frames(memoryview(bytes(received)), frame_bytes_max=settings.frame_bytes_max)
+                del received[:consumed]
+                peer.unfinished = False
+                self._intake.finished(peer)
+                await self._answer(stream, peer, frames)
+                # Only a complete request moves the deadline: nobody holds a connection with a byte now and then.
+                deadline = trio.current_time() + settings.idle_seconds_max
+            if len(received) >= _LENGTH_BYTES and not peer.unfinished:
+                self._begin(peer, _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "big"))
 
-    def _replies(self, frames: list[tuple[int, memoryview, memoryview]], connection: str) -> Iterator[bytes]:
-        """The replies to all frames of a chunk in one piece, or in several if they are large."""
+    def _begin(self, peer: _Peer, nbytes: int) -> None:
+        """A request begins to arrive; without room for it the rest stays where it is."""
+        if nbytes > SMALL_BYTES:
+            peer.unfinished = True
+            if not self._intake.begin(peer, nbytes):
+                peer.room = trio.Event()
+
+    async def _answer(
+        self, stream: trio.SocketStream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]
+    ) -> None:
+        """Send the replies to all frames of a chunk in one piece, or in several if they are large or take long."""
+        kv_version = self._kv.version
         replies = bytearray()
-        for serialization, header, body in frames:
-            replies += self._handlers.handle(serialization, header, body, connection)
-            if len(replies) >= REPLY_BYTES:
-                yield bytes(replies)
-                replies.clear()
-        if replies:
-            yield bytes(replies)
+        since = trio.current_time()
+        for at, (serialization, header, body) in enumerate(frames, 1):
+            replies += self._handlers.handle(serialization, header, body, peer.name)
+            if at < len(frames) and len(replies) < REPLY_BYTES and trio.current_time() - since < _SLICE_SECONDS:
+                continue
+            if self._kv.version != kv_version:
+                await self._kv_file.save()
+                kv_version = self._kv.version
+            await self._send(stream, peer, bytes(replies))
+            replies.clear()
+            since = trio.current_time()
+
+    async def _send(self, stream: trio.SocketStream, peer: _Peer, replies: bytes) -> None:
+        self._sending[peer] = len(replies)
+        self._sending_bytes += len(replies)
+        try:
+            self._drop_some(peer)
+            with trio.move_on_after(self._settings.send_seconds_max) as sending:
+                await stream.send_all(replies)
+        finally:
+            self._sending_bytes -= self._sending.pop(peer, 0)
+        if sending.cancelled_caught:
+            self._log.warning("peer_does_not_read", peer=peer.name, reply_bytes=len(replies))
+            peer.close("does not read")
+            await trio.lowlevel.checkpoint()
+
+    def _drop_some(self, latest: _Peer) -> None:
+        """While too much waits to be read, drop who has not read for the longest time."""
+        while self._sending_bytes > self._settings.unread_bytes_max:
+            oldest, nbytes = next(iter(self._sending.items()))
+            if oldest is latest:
+                return
+            self._sending_bytes -= self._sending.pop(oldest)
+            self._log.warning("peer_does_not_read", peer=oldest.name, reply_bytes=nbytes)
+            oldest.close("does not read")
 
 
 def _may_be_complete(received: bytearray, frame_bytes_max: int) -> bool:

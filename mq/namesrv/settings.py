@@ -30,15 +30,28 @@ class NamesrvSettings(ProcessSettings):
     scan_seconds: float = Field(default=10.0, gt=0, description="how often silent brokers are looked for")
     order_topics: bool = Field(default=False, description="put the order configuration of a topic into its route")
 
-    connections_max: int = Field(default=10_000, ge=1, description="beyond it new connections are closed at once")
+    connections_max: int = Field(
+        default=10_000, ge=1, description="beyond it new connections are closed at once; less if the system allows less"
+    )
     frame_bytes_max: int = Field(default=16 * MIB, ge=64 * 1024, description="largest request")
     first_frame_seconds_max: float = Field(
         default=10.0, gt=0, description="who connects says something within this time"
     )
     idle_seconds_max: float = Field(default=120.0, gt=0, description="longest time without a complete request")
     send_seconds_max: float = Field(default=30.0, gt=0, description="a peer that does not read its answers is dropped")
+    unfinished_bytes_max: int = Field(
+        default=64 * MIB, ge=MIB, description="requests of all peers that arrive just now; beyond they wait unread"
+    )
+    unfinished_seconds_max: float = Field(
+        default=30.0, gt=0, description="a peer is dropped of whose request nothing more comes for so long"
+    )
+    unread_bytes_max: int = Field(
+        default=64 * MIB, ge=MIB, description="answers waiting for all peers; beyond the oldest are dropped"
+    )
 
     broker_groups_max: int = Field(default=10_000, ge=1)
+    brokers_max: int = Field(default=20_000, ge=1)
     topics_max: int = Field(default=100_000, ge=1)
+    routes_max: int = Field(default=1_000_000, ge=1, description="topics of all broker groups, each counted by itself")
     kv_entries_max: int = Field(default=10_000, ge=1)
     kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")

@@ -20,7 +20,9 @@ from mq.protocol.wire_names import I32, I64, wire
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 TOPICS_MAX: Final = 100_000
-"""Topics in one registration in the compressed form."""
+"""Topics in one registration."""
+_PART_BYTES_MAX: Final = 64 * 1024
+"""The data version, or the addresses of all filter servers, in the compressed form."""
 
 _I32: Final = struct.Struct(">i")
 
@@ -81,15 +83,18 @@ class RegisterBrokerBody(msgspec.Struct):
     def decode(cls, data: bytes | memoryview, *, compressed: bool = False) -> Self:
         """Read either form. Raises BodyError."""
         if not compressed:
+            # Objects of a few bytes each become many times as large; each topic is one, and may have one of attributes.
+            if len(data) > _PART_BYTES_MAX and bytes(data).count(b"{") > 3 * TOPICS_MAX:
+                raise BodyError(f"registration of {len(data)} bytes has more than {TOPICS_MAX} topics")
             plain = _Plain.decode(data)
             return cls(plain.table.topics, plain.table.data_version, plain.filter_servers)
         reader = _Reader(_inflated(data))
-        version = DataVersion.decode(reader.sized())
+        version = DataVersion.decode(reader.sized(_PART_BYTES_MAX))
         topics = {}
         for line in reader.lines():
             topic = _read_topic_line(line)
             topics[topic.topic_name] = topic
-        return cls(topics, version, decode_as(list[str], reader.sized()))
+        return cls(topics, version, decode_as(list[str], reader.sized(_PART_BYTES_MAX)))
 
 
 def _sized(data: bytes) -> bytes:
@@ -148,10 +153,10 @@ class _Reader:
         self._at += _I32.size
         return int(number)
 
-    def sized(self) -> bytes:
+    def sized(self, bytes_max: int = INFLATED_BYTES_MAX) -> bytes:
         size = self._number()
         start = self._at
-        if not 0 <= size <= len(self._data) - start:
+        if not 0 <= size <= min(bytes_max, len(self._data) - start):
             raise BodyError(f"registration has a part of {size} bytes at byte {start} of {len(self._data)}")
         self._at += size
         return self._data[start : self._at]

@@ -12,11 +12,12 @@ import pytest
 import trio
 
 from mq.cli.dev_cluster import HOST, Ports
-from mq.protocol.bodies import KVTable
+from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, TopicConfig
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import encode_request
 from tests.process.torture_wire import Wire, wired
+from tests.unit.broker.running import free_ports
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -105,6 +106,19 @@ async def talk(port: int, data: bytes) -> None:
         await trio.aclose_forcefully(stream)
 
 
+async def is_answering(wire: Wire) -> bool:
+    answer, _ = await wire.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+    return answer.code == ResponseCode.SUCCESS
+
+
+async def register(wire: Wire, group: str, body: bytes) -> int:
+    """Register the leader of a broker group; returns the answer's code."""
+    fields = {"brokerName": group, "brokerAddr": f"{group}:1", "clusterName": "c", "brokerId": 0, "haServerAddr": ""}
+    with trio.fail_after(SECONDS_MAX):
+        answer, _ = await wire.ask(RequestCode.REGISTER_BROKER, fields, body)
+    return answer.code
+
+
 async def _half_open(process_id: int, port: int) -> None:
     await wait_up(port, is_storing)
     header = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext={k: str(v) for k, v in SEND.items()})[8:]
@@ -159,3 +173,53 @@ async def _unread(process_id: int, port: int) -> None:
 def test_answers_that_nobody_reads(tmp_path: Path) -> None:
     with broker(tmp_path, unread_bytes_max=32 * MIB) as (process_id, port):
         trio.run(_unread, process_id, port)
+
+
+def topics(group: str, count: int, length: int) -> bytes:
+    names = (f"{group}-{number}".ljust(length, "x") for number in range(count))
+    body = RegisterBrokerBody(topics={name: TopicConfig(name) for name in names}, data_version=DataVersion(1))
+    return body.encode()
+
+
+async def _registrations(process_id: int, port: int) -> None:
+    await wait_up(port, is_answering)
+    async with wired(port) as wire, trio.open_nursery() as nursery:
+        assert await register(wire, "real", topics("real", 1000, 20)) == ResponseCode.SUCCESS
+        before = peak_bytes(process_id)
+        endless = encode_prefix(0, 200, 16 * MIB - 400) + bytes(15 * MIB)
+        for _ in range(100):
+            nursery.start_soon(talk, port, endless)
+
+        async def attack(number: int) -> None:
+            codes = set()
+            async with wired(port) as other:
+                for part in range(5):
+                    group = f"{number}-{part}"
+                    codes.add(await register(other, group, topics(group, 10_000, 300)))
+                await register(
+                    other,
+                    "tiny",
+                    b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
+                    + b",".join(b'"%d":{"topicName":""}' % each for each in range(500_000))
+                    + b"}}}",
+                )
+            assert codes <= {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
+
+        async with trio.open_nursery() as attackers:
+            for number in range(10):
+                attackers.start_soon(attack, number)
+            for _ in range(100):
+                nursery.start_soon(talk, port, encode_request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 1) * 100)
+        answer, body = await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "real-7".ljust(20, "x")})
+        assert answer.code == ResponseCode.SUCCESS
+        assert [each.broker_name for each in Route.decode(body).broker_datas] == ["real"]
+        assert await register(wire, "real", topics("real", 1000, 20)) == ResponseCode.SUCCESS
+        grown = peak_bytes(process_id) - before
+        assert grown < 600 * MIB, f"it took {grown} bytes more"
+        nursery.cancel_scope.cancel()
+
+
+def test_a_name_server_with_strange_brokers(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    with started(tmp_path, "namesrv", "--listen", f"{HOST}:{port}", "--data-dir", str(tmp_path / "data")) as process_id:
+        trio.run(_registrations, process_id, port)

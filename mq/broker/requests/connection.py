@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from mq.broker.requests.intake import SMALL_BYTES, Intake
 from mq.broker.requests.questions import NoAnswer, OnAnswer, Questions
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.requests.unread import MUCH_BYTES, Unread
@@ -20,6 +19,7 @@ from mq.protocol.chunks import decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import Response, encode_request, encode_response
+from mq.protocol.intake import SMALL_BYTES, Intake
 from raftlog import Reactor, StreamSocket, Unsent
 
 _ONEWAY = 2

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mq.namesrv.route_table import (
+    FILTER_SERVERS_MAX,
+    NAME_LENGTH_MAX,
     UNIT_FLAG,
     UNIT_SUBSCRIBED_FLAG,
     BrokerId,
+    NameTooLong,
     RouteTable,
     TableFull,
     TableLimits,
@@ -323,6 +326,53 @@ def test_limits() -> None:
     table.register_broker(0, broker(1, "10.0.0.4:1"), topics(), "conn")
 
 
+def test_topics_of_all_groups_and_brokers_are_bounded() -> None:
+    table = RouteTable(limits=TableLimits(brokers_max=2, routes_max=4))
+    table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
+    with pytest.raises(TableFull, match="4 topics of broker groups"):
+        table.register_broker(0, broker(0, B, group="b-b"), topics("T1", "T2", "T3"), "conn")
+    assert table.cluster_info().brokers.keys() == {"b-a"}, "what is refused leaves no trace"
+    table.register_broker(0, broker(0, B, group="b-b"), topics("T1", "T2"), "conn")
+    with pytest.raises(TableFull, match="4 topics of broker groups"):
+        table.register_topic("T3", [QueueData("b-a", 1, 1, 6)])
+    table.register_topic("T2", [QueueData("b-a", 1, 1, 6)])  # known already
+    with pytest.raises(TableFull, match="2 brokers"):
+        table.register_broker(0, broker(1, C), topics(), "conn")
+    table.register_broker(0, broker(0, B, group="b-b"), topics("T1", "T2"), "conn")
+    table.delete_topic("T1")
+    table.register_topic("T3", [QueueData("b-a", 1, 1, 6), QueueData("b-b", 1, 1, 6)])
+
+
+LONG = "x" * (NAME_LENGTH_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    ("who", "body", "ha_address"),
+    [
+        (broker(0, LONG), topics(), ""),
+        (broker(0, A, group=LONG), topics(), ""),
+        (broker(0, A, cluster=LONG), topics(), ""),
+        (broker(0, A), topics("T", LONG), ""),
+        (broker(1, A), topics("T", LONG), ""),
+        (broker(0, A), topics(), LONG),
+        (broker(0, A), RegisterBrokerBody(filter_servers=[LONG]), ""),
+    ],
+)
+def test_names_that_nothing_has_are_refused(who: BrokerId, body: RegisterBrokerBody, ha_address: str) -> None:
+    table = RouteTable()
+    with pytest.raises(NameTooLong, match=f"{NAME_LENGTH_MAX + 1} characters"):
+        table.register_broker(0, who, body, "conn", ha_address=ha_address)
+    assert table.cluster_info().brokers == {}
+
+
+def test_a_broker_has_few_filter_servers() -> None:
+    table = RouteTable()
+    most = [A] * FILTER_SERVERS_MAX
+    table.register_broker(0, broker(0, A), RegisterBrokerBody(filter_servers=most), "conn")
+    with pytest.raises(TableFull, match="filter servers"):
+        table.register_broker(0, broker(0, A), RegisterBrokerBody(filter_servers=[*most, A]), "conn")
+
+
 class RouteTableMachine(RuleBasedStateMachine):
     """Whatever brokers do, who is listed lives, and topics lead somewhere."""
 
@@ -370,6 +420,10 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert all(self.now - self.seen[address] <= 10 for address in listed)
         assert all(data.broker_addrs for data in info.brokers.values())
         assert sorted(info.brokers) == sorted(name for names in info.clusters.values() for name in names)
+
+    @invariant()
+    def routes_are_counted(self) -> None:
+        assert self.table._routes == sum(map(len, self.table._topics.values()))
 
     @invariant()
     def topics_lead_somewhere(self) -> None:

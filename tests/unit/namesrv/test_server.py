@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.bodies import ClusterInfo, DataVersion, KVTable, TopicList
+from mq.protocol.bodies import ClusterInfo, DataVersion, KVTable, RegisterBrokerBody, TopicConfig, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
@@ -214,6 +215,62 @@ async def test_limits_of_a_server() -> None:
         assert await second.closed()
         await first.stream.send_all(struct.pack(">ii", 65537, 0))
         assert await first.closed()
+
+
+@pytest.mark.trio
+async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> None:
+    async with name_server(unfinished_bytes_max=1024 * 1024) as server:
+        stopped, waits, small = await server.connect(), await server.connect(), await server.connect()
+        await stopped.stream.send_all(struct.pack(">ii", 1024 * 1024 - 4, 100) + bytes(100_000))
+        await small.register()
+        filler = {**broker_fields(address="10.0.0.2:1", group="b-b"), "haServerAddr": ""}
+        response, _ = await waits.ask(103, filler, b"{" + b" " * 500_000 + b"}")
+        assert response.code == ResponseCode.SUCCESS
+        assert await stopped.closed()
+        assert await small.route() is not None
+
+
+@pytest.mark.trio
+async def test_a_stopped_request_is_dropped_though_nobody_waits() -> None:
+    async with name_server(unfinished_seconds_max=0.02) as server:
+        stopped = await server.connect()
+        await stopped.stream.send_all(struct.pack(">ii", 100_000, 100) + bytes(1000))
+        assert await stopped.closed()
+
+
+@pytest.mark.trio
+async def test_of_too_many_unread_answers_the_oldest_is_dropped() -> None:
+    with capture_logs() as logs:
+        async with name_server(unread_bytes_max=2 * 1024 * 1024) as server:
+            broker = await server.connect()
+            body = RegisterBrokerBody(topics={name: TopicConfig(name) for name in (f"{n:0>500}" for n in range(3000))})
+            response, _ = await broker.ask(103, {**broker_fields(), "haServerAddr": ""}, body.encode())
+            assert response.code == ResponseCode.SUCCESS
+            deaf = [await server.connect() for _ in range(3)]
+            for peer in deaf:  # more than buffers hold
+                await peer.stream.send_all(b"".join(encode_request(206, opaque) for opaque in range(20)))
+            dropped: set[str] = set()
+            while len(dropped) < 2:
+                assert await broker.route("0" * 500) is not None
+                dropped = {entry["peer"] for entry in logs if entry["event"] == "peer_does_not_read"}
+            response, names = await broker.ask(206)
+            assert (response.code, len(TopicList.decode(names).topics)) == (ResponseCode.SUCCESS, 3000)
+
+
+@pytest.mark.trio
+async def test_an_answer_longer_than_a_frame_is_refused() -> None:
+    async with name_server() as server:
+        broker = await server.connect()
+        for part in range(2):
+            names = (f"{part}{n:0>510}" for n in range(17_000))
+            body = RegisterBrokerBody(topics={name: TopicConfig(name) for name in names})
+            fields = {**broker_fields(part, f"10.0.0.{part}:1", f"b-{part}"), "brokerId": 0, "haServerAddr": ""}
+            fields |= {"compressed": "true"}
+            response, _ = await broker.ask(103, fields, body.encode_compressed())
+            assert response.code == ResponseCode.SUCCESS
+        response, names = await broker.ask(206)
+        assert (response.code, names) == (ResponseCode.SYSTEM_ERROR, b"")
+        assert "fit into a frame" in str(response.remark)
 
 
 @pytest.mark.trio
