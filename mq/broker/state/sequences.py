@@ -5,8 +5,8 @@ nobody knows any more whether it was stored. The first record with a sequence nu
 copies that the broker made of it, such as the delivery of a delayed one, and change nothing.
 
 The table is bounded: by messages of one producer, by producers, and by messages in all. Who stored nothing for longest
-makes room first: of producers with many messages the older half goes, then producers go as a whole. The latter also
-when seven days have passed since their last message, by the store times of other messages with sequence numbers.
+makes room first: of producers with many messages the older half goes, then producers go as a whole. No clock has a say
+in this: one that is days ahead would make the table forget what producers are about to repeat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ MESSAGES_MAX = 1_000_000
 """In all: 16 bytes each, in memory and in a snapshot."""
 NARROW = MESSAGES_MAX // PRODUCERS_MAX
 """What is left of a producer's messages when the table is full."""
-AGE_MS_MAX = 7 * 24 * 3600 * 1000
 
 _NONE = -1
 _INT = "q"
@@ -47,7 +46,10 @@ class NotFound(Enum):
 
 
 class _Window:
-    """What is known of one producer: sequence numbers, ascending, and where the messages are."""
+    """What is known of one producer: sequence numbers, ascending, and where the messages are.
+
+    ``latest_ms`` is the store time of the latest one, for those who read a snapshot; nothing is decided by it.
+    """
 
     __slots__ = ("epoch", "floor", "latest_ms", "numbers", "positions")
 
@@ -123,19 +125,18 @@ class Sequences:
         if len(window.numbers) > NARROW:
             self._wide[producer] = None
             self._wide.move_to_end(producer)
-        self._make_room(store_ms)
+        self._make_room()
 
     def apply(self, command: PartCommand) -> None:
         """See `Part.apply`. There is no command: records say it all."""
         raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
 
-    def _make_room(self, now_ms: int) -> None:
+    def _make_room(self) -> None:
         windows = self._windows
-        oldest = next(iter(windows))
-        while windows[oldest].latest_ms < now_ms - AGE_MS_MAX or len(windows) > PRODUCERS_MAX:
-            self.count -= len(windows.pop(oldest).numbers)
+        while len(windows) > PRODUCERS_MAX:
+            oldest, window = windows.popitem(last=False)
+            self.count -= len(window.numbers)
             self._wide.pop(oldest, None)
-            oldest = next(iter(windows))
         while self.count > MESSAGES_MAX:
             producer, _ = self._wide.popitem(last=False)
             window = windows[producer]
