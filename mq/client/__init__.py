@@ -33,7 +33,8 @@ from mq.client.filters import Sql, sql
 from mq.client.handling import Handler
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.offsets import ConsumeFrom
-from mq.client.pop_consumer import PopConsumer, PoppedMessage
+from mq.client.pop_consumer import PopConsumer
+from mq.client.popped import PoppedMessage
 from mq.client.process_queue import FlowLimits
 from mq.client.producer import Producer
 from mq.client.pull_consumer import PullConsumer

@@ -19,47 +19,32 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 
-from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, UnreadableAnswer
+from mq.client.connection import Connection
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute
 from mq.client.filters import Sql
 from mq.client.identity import new_client_id
 from mq.client.logs import log
-from mq.client.lookups import received_messages
-from mq.client.message import ReceivedMessage
+from mq.client.popped import Inbox, PoppedMessage, read_popped
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import TopicRoute
 from mq.client.subscribed import subscription_of
 from mq.client.task_group import open_task_group
-from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
 from mq.protocol.names import check_group, check_topic, pop_retry_topic
-from mq.protocol.receipts import BITS_BYTES_MAX, NORMAL, AckRow, BatchAck, Receipt, ReceiptError, encode_bits, mark_of
+from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
 
-__all__ = ["PopConsumer", "PoppedMessage"]
+__all__ = ["PopConsumer"]
 
 RETRY_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 """How much longer than it may be held an answer to a pop is waited for."""
 BATCH_MAX = 32
-SPAN_MAX = 8 * BITS_BYTES_MAX
 INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
-
-
-class PoppedMessage(ReceivedMessage):
-    """A message with the receipt under which it is acknowledged; hidden from others until `hidden_until`."""
-
-    __slots__ = ("hidden_until", "receipt")
-
-    def __init__(self, message: ReceivedMessage, receipt: Receipt, hidden_until: float) -> None:
-        super().__init__(message.record, message.queue, message.body)
-        self.receipt = receipt
-        self.hidden_until = hidden_until
-        """By the clock of the event loop."""
 
 
 class _AckBatch:
@@ -69,6 +54,12 @@ class _AckBatch:
         self.receipts: list[Receipt] = []
         self.answered = anyio.Event()
         self.error: ClientError | None = None
+
+    def fail(self) -> None:
+        """Nobody hears what becomes of them."""
+        self.error = ClientClosed("the consumer was closed before the answer came")
+        self.error.stored = "unknown"
+        self.answered.set()
 
 
 class PopConsumer(anyio.AsyncContextManagerMixin):
@@ -86,7 +77,12 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
     A message is hidden from the rest of the group for `invisible` seconds. What is neither acknowledged nor given back
     by then comes again, to anybody of the group, with `reconsume_times` grown. `tags` chooses messages as in
     `PushConsumer.subscribe`. A new group begins where `consume_from` says. `ahead` is how many messages may wait here
-    to be taken, besides one answer of each broker group; those whose time is over meanwhile are left out.
+    before no more are popped; those whose time is over meanwhile are left out.
+
+    With `ordered`, the messages of a queue come in its order, each when the one before it is acknowledged, and the
+    whole group works on one message of a queue at a time. One that is given back or not acknowledged in time comes
+    again before those behind it. Messages of a queue that came together, `ahead` of them at most, are hidden for
+    `invisible` seconds together. All members of a group must say the same.
 
     `timeout` bounds `ack` and `nack`, in seconds: within it they outlive a change of leaders.
     """
@@ -98,6 +94,7 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         topic: str,
         tags: str | Sql = "*",
         *,
+        ordered: bool = False,
         invisible: float = 60.0,
         consume_from: Literal["first", "last"] = "last",
         ahead: int = BATCH_MAX,
@@ -120,14 +117,18 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         self.invisible = invisible
         self.timeout = timeout
         self._subscription = subscription_of(topic, tags)
+        self._ordered = ordered
         self._init_mode = 0 if consume_from == "first" else 1
         self._hold_seconds = hold_seconds
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._rng = rng
         self._ahead = ahead
+        self._attempts = 0
+        self._held: dict[str, Connection] = {}
         self._polled: set[str] = set()
         self._acks: dict[str, _AckBatch] = {}
+        self._inbox = Inbox(ahead, ordered=ordered)
         self._remoting: Remoting | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -142,15 +143,26 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
             settings=self._remoting_settings,
             rng=self._rng,
         ) as remoting:
-            self._sender, self._messages = anyio.create_memory_object_stream[PoppedMessage](self._ahead)
+            self._inbox = Inbox(self._ahead, ordered=self._ordered)
+            self._polled.clear()
+            self._held.clear()
             try:
-                async with self._sender, self._messages, open_task_group() as tasks:
+                async with open_task_group() as tasks:
                     self._remoting, self._tasks = remoting, tasks
                     self._note_route(await remoting.route(self.topic, refresh=True))
                     yield self
             finally:
                 self._tasks = None
+                for batch in self._acks.values():
+                    batch.fail()
+                self._acks.clear()
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    if rest := self._inbox.close():
+                        # Otherwise their queues would rest until their time is over. Pops that are still held at the
+                        # brokers end with their connections, or they would get the messages again.
+                        for connection in self._held.values():
+                            connection.close("left while a pop was held")
+                        await self._give_back(rest, 0.0)
                     await remoting.unregister(self.client_id)
 
     def _opened(self) -> tuple[Remoting, anyio.abc.TaskGroup]:
@@ -172,17 +184,16 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
 
     async def __anext__(self) -> PoppedMessage:
         self._opened()
-        while True:
-            message = await self._messages.receive()
-            if message.hidden_until > anyio.current_time():
-                return message
+        return await self._inbox.get()
 
     async def ack(self, message: PoppedMessage) -> None:
         """Say that a message is done; returns when that is stored. Raises ClientError if nobody says so in time.
 
-        If its time was over before, it comes again all the same.
+        If its time was over before, it comes again all the same. In order, the next one of its queue may come from
+        this call on.
         """
         _, tasks = self._opened()
+        self._inbox.done(message)
         broker_name = message.queue.broker_name
         batch = self._acks.get(broker_name)
         if batch is None:
@@ -196,21 +207,38 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
     async def nack(self, message: PoppedMessage, delay: float = 0.0) -> None:
         """Let a message come again in `delay` seconds from now, sooner or later than it would. Raises ClientError.
 
-        Afterwards it cannot be acknowledged any more.
+        Afterwards it cannot be acknowledged any more. In order, those behind it come after it.
         """
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds, allowed are 0 to {INVISIBLE_SECONDS_MAX}")
         self._opened()
-        receipt = message.receipt
-        ext = {
-            "consumerGroup": self.group,
-            "topic": self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
-            "queueId": str(receipt.queue_id),
-            "extraInfo": receipt.encode(),
-            "offset": str(receipt.offset),
-            "invisibleTime": str(math.ceil(delay * 1000)),
-        }
-        await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"")
+        errors = await self._give_back(self._inbox.drop(message), delay)
+        if errors:
+            raise errors[0]
+
+    async def _give_back(self, messages: Sequence[PoppedMessage], delay: float) -> list[ClientError]:
+        """Let messages come again; returns what was in the way."""
+        errors: list[ClientError] = []
+
+        async def change(message: PoppedMessage) -> None:
+            receipt = message.receipt
+            ext = {
+                "consumerGroup": self.group,
+                "topic": self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
+                "queueId": str(receipt.queue_id),
+                "extraInfo": receipt.encode(),
+                "offset": str(receipt.offset),
+                "invisibleTime": str(math.ceil(delay * 1000)),
+            }
+            try:
+                await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"")
+            except ClientError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for message in messages:
+                tasks.start_soon(change, message)
+        return errors
 
     async def _send_acks(self, broker_name: str) -> None:
         """Send what is gathered, and what comes meanwhile, until nothing is left."""
@@ -222,14 +250,16 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                 await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
             except ClientError as error:
                 batch.error = error
-            finally:
-                batch.answered.set()
+            except BaseException:  # the consumer is being left
+                batch.fail()
+                raise
+            batch.answered.set()
         del self._acks[broker_name]
 
     def _ack_body(self, broker_name: str, receipts: list[Receipt]) -> bytes:
-        rows: dict[tuple[str, int, int, int], int] = {}
+        rows: dict[tuple[str, int, int, int, int], int] = {}
         for receipt in receipts:
-            key = receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms
+            key = receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue
             rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)
         acks = [
             AckRow(
@@ -238,16 +268,18 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                 mark=mark,
                 start=start,
                 queue_id=queue_id,
+                revive_queue=revive_queue,
                 pop_time_ms=pop_time_ms,
                 encoded_bits=encode_bits(bits),
             )
-            for (mark, queue_id, start, pop_time_ms), bits in rows.items()
+            for (mark, queue_id, start, pop_time_ms, revive_queue), bits in rows.items()
         ]
         return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))
 
     async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> None:
         """A request about popped messages, again while there is time: to say it twice is to say it once."""
-        remoting, _ = self._opened()
+        remoting = self._remoting
+        assert remoting is not None, "something is said of messages before there are any"
         deadline = anyio.current_time() + self.timeout
         refresh = False
         while True:
@@ -283,23 +315,27 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         """Get messages of a broker group for ever. Raises BrokerError for what will not change."""
         remoting, _ = self._opened()
         refresh = False
+        attempt = self._new_attempt()
         while True:
+            await self._inbox.room()
             asked_at = anyio.current_time()
             try:
                 address = await self._leader(remoting, broker_name, refresh=refresh)
                 connection = await remoting.connection(address)
+                self._held[broker_name] = connection
                 response, body = await connection.request(
                     RequestCode.POP_MESSAGE,
-                    self._pop_ext(),
+                    self._pop_ext(attempt),
                     timeout=self._hold_seconds + ANSWER_SECONDS,
                     may_be_held=True,
                 )
+                del self._held[broker_name]
+                attempt = self._new_attempt()
                 refresh = response.code in _NOT_NOW
                 if response.code == ResponseCode.SUCCESS:
                     # Only now, as far as anybody here knows: the pop may have been held for longer than that.
                     hidden_until = anyio.current_time() + self.invisible
-                    for message in self._read(broker_name, response, body, hidden_until):
-                        await self._sender.send(message)
+                    self._inbox.put(read_popped(self.topic, broker_name, response, body, hidden_until))
                 elif response.code not in _NOTHING and not refresh:
                     raise BrokerError(response.code, response.remark or "", address)
                 elif anyio.current_time() < asked_at + RETRY_SECONDS:
@@ -313,57 +349,26 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
 
-    def _pop_ext(self) -> dict[str, str]:
+    def _new_attempt(self) -> str:
+        """The name of a pop. Who asks again by it gets, in order, what was on its way to him when it got lost."""
+        self._attempts += 1
+        return f"{self.client_id}#{self._attempts}"
+
+    def _pop_ext(self, attempt: str) -> dict[str, str]:
         subscription = self._subscription
-        return {
+        ext = {
             "consumerGroup": self.group,
             "topic": self.topic,
             "queueId": "-1",
-            "maxMsgNums": str(BATCH_MAX),
+            "maxMsgNums": str(min(BATCH_MAX, self._ahead) if self._ordered else BATCH_MAX),
             "invisibleTime": str(math.ceil(self.invisible * 1000)),
             "pollTime": str(int(self._hold_seconds * 1000)),
             "bornTime": str(time.time_ns() // 1_000_000),
             "initMode": str(self._init_mode),
             "expType": subscription.expression_type,
             "exp": subscription.expression,
-            "order": "false",
+            "order": "true" if self._ordered else "false",
         }
-
-    def _read(self, broker_name: str, response: Response, body: memoryview, hidden_until: float) -> list[PoppedMessage]:
-        """The messages of an answer, with their receipts. Raises UnreadableAnswer."""
-        ext = response.ext
-        try:
-            starts = {}
-            for row in filter(None, ext.get("startOffsetInfo", "").split(";")):
-                mark, queue_id, start = row.split(" ")
-                starts[mark, int(queue_id)] = int(start)
-            pop_time_ms, invisible_ms = int(ext["popTime"]), int(ext["invisibleTime"])
-            revive_queue = int(ext["reviveQid"])
-            # What comes again has its receipt with it; so may a message that somebody sent on with all its properties.
-            may_carry = any(mark != NORMAL for mark, _ in starts)
-            messages = []
-            for message in received_messages(broker_name, body):
-                record = message.record
-                carried = record.properties.get(props.POP_CK)
-                if carried is not None and may_carry:
-                    receipt = Receipt.decode(carried)
-                else:
-                    mark = mark_of(record.topic)
-                    receipt = Receipt(
-                        starts[mark, record.queue_id],
-                        pop_time_ms,
-                        invisible_ms,
-                        revive_queue,
-                        mark,
-                        broker_name,
-                        record.queue_id,
-                        record.queue_offset,
-                    )
-                if not 0 <= receipt.offset - receipt.start < SPAN_MAX:
-                    raise ReceiptError(f"message {receipt.offset} of a pop that began at {receipt.start}")
-                if record.topic != self.topic:  # what comes again may be named after where it waited
-                    message.record = msgspec.structs.replace(record, topic=self.topic)
-                messages.append(PoppedMessage(message, receipt, hidden_until))
-        except (KeyError, ValueError, ReceiptError) as error:
-            raise UnreadableAnswer(f"popped, but the answer says not what: {error!r}") from error
-        return messages
+        if self._ordered:
+            ext["attemptId"] = attempt
+        return ext

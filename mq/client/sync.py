@@ -23,7 +23,8 @@ from mq.client.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.pop_consumer import PopConsumer, PoppedMessage
+from mq.client.pop_consumer import PopConsumer
+from mq.client.popped import PoppedMessage
 from mq.client.producer import Producer
 from mq.client.pull_consumer import PullConsumer
 from mq.client.transactions import Transaction, TransactionProducer

@@ -31,6 +31,7 @@ BITS_BYTES_MAX: Final = 128
 """Of one row of a batch of acknowledgements."""
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_COUNT: Final = re.compile(r"(\S+) (?:([0-9]{1,10})|qo([0-9]{1,10})%([0-9]{1,19})) ([0-9]{1,10})", re.ASCII)
 _INT64_MAX: Final = 2**63 - 1
 _FIELDS: Final = 8
 
@@ -89,6 +90,25 @@ def count_info(mark: str, queue_id: int, counts: Mapping[int, int]) -> str:
     rows = [f"{mark} {queue_id} {min(counts.values())}"]
     rows += [f"{mark} qo{queue_id}%{offset} {count}" for offset, count in counts.items()]
     return ";".join(rows)
+
+
+def read_count_info(text: str) -> dict[tuple[str, int, int], int]:
+    """``orderCountInfo`` by mark, queue id and offset; offset -1 is for all of a queue that are not named.
+
+    Of a queue that names any, those that it does not name were never popped before. Raises ReceiptError.
+    """
+    counts: dict[tuple[str, int, int], int] = {}
+    for row in filter(None, text.split(";")):
+        match = _COUNT.fullmatch(row)
+        if match is None:
+            raise ReceiptError(f"a count of pops that is none: {row[:80]!r}")
+        mark, queue, named, offset, count = match.groups()
+        if queue is not None:
+            counts.setdefault((mark, int(queue), -1), int(count))
+        else:
+            counts[mark, int(named), -1] = 0
+            counts[mark, int(named), int(offset)] = int(count)
+    return counts
 
 
 # -- batches of acknowledgements ---------------------------------------------------------------------------------------

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.names import TOPIC_BYTES_MAX, check_topic, pop_retry_topic
-from mq.protocol.receipts import BatchAck, Receipt, ReceiptError, count_info, decode_bits, encode_bits, queue_info
+from mq.protocol.receipts import (
+    BatchAck,
+    Receipt,
+    ReceiptError,
+    count_info,
+    decode_bits,
+    encode_bits,
+    queue_info,
+    read_count_info,
+)
 
 
 def test_the_bits_of_a_batch_are_those_of_the_protocols_sample() -> None:
@@ -78,6 +87,20 @@ def test_header_fields_are_as_clients_take_them_apart() -> None:
     assert queue_info([]) == ("", "")
     assert count_info("0", 3, {10: 2, 12: 1}) == "0 3 1;0 qo3%10 2;0 qo3%12 1"
     assert count_info("0", 3, {}) == ""
+
+
+def test_counts_are_read_back() -> None:
+    text = count_info("0", 3, {10: 2, 12: 1}) + ";0 4 7"
+    named = {("0", 3, -1): 0, ("0", 3, 10): 2, ("0", 3, 12): 1, ("0", 4, -1): 7}
+    assert read_count_info(text) == named
+    assert read_count_info(";".join(reversed(text.split(";")))) == named
+    assert read_count_info("") == {}
+
+
+@pytest.mark.parametrize("text", ["0 3", "0 3 x", "0 qo3 1", "0 qo3% 1", "0 -3 1", "0 3 1 2", "0 3 12345678901"])
+def test_what_counts_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ReceiptError, match="a count of pops"):
+        read_count_info(text)
 
 
 def test_a_retry_topic_has_the_name_that_clients_know_while_it_fits() -> None:
