@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.protocol.codes import ResponseCode
-from tests.unit.broker.running import Client
+from tests.unit.broker.running import SECONDS_MAX, Answer, Client
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -21,9 +23,11 @@ MESSAGES = 600
 SETTINGS = {"slow_consumer_bytes": str(MIB)}
 
 
-async def connect(cluster: DevCluster, node_id: str) -> Client:
+@asynccontextmanager
+async def connected(cluster: DevCluster, node_id: str) -> AsyncIterator[Client]:
     host, _, port = cluster.address(node_id).rpartition(":")
-    return Client(await trio.open_tcp_stream(host, int(port)))
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        yield Client(stream)
 
 
 async def fill(cluster: DevCluster) -> None:
@@ -41,19 +45,42 @@ async def fill(cluster: DevCluster) -> None:
                     nursery.start_soon(producer.send, message)
 
 
+async def level(clients: list[Client]) -> None:
+    """Wait until all replicas have applied the same log to its end."""
+    with trio.fail_after(SECONDS_MAX):
+        while True:
+            tables = [await client.info() for client in clients]
+            if len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1:
+                return
+            await trio.sleep(0.05)
+
+
+async def sent_away(leader: Client) -> Answer:
+    """The leader's answer to a pull from the beginning, once it has heard of a follower that can serve the next."""
+    with trio.fail_after(SECONDS_MAX):
+        while not int((answer := await leader.pull(maxMsgNums=32)).ext["suggestWhichBrokerId"]):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+    return answer
+
+
 async def test_a_backlog_is_read_from_a_follower_and_the_rest_from_the_leader(tmp_path: Path) -> None:
-    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster, AsyncExitStack() as open_:
         await fill(cluster)
         leader = await cluster.leader()
-        clients = {int(node_id[1:]) + 1: await connect(cluster, node_id) for node_id in cluster.node_ids}
-        clients[0] = clients.pop(int(leader[1:]) + 1)
+        clients = {
+            0 if node_id == leader else int(node_id[1:]) + 1: await open_.enter_async_context(
+                connected(cluster, node_id)
+            )
+            for node_id in cluster.node_ids
+        }
+        await level(list(clients.values()))
+        answer = await sent_away(clients[0])
         offset, broker_id = 0, 0
         seen: set[str] = set()
         asked: list[int] = []
         left: dict[int, int] = {}
-        while offset < MESSAGES:
+        while True:
             asked.append(broker_id)
-            answer = await clients[broker_id].pull(offset=offset, maxMsgNums=32)
             assert answer.code == ResponseCode.SUCCESS, answer
             assert [record.queue_offset for record in answer.records] == list(
                 range(offset, int(answer.ext["nextBeginOffset"]))
@@ -62,6 +89,9 @@ async def test_a_backlog_is_read_from_a_follower_and_the_rest_from_the_leader(tm
             offset = int(answer.ext["nextBeginOffset"])
             broker_id = int(answer.ext["suggestWhichBrokerId"])
             left[broker_id] = MESSAGES - offset
+            if offset == MESSAGES:
+                break
+            answer = await clients[broker_id].pull(offset=offset, maxMsgNums=32)
         assert len(seen) == MESSAGES
         # First the leader says who, then that one serves, and at last the leader again.
         followers = [broker_id for broker_id in asked if broker_id]
@@ -69,29 +99,24 @@ async def test_a_backlog_is_read_from_a_follower_and_the_rest_from_the_leader(tm
         assert asked == [0, *followers, *[0] * (len(asked) - 1 - len(followers))]
         assert len(followers) > MESSAGES // 32 / 2
         assert left[followers[0]] * BODY_BYTES < 0.7 * MIB  # half of the limit, and one answer
-        for client in clients.values():
-            await trio.aclose_forcefully(client.stream)
 
 
 async def test_a_follower_that_dies_while_it_serves_costs_nothing(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         await fill(cluster)
-        leader = await cluster.leader()
-        client = await connect(cluster, leader)
-        serving = int((await client.pull(maxMsgNums=1)).ext["suggestWhichBrokerId"])
-        assert serving
-        received: set[str] = set()
-        with trio.fail_after(60):
-            async with PushConsumer(cluster.namesrv, group="G", consume_from="first") as consumer:
-                consumer.subscribe("T")
-                async for message in consumer:
-                    received.add(message.properties["n"])
-                    if len(received) == 50:
-                        cluster.kill(f"n{serving - 1}")
-                    if len(received) == MESSAGES:
-                        break
-        # Nobody is sent to the dead one any more.
-        with trio.fail_after(10):
-            while int((await client.pull(maxMsgNums=1)).ext["suggestWhichBrokerId"]) == serving:  # noqa: ASYNC110
-                await trio.sleep(0.1)
-        await trio.aclose_forcefully(client.stream)
+        async with connected(cluster, await cluster.leader()) as client:
+            serving = int((await sent_away(client)).ext["suggestWhichBrokerId"])
+            received: set[str] = set()
+            with trio.fail_after(SECONDS_MAX):
+                async with PushConsumer(cluster.namesrv, group="G", consume_from="first") as consumer:
+                    consumer.subscribe("T")
+                    async for message in consumer:
+                        received.add(message.properties["n"])
+                        if len(received) == 50:
+                            cluster.kill(f"n{serving - 1}")
+                        if len(received) == MESSAGES:
+                            break
+            # Nobody is sent to the dead one any more.
+            with trio.fail_after(SECONDS_MAX):
+                while int((await client.pull(maxMsgNums=1)).ext["suggestWhichBrokerId"]) == serving:  # noqa: ASYNC110
+                    await trio.sleep(0.1)
