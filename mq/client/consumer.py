@@ -194,6 +194,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             rng=self._rng,
         ) as remoting:
             self._remoting = remoting
+            self._board.open()
             self._offsets: GroupOffsets | LocalOffsets
             if self._broadcast is None:
                 self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
@@ -223,10 +224,14 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                     try:
                         yield self
                     finally:
+                        self.stop()
                         if tracer is not None:
                             await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 self._tasks = None
+                self._board.close()
+                if self._assignment is not None:
+                    self._assignment.changed.set()
                 # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
                 # soon as it hears that we have left.
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
@@ -417,6 +422,13 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             raise ClientClosed("enter the consumer first: async with PushConsumer(...) as consumer")
         return self._assignment
 
+    def _entered(self) -> Assignment:
+        """As `_opened`, and the block has not ended yet."""
+        assignment = self._opened()
+        if self._tasks is None:
+            raise ClientClosed("the consumer is closed")
+        return assignment
+
     # Looking at the assignment.
 
     @property
@@ -425,11 +437,13 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         return self._assignment.queues if self._assignment is not None else frozenset()
 
     async def wait_assigned(self) -> frozenset[MessageQueue]:
-        """Wait until at least one queue is ours."""
-        assignment = self._opened()
+        """Wait until at least one queue is ours. Raises ClientClosed."""
+        assignment = self._entered()
         while not assignment.queues:
-            assignment.changed = anyio.Event()
+            if assignment.changed.is_set():  # else others wait for it, too
+                assignment.changed = anyio.Event()
             await assignment.changed.wait()
+            self._entered()
         return assignment.queues
 
     @property
@@ -439,7 +453,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     async def commit(self) -> None:
         """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
-        await self._offsets.commit(self._opened().commit_offsets(), seconds=1.0)
+        offsets = self._entered().commit_offsets()
+        await self._offsets.commit(offsets, seconds=1.0)
 
     # Pausing.
 
@@ -474,21 +489,21 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     def __aiter__(self) -> MessageStream:
         """A stream of messages, each acknowledged when the next one is asked for."""
-        self._opened()
+        self._entered()
         return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
 
     def deliveries(self) -> DeliveryStream:
         """A stream of deliveries, to be acknowledged one by one in any order."""
-        self._opened()
+        self._entered()
         return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
 
     async def run(self, handler: Handler | None = None) -> None:
-        """Give messages to the handlers until `stop` is called or the caller is cancelled.
+        """Give messages to the handlers until `stop` is called, the consumer is left or the caller is cancelled.
 
         `handler` takes the messages of topics without a handler of their own. What was handed out and not finished
         when this ends is handed out again, by the next `run` or to the next owner of the queue.
         """
-        self._opened()
+        self._entered()
         await self._handling.run(handler)
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
+from mq.client.errors import ClientClosed
 from mq.client.message import ReceivedMessage
 from mq.client.process_queue import ProcessQueue
 from mq.client.tracing import Tracer
@@ -36,6 +37,16 @@ class DeliveryBoard:
         self._alarms: list[tuple[float, int, ProcessQueue]] = []
         self._alarm_count = 0
         self._offered = anyio.Event()
+        self._closed = False
+
+    def open(self) -> None:
+        """Messages may be waited for."""
+        self._closed = False
+
+    def close(self) -> None:
+        """No more messages come; whoever waits for one hears of it."""
+        self._closed = True
+        self._offered.set()
 
     def offer(self, queue: ProcessQueue) -> None:
         """`queue` may have something to hand out."""
@@ -63,12 +74,18 @@ class DeliveryBoard:
     async def take(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
     ) -> tuple[ProcessQueue, list[ReceivedMessage]]:
-        """Wait for messages of any queue, and take at most `count(queue)` of them. Cancelled, it takes none."""
+        """Wait for messages of any queue, and take at most `count(queue)` of them. Cancelled, it takes none.
+
+        Raises ClientClosed.
+        """
         await anyio.lowlevel.checkpoint_if_cancelled()
         while True:
+            if self._closed:
+                raise ClientClosed("the consumer is closed")
             if (taken := self.take_nowait(count, exclusive=exclusive)) is not None:
                 return taken
-            self._offered = anyio.Event()
+            if self._offered.is_set():  # else others wait for it, too
+                self._offered = anyio.Event()
             seconds = max(self._alarms[0][0] - anyio.current_time(), 0.0) if self._alarms else float("inf")
             with anyio.move_on_after(seconds):
                 await self._offered.wait()

@@ -166,8 +166,10 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                     await remoting.unregister(self.client_id)
 
     def _opened(self) -> tuple[Remoting, anyio.abc.TaskGroup]:
-        if self._remoting is None or self._tasks is None:
+        if self._remoting is None:
             raise ClientClosed("enter the consumer first: async with PopConsumer(...) as consumer")
+        if self._tasks is None:
+            raise ClientClosed("the consumer is closed")
         return self._remoting, self._tasks
 
     def _note_route(self, route: TopicRoute) -> None:

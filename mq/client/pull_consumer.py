@@ -115,6 +115,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             try:
                 async with open_task_group() as tasks:
                     self._remoting, self._tasks = remoting, tasks
+                    self._board.open()
                     self._tracer = tracer = open_tracer(
                         tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
                     )
@@ -125,12 +126,15 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
                             await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 self._tasks = None
+                self._board.close()
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id)
 
     def _opened(self) -> Remoting:
-        if self._remoting is None or self._tasks is None:
+        if self._remoting is None:
             raise ClientClosed("enter the consumer first: async with PullConsumer(...) as consumer")
+        if self._tasks is None:
+            raise ClientClosed("the consumer is closed")
         return self._remoting
 
     # What to read.
