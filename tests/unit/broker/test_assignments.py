@@ -23,7 +23,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.operator_bodies import AssignmentQuery
 from mq.protocol.queue_tables import QueueRef
-from tests.unit.broker.running import Answer, Client, free_ports, running
+from tests.free_ports import free_ports
+from tests.unit.broker.running import Answer, Client, running
 from tests.unit.namesrv.serving import name_server
 
 ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])

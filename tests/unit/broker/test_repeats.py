@@ -13,12 +13,12 @@ import trio
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from tests.free_ports import free_ports
 from tests.unit.broker.running import (
     LONG_NAMES,
     Answer,
     Client,
     RunningBroker,
-    free_ports,
     properties,
     running,
     send_ext,

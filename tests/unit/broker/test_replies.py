@@ -17,13 +17,13 @@ from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.reply_requests import PushReplyMessageToClient
+from tests.free_ports import free_ports
 from tests.unit.broker.running import (
     LONG_NAMES,
     Answer,
     Client,
     RunningBroker,
     broker_settings,
-    free_ports,
     interpreter_as_before,
     properties,
     running,

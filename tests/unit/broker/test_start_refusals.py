@@ -15,7 +15,8 @@ import trio
 
 from mq.broker.server import StartRefused, serve
 from mq.broker.settings import BrokerSettings
-from tests.unit.broker.running import broker_settings, free_ports, interpreter_as_before, running
+from tests.free_ports import free_ports
+from tests.unit.broker.running import broker_settings, interpreter_as_before, running
 
 
 async def refusal(settings: BrokerSettings) -> str:

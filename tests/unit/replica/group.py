@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from raftlog.segment.writer import Writer
 from raftlog.starting import core_for
 from raftlog.transport import Transport
 from raftlog.wire import Kind
+from tests.free_ports import free_ports
 
 CLUSTER = "00112233445566778899aabbccddeeff"
 SEGMENT_BYTES = 64 * 1024
@@ -146,14 +146,6 @@ class Node:
 
 
 Condition = Callable[[Node], bool]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 async def wait_leader(nodes: Sequence[Node]) -> Node:

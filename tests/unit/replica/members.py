@@ -22,7 +22,8 @@ from raftlog import (
     Run,
     serve_node,
 )
-from tests.unit.replica.group import CLUSTER, Recorder, free_ports
+from tests.free_ports import free_ports
+from tests.unit.replica.group import CLUSTER, Recorder
 
 SEGMENT_BYTES = 16 * 1024
 CONFIG = CoreConfig(

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from raftlog import ConfChange, ConfChangeKind, NodeId
 from raftlog.segment import RealDisk, staging
 from raftlog.transport import Lane
-from tests.unit.replica.group import free_ports
+from tests.free_ports import free_ports
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
 
 pytestmark = pytest.mark.trio

@@ -12,7 +12,8 @@ import trio
 
 import raftlog
 from raftlog import Node, NodeId, NodeSettings, NotLeader, OutcomeUnknown, SnapshotMissing
-from tests.unit.replica.group import CLUSTER, free_ports
+from tests.free_ports import free_ports
+from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES
 
 DOCUMENT = Path(raftlog.__file__).parents[1] / "docs" / "embedding.md"

@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from raftlog import CoreConfig, Refusal
-from tests.unit.replica.group import Node, free_ports, started, wait_leader
+from tests.free_ports import free_ports
+from tests.unit.replica.group import Node, started, wait_leader
 
 pytestmark = pytest.mark.trio
 NAMES = ("n0", "n1", "n2")

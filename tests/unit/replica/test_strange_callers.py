@@ -15,7 +15,8 @@ from raftlog import NodeId, wire
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
 from raftlog.wire import Hello, Kind, Welcome
-from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, free_ports
+from tests.free_ports import free_ports
+from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
 
 pytestmark = pytest.mark.trio
 NAMES = ("n0", "n1", "n2")

@@ -1,0 +1,16 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# The same examples each time, however busy the machine is: a test that fails must fail for everybody. Modules say how
+# many examples they want; that is counted on top of this.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
