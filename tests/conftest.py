@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+# Hundreds of servers are started. Where this is set, each of them compiles all of our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The same examples each time, however busy the machine is: a test that fails must fail for everybody. Modules say how
 # many examples they want; that is counted on top of this.
