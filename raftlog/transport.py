@@ -33,6 +33,10 @@ CONNECT_SECONDS_MAX = 1.0
 HANDSHAKE_SECONDS_MAX = 2.0
 PING_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
+STRANGERS_MAX = 64
+"""Connections without a handshake yet; beyond it the oldest is closed, so that they take no descriptors of the log."""
+STRANGER_BYTES_MAX = 64 * 1024
+"""What a handshake may have: members' names and addresses."""
 NOT_RECORDED = "its directory is being recorded, it may call again"
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -100,6 +104,7 @@ class Transport:
         self._outbound: dict[tuple[NodeId, Lane], StreamSocket] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
+        self._strangers: dict[_Inbound, None] = {}
         self.refusals: set[str] = set()
         """Why callers were refused so far, each reason once."""
         try:
@@ -273,13 +278,15 @@ class Transport:
     def _accept(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         _Inbound(self, sock)
+        if len(self._strangers) > STRANGERS_MAX:
+            next(iter(self._strangers)).stream.close("too many strangers")
 
     async def _expire_silent_callers(self) -> None:
         while True:
             await trio.sleep(HANDSHAKE_SECONDS_MAX / 2)
             now = trio.current_time()
-            for inbound in list(self._inbound):
-                if inbound.source is None and now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:
+            for inbound in list(self._strangers):
+                if now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:
                     inbound.stream.close("no handshake")
 
     def _why_not(self, hello: Hello) -> str | None:
@@ -317,6 +324,7 @@ class _Inbound:
         self.accepted_at = self.heard_at = trio.current_time()
         self.stream = StreamSocket(transport._reactor, sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
+        transport._strangers[self] = None
 
     def _on_data(self, data: memoryview) -> int:
         transport = self._transport
@@ -332,6 +340,8 @@ class _Inbound:
                     self._greet(wire.decode_cold(kind, payload))
                 if self.stream.closed:
                     return 0
+            if self.source is None and len(data) - consumed > STRANGER_BYTES_MAX:
+                raise WireError(f"{len(data)} bytes came without a handshake")
         except (WireError, FrameCorrupt) as error:
             if isinstance(error, OtherVersion) and self.source is None:
                 # It cannot read the words, but our version in front of them, and says so at its side.
@@ -350,6 +360,7 @@ class _Inbound:
         self.stream.send(wire.encode_cold(transport._admission.welcome(transport._incarnation, refusal)))
         if refusal is None:
             self.source = NodeId(hello.source)
+            transport._strangers.pop(self, None)
             self.incarnation = hello.incarnation
             return
         self.stream.flush()
@@ -361,6 +372,7 @@ class _Inbound:
 
     def _on_closed(self, reason: str) -> None:
         self._transport._inbound.discard(self)
+        self._transport._strangers.pop(self, None)
 
 
 async def _shake_hands(sock: trio.socket.SocketType, hello: Hello) -> Welcome:

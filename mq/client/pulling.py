@@ -39,7 +39,8 @@ EMPTY_ANSWER_SECONDS_MIN = 0.05
 class PullSettings:
     """One pull brings at most `batch_max` messages; without any the broker holds it for `hold_seconds`.
 
-    The answer must come `answer_seconds` after that at the latest. Bodies inflate to `inflated_bytes_max` at most.
+    The answer must come `answer_seconds` after that at the latest. Bodies inflate to `inflated_bytes_max` at most, and
+    those of one answer to twice that: what is behind them is asked for again.
     """
 
     batch_max: int = 32
@@ -188,7 +189,7 @@ class Puller:
         match response.code:
             case ResponseCode.SUCCESS:
                 next_offset = int_field(response, "nextBeginOffset")
-                process_queue.put(self._receive(body, next_offset), next_offset)
+                process_queue.put(*self._receive(body, next_offset))
                 self._damaged.clear()
                 self._on_messages(process_queue)
             case ResponseCode.PULL_NOT_FOUND | ResponseCode.PULL_RETRY_IMMEDIATELY:
@@ -214,16 +215,24 @@ class Puller:
         log.warning("pull_offset_moved", queue=self._queue, offset=ours, next_offset=wanted)
         self._on_offset_moved(self.process_queue, wanted)
 
-    def _receive(self, body: memoryview, next_offset: int) -> list[ReceivedMessage]:
-        """The messages of an answer that are for us. Brokers filter by hash codes, so tags are compared again."""
+    def _receive(self, body: memoryview, next_offset: int) -> tuple[list[ReceivedMessage], int]:
+        """The messages of an answer that are for us, and where to go on.
+
+        Brokers filter by hash codes, so tags are compared again.
+        """
         first = self.process_queue.next_offset
-        received = []
+        received: list[ReceivedMessage] = []
+        nbytes = 0
         for record in decode_records(body):
             if not first <= record.queue_offset < next_offset:
                 raise UnreadableAnswer(f"offset {record.queue_offset} is not in [{first}, {next_offset})")
             if self._subscription.matches_tag(record.properties.get("TAGS")):
-                received.append(ReceivedMessage(record, self._queue, self._body(record)))
-        return received
+                if nbytes > self._settings.inflated_bytes_max:
+                    return received, record.queue_offset
+                content = self._body(record)
+                nbytes += len(content)
+                received.append(ReceivedMessage(record, self._queue, content))
+        return received, next_offset
 
     def _body(self, record: StoredMessage) -> bytes:
         try:

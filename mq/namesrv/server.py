@@ -85,12 +85,16 @@ def _connections_max(wanted: int) -> int:
 
 
 class _Peer:
-    """A connection, what of its next request has arrived, and whether there is room for the rest."""
+    """A connection, what of its next request has arrived, and whether there is room for the rest.
+
+    ``answering_bytes``: the requests that are being answered; they stay in memory until their answers are read.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.received = bytearray()
         self.unfinished = False
+        self.answering_bytes = 0
         self.room = trio.Event()
         self.room.set()
         self.scope = trio.CancelScope()
@@ -125,6 +129,7 @@ class _Server:
         )
         self._sending: dict[_Peer, int] = {}
         self._sending_bytes = 0
+        self._dropped_bytes = 0
 
     async def look_forever(self) -> None:
         """Drop peers whose requests do not come to an end."""
@@ -192,6 +197,7 @@ class _Server:
             if _may_be_complete(received, settings.frame_bytes_max):
                 frames, consumed = split_frames(memoryview(bytes(received)), frame_bytes_max=settings.frame_bytes_max)
                 del received[:consumed]
+                peer.answering_bytes = consumed
                 peer.unfinished = False
                 self._intake.finished(peer)
                 await self._answer(stream, peer, frames)
@@ -215,6 +221,8 @@ class _Server:
         replies = bytearray()
         since = trio.current_time()
         for at, (serialization, header, body) in enumerate(frames, 1):
+            while self._dropped_bytes > self._settings.unread_bytes_max:
+                await trio.lowlevel.checkpoint()  # who was dropped gives its memory back first
             replies += self._handlers.handle(serialization, header, body, peer.name)
             if at < len(frames) and len(replies) < REPLY_BYTES and trio.current_time() - since < _SLICE_SECONDS:
                 continue
@@ -226,27 +234,33 @@ class _Server:
             since = trio.current_time()
 
     async def _send(self, stream: trio.SocketStream, peer: _Peer, replies: bytes) -> None:
-        self._sending[peer] = len(replies)
-        self._sending_bytes += len(replies)
+        nbytes = len(replies) + peer.answering_bytes
+        self._sending[peer] = nbytes
+        self._sending_bytes += nbytes
         try:
             self._drop_some(peer)
             with trio.move_on_after(self._settings.send_seconds_max) as sending:
                 await stream.send_all(replies)
         finally:
-            self._sending_bytes -= self._sending.pop(peer, 0)
+            if self._sending.pop(peer, None) is None:
+                self._dropped_bytes -= nbytes
+            else:
+                self._sending_bytes -= nbytes
         if sending.cancelled_caught:
-            self._log.warning("peer_does_not_read", peer=peer.name, reply_bytes=len(replies))
+            self._log.warning("peer_does_not_read", peer=peer.name, waiting_bytes=nbytes)
             peer.close("does not read")
             await trio.lowlevel.checkpoint()
 
     def _drop_some(self, latest: _Peer) -> None:
         """While too much waits to be read, drop who has not read for the longest time."""
         while self._sending_bytes > self._settings.unread_bytes_max:
-            oldest, nbytes = next(iter(self._sending.items()))
+            oldest = next(iter(self._sending))
             if oldest is latest:
                 return
-            self._sending_bytes -= self._sending.pop(oldest)
-            self._log.warning("peer_does_not_read", peer=oldest.name, reply_bytes=nbytes)
+            nbytes = self._sending.pop(oldest)
+            self._sending_bytes -= nbytes
+            self._dropped_bytes += nbytes
+            self._log.warning("peer_does_not_read", peer=oldest.name, waiting_bytes=nbytes)
             oldest.close("does not read")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -100,6 +102,18 @@ async def talk(port: int, data: bytes) -> None:
     try:
         await stream.send_all(data)
         await trio.sleep_forever()
+    except trio.BrokenResourceError:
+        pass
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+async def ask_on(stream: trio.SocketStream, code: int) -> None:
+    """Ask, never read, and ask again until the other side hangs up."""
+    requests = encode_request(code, 1) * 1000
+    try:
+        while True:
+            await stream.send_all(requests)
     except trio.BrokenResourceError:
         pass
     finally:
@@ -223,3 +237,36 @@ def test_a_name_server_with_strange_brokers(tmp_path: Path) -> None:
     [port] = free_ports(1)
     with started(tmp_path, "namesrv", "--listen", f"{HOST}:{port}", "--data-dir", str(tmp_path / "data")) as process_id:
         trio.run(_registrations, process_id, port)
+
+
+async def _unread_lists(process_id: int, port: int) -> None:
+    await wait_up(port, is_answering)
+    async with wired(port) as wire, trio.open_nursery() as nursery:
+        for part in ("a", "b", "c"):
+            assert await register(wire, part, topics(part, 16_000, 300)) == ResponseCode.SUCCESS
+        with trio.fail_after(SECONDS_MAX):
+            answer, names = await wire.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        assert answer.code == ResponseCode.SUCCESS
+        assert len(names) > 13 * MIB
+        before = peak_bytes(process_id)
+        streams = [await trio.open_tcp_stream(HOST, port) for _ in range(100)]
+        for stream in streams:
+            await stream.send_all(encode_request(RequestCode.GET_BROKER_CLUSTER_INFO, 1))
+            assert await stream.receive_some()
+        os.kill(process_id, signal.SIGSTOP)  # so that all of them ask at the same moment
+        for stream in streams:
+            await stream.send_all(encode_request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 1))
+            nursery.start_soon(ask_on, stream, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        os.kill(process_id, signal.SIGCONT)
+        with trio.fail_after(SECONDS_MAX):
+            while len(nursery.child_tasks) > 10:  # there is no room for more
+                assert await is_answering(wire)
+        grown = peak_bytes(process_id) - before
+        assert grown < 250 * MIB, f"it took {grown} bytes more"
+        nursery.cancel_scope.cancel()
+
+
+def test_a_name_server_whose_long_lists_nobody_reads(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    with started(tmp_path, "namesrv", "--listen", f"{HOST}:{port}", "--data-dir", str(tmp_path / "data")) as process_id:
+        trio.run(_unread_lists, process_id, port)

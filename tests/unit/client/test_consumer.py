@@ -392,6 +392,23 @@ async def test_a_consumer_must_be_entered() -> None:
 # Flow control.
 
 
+async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
+    pull = PullSettings(inflated_bytes_max=1000, limits=FlowLimits(bytes_max=1))
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
+        bodies = [b"%d" % number * 600 for number in range(6)]
+        for body in bodies:
+            cluster.group.append("T", 0, stored(body))
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        held = [await anext(stream) for _ in range(2)]
+        with anyio.move_on_after(0.05) as scope:
+            await anext(stream)
+        assert scope.cancelled_caught, "more than a limit's worth and one was unfolded"
+        for delivery in held:
+            delivery.acknowledge()
+        assert [message.body for message in await take(consumer, 4)] == bodies[2:]
+
+
 async def test_pulling_pauses_when_the_cache_is_full_and_goes_on_with_progress() -> None:
     pull = PullSettings(batch_max=10, limits=FlowLimits(count_max=20))
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:

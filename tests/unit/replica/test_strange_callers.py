@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from raftlog import NodeId, wire
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
+from raftlog.transport import STRANGERS_MAX
 from raftlog.wire import Hello, Kind, Welcome
 from tests.free_ports import free_ports
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
@@ -88,6 +89,7 @@ STRANGERS = {
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
     "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.HELLO, wire.VERSION, 0, 0),
+    "a hello that does not end": struct.pack(">IBBHI", 10**6, Kind.HELLO, wire.VERSION, 0, 0) + bytes(100_000),
     "a length a byte too large": struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, Kind.APPEND, wire.VERSION, 0, 0),
     "an unknown kind": struct.pack(">IBBHI", 8, 77, wire.VERSION, 0, 0),
     "a damaged hello": damaged(wire.encode_cold(HELLO), 40),
@@ -119,6 +121,21 @@ async def test_strangers_are_cut_off(tmp_path: Path) -> None:
                 assert await received(await call(port, data)) == b"", what
             assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
             await check_unharmed(node, port, last_index)
+
+
+async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (node, port):
+        peer = await call(port, wire.encode_cold(HELLO))
+        assert (await welcome(peer)).refusal is None
+        strangers = [await call(port) for _ in range(STRANGERS_MAX + 20)]
+        for stranger in strangers[:20]:
+            assert await received(stranger) == b""
+        await check_unharmed(node, port, node.log.last_index)  # it is let in, whoever waits there
+        with trio.move_on_after(0) as looking:
+            await peer.receive_some()
+        assert looking.cancelled_caught, "the peer was cut off"
+        for stream in (peer, *strangers):
+            await trio.aclose_forcefully(stream)
 
 
 async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
