@@ -63,6 +63,9 @@ class Admin(anyio.AsyncContextManagerMixin):
         async with Remoting.open(self._name_servers, settings=self._remoting_settings) as self._remoting:
             yield self
 
+    def __repr__(self) -> str:
+        return f"<Admin at {';'.join(self._name_servers)}>"
+
     def _opened(self) -> Remoting:
         if self._remoting is None:
             raise ClientClosed("enter the admin first: async with Admin(...) as admin")

@@ -9,6 +9,7 @@ therefore repeats at most what was acknowledged since, and skips nothing.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -26,14 +27,14 @@ from mq.client.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
 from mq.client.giving_back import give_back
-from mq.client.handling import Handler, HandlerT, Handling
+from mq.client.handling import Handler, HandlerT, Handling, check_handler
 from mq.client.identity import new_client_id, new_unique_keys
 from mq.client.local_offsets import LocalOffsets
 from mq.client.locking import RENEW_SECONDS, QueueLocker
 from mq.client.logs import log
 from mq.client.lookups import received_messages
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.offsets import ConsumeFrom, GroupOffsets
+from mq.client.offsets import ConsumeFrom, GroupOffsets, check_position
 from mq.client.process_queue import ProcessQueue
 from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
@@ -125,7 +126,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         consume_from: ConsumeFrom = "last",
         ordered: bool = True,
         exclusive: bool = False,
-        broadcast: Path | None = None,
+        broadcast: str | os.PathLike[str] | None = None,
         allocate: Strategy = allocate_averagely,
         concurrency: int = 16,
         retry_delay: float = 1.0,
@@ -142,15 +143,16 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
         if exclusive and (broadcast is not None or not ordered):
             raise ValueError("exclusive goes with ordered and without broadcast")
-        if isinstance(consume_from, dt.datetime) and consume_from.tzinfo is None:
-            raise ValueError(f"consume_from {consume_from} needs a time zone")
+        if max_reconsume_times is not None and ordered:
+            raise ValueError("max_reconsume_times goes with ordered=False: in order, no message is given up")
+        check_position(consume_from)
         self.group = group
         self.client_id = new_client_id()
         self._consume_from = consume_from
         self._ordered = ordered
         self._started_ms = time.time_ns() // 1_000_000
         self._exclusive = exclusive
-        self._broadcast = broadcast
+        self._broadcast = None if broadcast is None else Path(broadcast)
         self._allocate = allocate
         self._max_reconsume_times = max_reconsume_times
         self._pull_settings = pull or PullSettings()
@@ -238,6 +240,11 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
                     await self._opened().drop(self.assignment, leaving=True)
                     await remoting.unregister(self.client_id, consumer_group=self.group)
 
+    def __repr__(self) -> str:
+        what = ", ".join(sorted(self._subscribed.keys() - {self._retry_topic})) or "nothing"
+        state = "closed" if self._tasks is None else f"{len(self.assignment)} queues"
+        return f"<PushConsumer {self.group} of {what} at {';'.join(self._name_servers)}, {state}>"
+
     def _heartbeat_body(self) -> bytes:
         position = self._consume_from
         from_where = "TIMESTAMP" if isinstance(position, dt.datetime) else f"{position.upper()}_OFFSET"
@@ -316,8 +323,11 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         """
         if batch is not None and batch < 1:
             raise ValueError(f"batch {batch} must be at least 1")
+        if callable(topic):
+            raise TypeError('it is written with the topic: @consumer.on("Orders")')
 
         def register(handler: HandlerT) -> HandlerT:
+            check_handler(handler)
             self._subscribe(topic, tags, handler, batch)
             return handler
 
@@ -504,6 +514,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         when this ends is handed out again, by the next `run` or to the next owner of the queue.
         """
         self._entered()
+        if handler is not None:
+            check_handler(handler)
         await self._handling.run(handler)
 
     def stop(self) -> None:

@@ -120,7 +120,7 @@ class DeliveryBoard:
 
 
 class Delivery:
-    """One message to be finished explicitly: `acknowledge()` it or `retry_later()`.
+    """One message to be finished explicitly: `ack()` it or `nack()` it.
 
     As a context manager it gives the message, acknowledges when the block ends, and on an exception has the message
     handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
@@ -144,6 +144,9 @@ class Delivery:
         self.message = message
         self.finished = False
 
+    def __repr__(self) -> str:
+        return f"<Delivery {'finished' if self.finished else 'open'} of {self.message}>"
+
     def __enter__(self) -> ReceivedMessage:
         return self.message
 
@@ -152,11 +155,11 @@ class Delivery:
     ) -> None:
         if not self.finished:
             if error is None:
-                self.acknowledge()
+                self.ack()
             else:
-                self.retry_later()
+                self.nack()
 
-    def acknowledge(self) -> None:
+    def ack(self) -> None:
         """The message is done; the group's offset passes it once all earlier ones of its queue are done."""
         assert not self.finished, f"{self.message} was finished before"
         self.finished = True
@@ -166,8 +169,8 @@ class Delivery:
         if self._exclusive:
             self._board.release(self._queue)
 
-    def retry_later(self, seconds: float | None = None) -> None:
-        """Hand the message out again in `seconds` (default: growing with each attempt).
+    def nack(self, delay: float | None = None) -> None:
+        """Hand the message out again in `delay` seconds (default: growing with each attempt).
 
         Later ones go on meanwhile, unless the consumer is exclusive.
         """
@@ -175,7 +178,7 @@ class Delivery:
         self.finished = True
         if self._trace is not None:
             self._trace.ended(ContextCode.FAILED)
-        at = self._board.retry_at(self.message) if seconds is None else anyio.current_time() + seconds
+        at = self._board.retry_at(self.message) if delay is None else anyio.current_time() + delay
         self.message.attempt += 1
         if self._exclusive:
             self._queue.block([self.message], at)
@@ -221,6 +224,6 @@ class MessageStream:
     async def __anext__(self) -> ReceivedMessage:
         if self._current is not None:
             current, self._current = self._current, None
-            current.acknowledge()
+            current.ack()
         self._current = await anext(self._deliveries)
         return self._current.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 import anyio
@@ -17,12 +18,20 @@ from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import retry_topic
 from mq.protocol.trace import ContextCode
 
-__all__ = ["Handler", "HandlerT", "Handling"]
+__all__ = ["Handler", "HandlerT", "Handling", "check_handler"]
 
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
 HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 
 LEASE_MESSAGES_MAX = 32
+
+
+def check_handler(handler: Callable[[Any], Awaitable[None]]) -> None:
+    """Raises TypeError for a plain function: it would do its work, fail as it is awaited, and do it again for ever."""
+    if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        raise TypeError(
+            f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
+        )
 
 
 class Handling:

@@ -96,7 +96,7 @@ class ReceivedMessage:
 
     def __repr__(self) -> str:
         where = f"{self.queue.broker_name}/{self.queue.queue_id}@{self.queue_offset}"
-        return f"<ReceivedMessage {self.topic} {where} id={self.message_id} {len(self.body)} bytes>"
+        return f"<{type(self).__name__} {self.topic} {where} id={self.message_id} {len(self.body)} bytes>"
 
     @property
     def topic(self) -> str:

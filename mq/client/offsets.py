@@ -18,10 +18,19 @@ from mq.client.remoting import Remoting
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import retry_topic
 
-__all__ = ["ConsumeFrom", "GroupOffsets", "leader_of", "queue_offset", "stored_offset"]
+__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "leader_of", "queue_offset", "stored_offset"]
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
 """Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
+
+
+def check_position(position: ConsumeFrom) -> None:
+    """Raises ValueError for what is no position, and for a time that does not say of which time zone."""
+    if isinstance(position, dt.datetime):
+        if position.tzinfo is None:
+            raise ValueError(f"{position} needs a time zone")
+    elif position not in ("first", "last"):
+        raise ValueError(f"{position!r} is neither 'first' nor 'last' nor a datetime")
 
 
 def leader_of(remoting: Remoting, queue: MessageQueue) -> str:

@@ -165,6 +165,10 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                         await self._give_back(rest, 0.0)
                     await remoting.unregister(self.client_id)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._tasks is None else "open"
+        return f"<PopConsumer {self.group} of {self.topic} at {';'.join(self._name_servers)}, {state}>"
+
     def _opened(self) -> tuple[Remoting, anyio.abc.TaskGroup]:
         if self._remoting is None:
             raise ClientClosed("enter the consumer first: async with PopConsumer(...) as consumer")

@@ -140,6 +140,9 @@ class Producer(anyio.AsyncContextManagerMixin):
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id, producer_group=self.group)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self.in_flight} in flight>"
+
     def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> None:
         """Start what runs beside the pipeline, in a kind of producer that has such."""
 

@@ -24,7 +24,7 @@ from mq.client.filters import Sql
 from mq.client.identity import new_client_id, new_unique_keys
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.offsets import ConsumeFrom, GroupOffsets, queue_offset
+from mq.client.offsets import ConsumeFrom, GroupOffsets, check_position, queue_offset
 from mq.client.process_queue import ProcessQueue
 from mq.client.pulling import Puller, PullSettings
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
@@ -78,7 +78,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         rng: random.Random | None = None,
     ) -> None:
         check_group(group)
-        _check_position(consume_from)
+        check_position(consume_from)
         if timeout <= 0:
             raise ValueError(f"timeout {timeout} must be positive")
         self.group = group
@@ -129,6 +129,10 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
                 self._board.close()
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._tasks is None else f"{len(self._pullers)} queues"
+        return f"<PullConsumer {self.group} at {';'.join(self._name_servers)}, {state}>"
 
     def _opened(self) -> Remoting:
         if self._remoting is None:
@@ -188,7 +192,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             await anyio.lowlevel.checkpoint()
             offset = position
         else:
-            _check_position(position)
+            check_position(position)
             offset = await self._ask(queue.topic, partial(queue_offset, self._opened(), queue, position))
         self._puller(queue).stop()
         self._start(queue, offset)
@@ -338,8 +342,3 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         for queue, puller in self._pullers.items():
             if queue.topic == route.topic:
                 puller.note_route(route)
-
-
-def _check_position(position: ConsumeFrom) -> None:
-    if isinstance(position, dt.datetime) and position.tzinfo is None:
-        raise ValueError(f"{position} needs a time zone")

@@ -62,11 +62,15 @@ GOODBYE_SECONDS = 1.0
 
 def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
     """`"a:9876;b:9876"` or a list of `host:port` -> list. Raises ValueError for none or a malformed one."""
+    if namesrv is None:
+        raise ValueError("name servers are 'host:port', separated by ';', or a list of such, not None")
     parts = namesrv.replace(",", ";").split(";") if isinstance(namesrv, str) else namesrv
     addresses = [part.strip() for part in parts if part.strip()]
     if not addresses:
         raise ValueError("at least one name server address is needed")
     for address in addresses:
+        if "/" in address:
+            raise ValueError(f"not an address of the form host:port: {address!r}")
         split_address(address)
     return addresses
 

@@ -167,12 +167,16 @@ def _encode_properties(message: Message, unique_key: str) -> str:
         if message.tags is not None:
             if not isinstance(message.tags, str):
                 raise MessageRefused(f"a message has one tag, a text, not {message.tags!r}")
+            if "||" in message.tags:
+                raise MessageRefused(f"a message has one tag; {message.tags!r} is what consumers ask for several with")
             own[props.TAGS] = message.tags
         if message.keys:
             if isinstance(message.keys, str) or any(not key or str(key).split() != [key] for key in message.keys):
                 raise MessageRefused(f"keys must be words without white space, in a list: {message.keys!r}")
             own[props.KEYS] = " ".join(message.keys)
         if message.sharding_key is not None:
+            if not isinstance(message.sharding_key, str):
+                raise MessageRefused(f"a sharding key is a text, not {message.sharding_key!r}")
             own[props.SHARDING_KEY] = message.sharding_key
         own |= delay_properties(message)
     except props.PropertyRefused as error:
@@ -245,6 +249,9 @@ class Pending:
         self.message_id = message_id
         self._outcome: SendResult | ClientError | None = None
         self._settled: anyio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pending {self.message_id} {self._outcome or 'on its way'}>"
 
     def __await__(self) -> Generator[Any, Any, SendResult]:
         return self.wait().__await__()

@@ -15,6 +15,8 @@ __all__ = ["Subscribed", "subscription_of"]
 
 def subscription_of(topic: str, tags: str | Sql) -> Subscription:
     """What users write, compiled. Raises SubscriptionError."""
+    if not isinstance(tags, str | Sql):
+        raise TypeError(f"tags are one text, as 'a || b', or an expression, sql(...), not {tags!r}")
     return parse_sql(topic, tags.expression) if isinstance(tags, Sql) else parse_tags(topic, tags)
 
 

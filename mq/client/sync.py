@@ -7,11 +7,12 @@ until it is done. One object may be used by many threads at once. Leave its bloc
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -31,11 +32,11 @@ from mq.client.transactions import Transaction, TransactionProducer
 
 __all__ = [
     "SyncAdmin",
-    "SyncConsumer",
     "SyncDelivery",
     "SyncPopConsumer",
     "SyncProducer",
     "SyncPullConsumer",
+    "SyncPushConsumer",
     "SyncTransactionProducer",
 ]
 
@@ -55,12 +56,24 @@ def _apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 class _Facade(Generic[C]):
-    """An asynchronous client and the thread whose event loop it lives in, from entering to leaving the block."""
+    """An asynchronous client and the thread whose event loop it lives in, from entering to leaving the block.
+
+    `help` shows the arguments of the class that it is a facade `of`.
+    """
+
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, *, of: type) -> None:
+        super().__init_subclass__()
+        cls.__signature__ = inspect.signature(of)
 
     def __init__(self, client: C) -> None:
         self._client = client
         self._portal: anyio.from_thread.BlockingPortal | None = None
         self._stack = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._client!r}>"
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -110,7 +123,7 @@ def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
     return call
 
 
-class SyncProducer(_Facade[Producer]):
+class SyncProducer(_Facade[Producer], of=Producer):
     """`Producer` for threads; takes the same arguments.
 
     with SyncProducer("127.0.0.1:9876", group="orders") as producer:
@@ -148,7 +161,7 @@ class SyncProducer(_Facade[Producer]):
         return self._client.dropped_replies
 
 
-class SyncTransactionProducer(SyncProducer):
+class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
     """`TransactionProducer` for threads; takes the same arguments. `check` is a plain function, run in a thread.
 
     with SyncTransactionProducer("127.0.0.1:9876", group="shop", check=check) as producer:
@@ -181,10 +194,10 @@ class SyncTransactionProducer(SyncProducer):
         )
 
 
-class SyncConsumer(_Facade[PushConsumer]):
+class SyncPushConsumer(_Facade[PushConsumer], of=PushConsumer):
     """`PushConsumer` for threads; takes the same arguments.
 
-        with SyncConsumer("127.0.0.1:9876", group="billing") as consumer:
+        with SyncPushConsumer("127.0.0.1:9876", group="billing") as consumer:
             consumer.subscribe("Orders")
             for message in consumer: ...
 
@@ -288,13 +301,16 @@ class SyncDelivery:
         """Whether it was acknowledged or is to come again."""
         return self._delivery.finished
 
-    def acknowledge(self) -> None:
-        """As `Delivery.acknowledge`."""
-        self._facade._call_now(self._delivery.acknowledge)
+    def ack(self) -> None:
+        """As `Delivery.ack`."""
+        self._facade._call_now(self._delivery.ack)
 
-    def retry_later(self, seconds: float | None = None) -> None:
-        """As `Delivery.retry_later`."""
-        self._facade._call_now(self._delivery.retry_later, seconds)
+    def nack(self, delay: float | None = None) -> None:
+        """As `Delivery.nack`."""
+        self._facade._call_now(self._delivery.nack, delay)
+
+    def __repr__(self) -> str:
+        return repr(self._delivery)
 
     def __enter__(self) -> ReceivedMessage:
         return self._delivery.message
@@ -305,7 +321,7 @@ class SyncDelivery:
         self._facade._call_now(self._delivery.__exit__, kind, error, traceback)
 
 
-class SyncPullConsumer(_Facade[PullConsumer]):
+class SyncPullConsumer(_Facade[PullConsumer], of=PullConsumer):
     """`PullConsumer` for threads; takes the same arguments."""
 
     def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
@@ -333,7 +349,7 @@ class SyncPullConsumer(_Facade[PullConsumer]):
         return self._call_now(lambda: self._client.positions)
 
 
-class SyncPopConsumer(_Facade[PopConsumer]):
+class SyncPopConsumer(_Facade[PopConsumer], of=PopConsumer):
     """`PopConsumer` for threads; takes the same arguments.
 
     with SyncPopConsumer("127.0.0.1:9876", "billing", "Orders") as consumer:
@@ -363,7 +379,7 @@ class SyncPopConsumer(_Facade[PopConsumer]):
             yield message
 
 
-class SyncAdmin(_Facade[Admin]):
+class SyncAdmin(_Facade[Admin], of=Admin):
     """`Admin` for threads; takes the same arguments."""
 
     def __init__(self, namesrv: str | Sequence[str], **options: Any) -> None:

@@ -70,6 +70,9 @@ class Transaction:
         self.confirmed = False
         self._wanted: bool | None = True
 
+    def __repr__(self) -> str:
+        return f"<Transaction {self.message_id} of {self.message.topic} {self.state.value}>"
+
     @property
     def message_id(self) -> str:
         """The UNIQ_KEY of the message, also of the one that consumers get."""

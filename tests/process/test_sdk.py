@@ -275,7 +275,7 @@ async def test_topics_and_offsets_as_an_administrator_sees_them(cluster: Cluster
         async with consumer_of(cluster, topic) as consumer:
             deliveries = consumer.deliveries()
             for _ in range(2):
-                (await anext(deliveries)).acknowledge()
+                (await anext(deliveries)).ack()
             assert await admin.consumers(consumer.group, topic) == [consumer.client_id]
         assert await admin.group_offset(consumer.group, queues[1]) == 2
         assert await admin.group_offset("somebody-else", queues[0]) is None

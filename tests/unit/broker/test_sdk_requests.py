@@ -25,7 +25,7 @@ from mq.client import (
     ReceivedMessage,
     ReplyNotDelivered,
 )
-from mq.client.sync import SyncConsumer, SyncProducer
+from mq.client.sync import SyncProducer, SyncPushConsumer
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol import properties as props
@@ -243,7 +243,10 @@ async def test_threads_ask_and_reply(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (namesrv, _):
 
         def program() -> bytes:
-            with SyncProducer(namesrv, "P") as producer, SyncConsumer(namesrv, "G", consume_from="first") as consumer:
+            with (
+                SyncProducer(namesrv, "P") as producer,
+                SyncPushConsumer(namesrv, "G", consume_from="first") as consumer,
+            ):
                 consumer.subscribe("T")
                 consumer.wait_assigned()
 

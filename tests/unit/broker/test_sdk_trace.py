@@ -112,8 +112,8 @@ async def test_streams_batches_and_a_topic_of_ones_own(tmp_path: Path) -> None:
         async with PushConsumer(namesrv, "G", consume_from="first", trace="MyTrace") as consumer:
             consumer.subscribe("T")
             deliveries = consumer.deliveries()
-            (await anext(deliveries)).acknowledge()
-            (await anext(deliveries)).retry_later(100)
+            (await anext(deliveries)).ack()
+            (await anext(deliveries)).nack(100)
             async for message in consumer:
                 assert message.body == b"333"
                 break

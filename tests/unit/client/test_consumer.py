@@ -345,10 +345,10 @@ async def test_deliveries_are_acknowledged_in_any_order() -> None:
         stream = consumer.deliveries()
         first, second, third = [await anext(stream) for _ in range(3)]
         queue = first.message.queue
-        third.acknowledge()
-        second.acknowledge()
+        third.ack()
+        second.ack()
         assert consumer.positions[queue] == 0
-        first.acknowledge()
+        first.ack()
         assert consumer.positions[queue] == 3
         await consumer.commit()
         assert offset_of(cluster) == 3
@@ -375,7 +375,7 @@ async def test_a_delivery_may_be_delayed_explicitly() -> None:
         fill(cluster, 1)
         consumer.subscribe("T")
         stream = consumer.deliveries()
-        (await anext(stream)).retry_later(0.05)
+        (await anext(stream)).nack(0.05)
         begun = anyio.current_time()
         with anyio.fail_after(60):
             await anext(stream)
@@ -421,5 +421,5 @@ async def test_pulling_pauses_when_the_cache_is_full_and_goes_on_with_progress()
         with anyio.move_on_after(0.05) as scope:
             await anext(stream)
         assert scope.cancelled_caught
-        held[0].acknowledge()
+        held[0].ack()
         await until(lambda: cluster.leader.count(PULL) == 3)

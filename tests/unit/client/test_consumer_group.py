@@ -43,7 +43,7 @@ async def test_a_handover_stores_the_offsets_and_loses_nothing() -> None:
         first.subscribe("T")
         stream = first.deliveries()
         for _ in range(40):
-            (await anext(stream)).acknowledge()
+            (await anext(stream)).ack()
         async with consumer_of(cluster) as second:
             second.subscribe("T")
             await until(lambda: len(second.assignment) == 2)
@@ -69,7 +69,7 @@ async def test_unsubscribing_gives_the_queues_up_and_stores_their_offsets() -> N
         consumer.subscribe("T")
         stream = consumer.deliveries()
         for _ in range(2):
-            (await anext(stream)).acknowledge()
+            (await anext(stream)).ack()
         consumer.unsubscribe("T")
         await until(lambda: not consumer.assignment and offset_of(cluster) == 2)
 
@@ -82,7 +82,7 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
         fill(cluster, 3)
         consumer.subscribe("T")
         stream = consumer.deliveries()
-        (await anext(stream)).acknowledge()
+        (await anext(stream)).ack()
         await until(lambda: offset_of(cluster) == 1)
         updates = [request for request in cluster.leader.received if request.code == 15]
         assert not any(request.oneway for request in updates)
@@ -114,14 +114,14 @@ async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
         fill(cluster, 2)
         consumer.subscribe("T")
         stream = consumer.deliveries()
-        (await anext(stream)).acknowledge()
+        (await anext(stream)).ack()
         await until(lambda: offset_of(cluster) == 1)
         leader, cluster.group.leader = cluster.leader, None
         assert consumer._remoting is not None
         route = await consumer._remoting.route("T", refresh=True)
         assert route.leader_address(cluster.group.name) is None
         cluster.group.leader = leader
-        (await anext(stream)).acknowledge()
+        (await anext(stream)).ack()
         with anyio.fail_after(15):  # the route is refreshed by itself every 30 s
             await until(lambda: offset_of(cluster) == 2)
 
@@ -208,7 +208,7 @@ async def test_a_new_leader_is_followed_without_loss() -> None:
         for _ in range(50):
             delivery = await anext(stream)
             seen.append(delivery.message.body)
-            delivery.acknowledge()
+            delivery.ack()
         old, new = cluster.group.replicas
         await cluster.kill(old)
         cluster.group.leader = new
@@ -218,7 +218,7 @@ async def test_a_new_leader_is_followed_without_loss() -> None:
         assert seen == bodies
         assert delivery.message.body == b"after"
         assert delivery.message.queue_offset == 50
-        delivery.acknowledge()
+        delivery.ack()
         await consumer.commit()
         assert offset_of(cluster) == 51
 

@@ -79,12 +79,12 @@ async def test_deliveries_of_an_exclusive_consumer_come_one_at_a_time_per_queue(
             first = await next_delivery(consumer)
             assert first is not None
             assert (await next_delivery(consumer, seconds=0.05) is None) == exclusive
-            first.retry_later(0.01)
+            first.nack(0.01)
             again = await next_delivery(consumer)
             assert again is not None
             if exclusive:
                 assert (again.message.queue_offset, again.message.attempt) == (0, 2)
-                again.acknowledge()
+                again.ack()
                 following = await next_delivery(consumer)
                 assert following is not None
                 assert following.message.queue_offset == 1

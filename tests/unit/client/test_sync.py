@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from mq.client import (
     ReceivedMessage,
     SendResult,
 )
-from mq.client.sync import SyncAdmin, SyncConsumer, SyncPopConsumer, SyncProducer, SyncPullConsumer
+from mq.client.sync import SyncAdmin, SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer
 from tests.unit.client.fake_cluster import FakeCluster
 
 
@@ -42,7 +43,7 @@ def test_a_round_trip_between_threads(cluster: FakeCluster) -> None:
         assert producer.send(Message("T", b"0")).queue_offset == 0
         outcomes = producer.send_many(Message("T", b"%d" % number) for number in range(1, 5))
         assert all(isinstance(each, SendResult) for each in outcomes)
-    with SyncConsumer(cluster.namesrv, "cg", consume_from="first") as consumer:
+    with SyncPushConsumer(cluster.namesrv, "cg", consume_from="first") as consumer:
         consumer.subscribe("T")
         bodies = []
         for message in consumer:
@@ -75,7 +76,7 @@ NOT_FOR_THREADS = {
     ("asynchronous", "blocking"),
     [
         (Producer, SyncProducer),
-        (PushConsumer, SyncConsumer),
+        (PushConsumer, SyncPushConsumer),
         (PullConsumer, SyncPullConsumer),
         (PopConsumer, SyncPopConsumer),
         (Admin, SyncAdmin),
@@ -84,6 +85,7 @@ NOT_FOR_THREADS = {
 def test_threads_have_all_that_tasks_have(asynchronous: type, blocking: type) -> None:
     names = {name for name in vars(asynchronous) if not name.startswith("_")} - NOT_FOR_THREADS
     assert names <= set(vars(blocking))
+    assert inspect.signature(blocking) == inspect.signature(asynchronous)
     for name in names:
         assert getattr(blocking, name).__doc__, f"{name} says nothing"
 
@@ -105,7 +107,7 @@ def test_sends_in_all_forms(cluster: FakeCluster) -> None:
 def test_handlers_run_in_threads(cluster: FakeCluster, ordered: bool) -> None:
     with SyncProducer(cluster.namesrv) as producer:
         producer.send_many(Message("T", b"%d" % number) for number in range(20))
-    consumer = SyncConsumer(cluster.namesrv, "cg", consume_from="first", ordered=ordered, concurrency=4)
+    consumer = SyncPushConsumer(cluster.namesrv, "cg", consume_from="first", ordered=ordered, concurrency=4)
     handled: list[bytes] = []
     threads: set[str] = set()
 
@@ -132,7 +134,7 @@ def test_a_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None
     async def cell() -> list[bytes]:
         with SyncProducer(cluster.namesrv) as producer:
             producer.send(Message("T", b"0"))
-        consumer = SyncConsumer(cluster.namesrv, "cg", consume_from="first", ordered=False)
+        consumer = SyncPushConsumer(cluster.namesrv, "cg", consume_from="first", ordered=False)
         handled: list[bytes] = []
 
         @consumer.on("T")
@@ -150,7 +152,7 @@ def test_a_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None
 def test_deliveries_are_acknowledged_one_by_one(cluster: FakeCluster) -> None:
     with SyncProducer(cluster.namesrv) as producer:
         producer.send_many(Message("T", b"%d" % number) for number in range(3))
-    with SyncConsumer(cluster.namesrv, "cg", consume_from="first") as consumer:
+    with SyncPushConsumer(cluster.namesrv, "cg", consume_from="first") as consumer:
         consumer.subscribe("T")
         assert consumer.wait_assigned() == {MessageQueue("T", "b-0", 0)}
         first, second, third = itertools.islice(consumer.deliveries(), 3)
@@ -160,7 +162,7 @@ def test_deliveries_are_acknowledged_one_by_one(cluster: FakeCluster) -> None:
             raise ZeroDivisionError
         assert third.finished
         assert list(consumer.positions.values()) == [0]
-        first.acknowledge()
+        first.ack()
         assert list(consumer.positions.values()) == [2]
         consumer.commit()
         assert cluster.group.offsets["cg", "T", 0] == 2

@@ -1,0 +1,136 @@
+"""What a programmer does wrong is said at once, where it was done, and in words that help."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from mq.client import (
+    Admin,
+    ClientClosed,
+    Message,
+    MessageRefused,
+    PopConsumer,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    SubscriptionError,
+    sql,
+)
+from mq.client.sending import Pending, make_ready
+from mq.client.sync import SyncAdmin, SyncProducer, SyncPushConsumer
+from tests.unit.client.fake_cluster import FakeCluster
+
+NAMESRV = "127.0.0.1:9"
+make_any: Any = PushConsumer
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (partial(Admin, None), "'host:port', separated by ';', or a list of such, not None"),
+        (partial(Admin, ""), "at least one name server"),
+        (partial(Admin, "localhost"), "not an address of the form host:port: 'localhost'"),
+        (partial(Admin, "http://localhost:9876"), "not an address of the form host:port: 'http"),
+        (partial(PushConsumer, NAMESRV, "G", consume_from="earliest"), "'earliest' is neither 'first' nor 'last' nor"),
+        (partial(PullConsumer, NAMESRV, "G", consume_from=0), "0 is neither 'first' nor 'last' nor"),
+        (partial(PullConsumer, NAMESRV, "G", consume_from=dt.datetime(2026, 1, 1)), "needs a time zone"),  # noqa: DTZ001
+        (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=3), "goes with ordered=False"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_when_it_is_written(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_handlers_are_coroutine_functions() -> None:
+    consumer = PushConsumer(NAMESRV, "G")
+    plain: Any = lambda message: None  # noqa: E731
+
+    class Callables:
+        async def __call__(self, message: ReceivedMessage) -> None: ...
+
+    consumer.on("A")(Callables())
+    consumer.on("B")(partial(Callables.__call__, Callables()))
+    with pytest.raises(TypeError, match=r"coroutine function \(async def\).*SyncPushConsumer takes plain functions"):
+        consumer.on("C")(plain)
+    with pytest.raises(TypeError, match=r'@consumer.on\("Orders"\)'):
+        consumer.on(plain)
+    assert repr(consumer) == "<PushConsumer G of A, B at 127.0.0.1:9, closed>"
+
+
+@pytest.mark.anyio
+async def test_a_handler_for_the_rest_is_a_coroutine_function() -> None:
+    plain: Any = print
+    async with FakeCluster.start(topics={"T": 1}) as cluster, PushConsumer(cluster.namesrv, "G") as consumer:
+        consumer.subscribe("T")
+        with pytest.raises(TypeError, match="async def"):
+            await consumer.run(plain)
+
+
+def test_tags_are_one_text() -> None:
+    consumer: Any = PushConsumer(NAMESRV, "G")
+    with pytest.raises(TypeError, match=r"'a \|\| b'.*not \['a', 'b'\]"):
+        consumer.subscribe("T", ["a", "b"])
+    with pytest.raises(SubscriptionError):
+        consumer.subscribe("T", sql("a >"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"body": "text"}, "must be bytes, not str"),
+        ({"tags": ["a"]}, "one tag"),
+        ({"tags": "a || b"}, "one tag; 'a || b' is what consumers"),
+        ({"keys": "order-1"}, "in a list: 'order-1'"),
+        ({"sharding_key": 7}, "a sharding key is a text, not 7"),
+        ({"delay": dt.timedelta(seconds=1)}, "a number of seconds, not datetime.timedelta"),
+        ({"properties": {"a": 1}}, "property 'a' has a int"),
+    ],
+)
+def test_what_is_no_message_is_refused(fields: dict[str, Any], said: str) -> None:
+    message = Message(**({"topic": "T", "body": b"x"} | fields))
+    with pytest.raises(MessageRefused) as refused:
+        make_ready(message, unique_key="U", born_timestamp_ms=1, compress=None, compress_bytes_min=0)
+    assert said in str(refused.value)
+
+
+@pytest.mark.anyio
+async def test_who_is_not_entered_says_so() -> None:
+    consumer = PushConsumer(NAMESRV, "G")
+    for call in (
+        consumer.commit,
+        consumer.run,
+        consumer.wait_assigned,
+        PullConsumer(NAMESRV, "G").poll,
+        PopConsumer(NAMESRV, "G", "T").__anext__,
+        Admin(NAMESRV).topics,
+        partial(Producer(NAMESRV).send, Message("T", b"x")),
+    ):
+        with pytest.raises(ClientClosed, match=r"enter the .* first: async with"):
+            await call()
+
+
+@pytest.mark.anyio
+async def test_clients_say_what_they_are() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        async with Producer(cluster.namesrv, "P") as producer, PullConsumer(cluster.namesrv, "G") as pulling:
+            assert repr(producer) == f"<Producer P at {cluster.namesrv}, 0 in flight>"
+            await pulling.assign(await pulling.queues("T"))
+            assert repr(pulling) == f"<PullConsumer G at {cluster.namesrv}, 1 queues>"
+        assert repr(pulling).endswith("closed>")
+        async with PushConsumer(cluster.namesrv, "G", consume_from="first", ordered=False) as consumer:
+            consumer.subscribe("T")
+            await consumer.wait_assigned()
+            assert repr(consumer).startswith(f"<PushConsumer G of T at {cluster.namesrv}, ")
+    assert repr(PopConsumer("a:1;b:2", "G", "T", ordered=True)) == "<PopConsumer G of T at a:1;b:2, closed>"
+    assert repr(Admin(["a:1", "b:2"])) == "<Admin at a:1;b:2>"
+    assert repr(SyncAdmin("a:1")) == "<SyncAdmin of <Admin at a:1>>"
+    assert "<Producer raftmq_python" in repr(SyncProducer("a:1"))
+    assert "<PushConsumer G of nothing" in repr(SyncPushConsumer("a:1", "G"))
+    assert repr(Pending("X")) == "<Pending X on its way>"
