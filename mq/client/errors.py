@@ -6,10 +6,12 @@ did not happen and "unknown" when it may have. A send that certainly happened is
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import ClassVar, Literal
 
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.verdict import judge_answer
+from mq.protocol.codes import RequestCode, ResponseCode
 
 __all__ = [
     "BrokerError",
@@ -34,6 +36,11 @@ __all__ = [
 ]
 
 Stored = Literal["no", "unknown"]
+
+
+def _named(codes: type[IntEnum], code: int) -> str:
+    """The number, and the name that RocketMQ has for it, if any."""
+    return f"{code} {codes(code).name}" if code in codes.__members__.values() else str(code)
 
 
 class ClientError(Exception):
@@ -91,7 +98,7 @@ class RequestTimeout(ClientError):
     stored: Stored = "unknown"
 
     def __init__(self, address: str, code: int, seconds: float) -> None:
-        super().__init__(f"no answer from {address} to request {code} within {seconds:g} s")
+        super().__init__(f"no answer from {address} to request {_named(RequestCode, code)} within {seconds:g} s")
         self.address = address
         self.code = code
         self.seconds = seconds
@@ -104,7 +111,7 @@ class BrokerError(ClientError):
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        super().__init__(f"{address} answered code {code}: {remark or 'no remark'}")
+        super().__init__(f"{address} answered code {_named(ResponseCode, code)}: {remark or 'no remark'}")
         self.code = code
         self.remark = remark
         self.address = address
@@ -206,7 +213,7 @@ class SendRejected(_SendFailed):
     prefix = "refused, certainly not stored"
 
     def __init__(self, code: int, remark: str | None, queue: MessageQueue | None, attempts: int = 1) -> None:
-        super().__init__(f"code {code}: {remark or 'no remark'}", queue, attempts)
+        super().__init__(f"code {_named(ResponseCode, code)}: {remark or 'no remark'}", queue, attempts)
         self.code = code
         self.remark = remark
 
@@ -214,7 +221,8 @@ class SendRejected(_SendFailed):
 class SendOutcomeUnknown(_SendFailed):
     """The message may have been stored, once for each attempt: a timeout, a lost connection, a vague answer.
 
-    `message_id` is the UNIQ_KEY all attempts carried: look for it, or send again under it, to settle the matter.
+    `message_id` is the UNIQ_KEY all attempts carried: `Admin.messages_by_key(topic, message_id, unique=True)` finds it,
+    and who handles messages knows by it that two are the same.
     """
 
     prefix = "outcome unknown, may be stored"

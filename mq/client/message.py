@@ -16,6 +16,11 @@ from mq.protocol.records import Host, StoredMessage
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
 
 
+_TOPIC_AND_BODY = ("topic", "body")
+_SHOWN_BYTES_MAX = 64
+"""Of a body: what an error or a log shows of a message of 4 MiB is not all of it."""
+
+
 class MessageQueue(NamedTuple):
     """One queue of a topic in one broker group. Sorts by (topic, broker name, queue id), as the group agreed to."""
 
@@ -24,7 +29,7 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A message to send.
 
     `body` is 1 byte to 4 MiB. `tags` is one tag to filter by; `keys` are words to look the message up by.
@@ -46,6 +51,11 @@ class Message(msgspec.Struct, frozen=True):
     delay: float | None = None
     deliver_at: dt.datetime | int | None = None
 
+    def __repr__(self) -> str:
+        fields = "".join(f", {name}={value!r}" for name, value in self.__rich_repr__() if name not in _TOPIC_AND_BODY)
+        shown = repr(self.body) if len(self.body) <= _SHOWN_BYTES_MAX else f"<{len(self.body)} bytes>"
+        return f"Message({self.topic!r}, {shown}{fields})"
+
 
 class SendStatus(Enum):
     """How safely the message is stored. Only `OK` promises what the broker group was set up to promise."""
@@ -56,7 +66,7 @@ class SendStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
-class SendResult(msgspec.Struct, frozen=True, gc=False):
+class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
     """The message is stored in `queue` at `queue_offset`.
 
     `message_id` is the UNIQ_KEY the message carries, the same in every copy; `offset_message_id` names the one stored

@@ -113,7 +113,7 @@ async def test_a_code_that_is_not_success_is_raised_by_call_and_returned_by_requ
     async with connected(refuse) as connection:
         response, _ = await connection.request(105)
         assert (response.code, response.remark) == (17, "no route")
-        with pytest.raises(BrokerError, match="code 17: no route"):
+        with pytest.raises(BrokerError, match="code 17 TOPIC_NOT_EXIST: no route"):
             await connection.call(105)
 
 

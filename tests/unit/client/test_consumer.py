@@ -405,7 +405,7 @@ async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
             await anext(stream)
         assert scope.cancelled_caught, "more than a limit's worth and one was unfolded"
         for delivery in held:
-            delivery.acknowledge()
+            delivery.ack()
         assert [message.body for message in await take(consumer, 4)] == bodies[2:]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from mq.client import (
     Admin,
+    BrokerError,
     ClientClosed,
     Message,
     MessageRefused,
@@ -19,6 +20,8 @@ from mq.client import (
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
+    RequestTimeout,
+    SendRejected,
     SubscriptionError,
     sql,
 )
@@ -134,3 +137,15 @@ async def test_clients_say_what_they_are() -> None:
     assert "<Producer raftmq_python" in repr(SyncProducer("a:1"))
     assert "<PushConsumer G of nothing" in repr(SyncPushConsumer("a:1", "G"))
     assert repr(Pending("X")) == "<Pending X on its way>"
+
+
+def test_a_message_says_what_it_is_and_not_all_that_is_in_it() -> None:
+    assert repr(Message("T", b"x", keys=["k"], delay_level=3)) == "Message('T', b'x', keys=['k'], delay_level=3)"
+    assert repr(Message("T", bytes(4_000_000))) == "Message('T', <4000000 bytes>)"
+
+
+def test_errors_name_the_codes_they_are_about() -> None:
+    assert str(BrokerError(16, None, "a:1")) == "a:1 answered code 16 NO_PERMISSION: no remark"
+    assert str(BrokerError(9999, "odd", "a:1")) == "a:1 answered code 9999: odd"
+    assert str(RequestTimeout("a:1", 15, 3.0)) == "no answer from a:1 to request 15 UPDATE_CONSUMER_OFFSET within 3 s"
+    assert str(SendRejected(13, "bad", None)).endswith("code 13 MESSAGE_ILLEGAL: bad")
