@@ -181,7 +181,7 @@ class QueueStore:
                 break
             entries = annotation[start:end]
             pending_bytes = queue.extend(entries, count)
-            if queue.key in watched:
+            if watched and queue.key in watched:
                 self._grown.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == end - start or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
@@ -203,7 +203,7 @@ class QueueStore:
                 end.queue = self._queues[end.topic, end.queue_id]
                 continue
             pending_bytes = queue.extend(entries, count)
-            if queue.key in watched:
+            if watched and queue.key in watched:
                 self._grown.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
