@@ -88,7 +88,7 @@ class QueueStore:
         self._settings = settings
         self._files = QueueFiles(root, settings.open_files_max)
         self.watched: Container[QueueKey] = _All()
-        """The queues that `take_grown` is to tell about: all, unless somebody says otherwise."""
+        """The queues that `take_grown` is to tell about: all, unless somebody says otherwise. None if it is false."""
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
         # Queues with entries in memory, with the flush call before which the first of them came: the oldest is first.
@@ -171,6 +171,7 @@ class QueueStore:
         """
         size, head_bytes, unpack = len(annotation), RUN_HEAD.size, RUN_HEAD.unpack_from
         watched, flush_bytes = self.watched, self._settings.flush_bytes
+        is_watched = bool(watched)
         position = 1
         while position + head_bytes < size and annotation[0] == ANNOTATION_FORMAT:
             topic_bytes, queue_id, first_offset, count = unpack(annotation, position)
@@ -181,7 +182,7 @@ class QueueStore:
                 break
             entries = annotation[start:end]
             pending_bytes = queue.extend(entries, count)
-            if watched and queue.key in watched:
+            if is_watched and queue.key in watched:
                 self._grown.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == end - start or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
@@ -196,6 +197,7 @@ class QueueStore:
         Raises names.NameRefused.
         """
         watched, flush_bytes = self.watched, self._settings.flush_bytes
+        is_watched = bool(watched)
         for end, first_offset, count, entries in runs:
             queue = end.queue
             if queue is None or queue.max_offset != first_offset:
@@ -203,7 +205,7 @@ class QueueStore:
                 end.queue = self._queues[end.topic, end.queue_id]
                 continue
             pending_bytes = queue.extend(entries, count)
-            if watched and queue.key in watched:
+            if is_watched and queue.key in watched:
                 self._grown.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
