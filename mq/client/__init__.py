@@ -7,7 +7,7 @@
 
 from mq.client.admin import Admin
 from mq.client.consumer import PushConsumer
-from mq.client.delivery import Delivery
+from mq.client.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.errors import (
     BrokerError,
     ClientClosed,
@@ -44,30 +44,40 @@ from mq.client.routes import TopicRoute
 from mq.client.sending import Pending
 from mq.client.transactions import Check, Transaction, TransactionProducer, TransactionState
 from mq.filter.subscription import SubscriptionError
+from mq.protocol.bodies import ClusterInfo
 from mq.protocol.compression import Codec
+from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.names import NameRefused
-from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
+from mq.protocol.operator_bodies import BrokerStatsData, GroupProgress, QueueEnds, SubscriptionGroupConfig
 from mq.protocol.records import Host
 from mq.protocol.registration import TopicConfig
+from mq.protocol.trace import MessageTrace
 
 __all__ = [
     "Admin",
     "BrokerError",
+    "BrokerStatsData",
     "Check",
     "ClientClosed",
     "ClientError",
+    "ClusterInfo",
     "Codec",
     "ConnectFailed",
     "ConnectionLost",
     "ConsumeFrom",
     "Delivery",
+    "DeliveryStream",
     "FlowLimits",
+    "GroupAnswer",
+    "GroupCommand",
     "GroupProgress",
     "Handler",
     "Host",
     "Message",
     "MessageQueue",
     "MessageRefused",
+    "MessageStream",
+    "MessageTrace",
     "NameRefused",
     "NameServersUnavailable",
     "NoReply",

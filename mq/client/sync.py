@@ -1,7 +1,8 @@
 """The SDK for programs without an event loop: the same clients, run by an event loop in a thread of their own.
 
 A method here takes, returns and raises what the method of the same name of the asynchronous client does, and blocks
-until it is done. One object may be used by many threads at once. Leave its block when none of them waits in it.
+until it is done. One object may be used by many threads at once. Threads that wait for messages when its block is left
+get ClientClosed.
 """
 
 from __future__ import annotations

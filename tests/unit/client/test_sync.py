@@ -26,7 +26,7 @@ from mq.client import (
     SendResult,
 )
 from mq.client.sync import SyncAdmin, SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.fake_cluster import FakeCluster, until
 
 
 @pytest.fixture
@@ -186,3 +186,30 @@ def test_a_pull_consumer_and_an_admin(cluster: FakeCluster) -> None:
         assert admin.topics() == ["T"]
     with pytest.raises(ClientClosed, match="SyncAdmin"):
         admin.topics()
+
+
+@pytest.mark.parametrize("way", ["receive", "deliveries", "poll"])
+def test_a_thread_that_waits_when_the_client_is_left_hears_of_it(cluster: FakeCluster, way: str) -> None:
+    pushed = SyncPushConsumer(cluster.namesrv, "G")
+    polled = SyncPullConsumer(cluster.namesrv, "G")
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            match way:
+                case "receive":
+                    pushed.receive()
+                case "deliveries":
+                    next(pushed.deliveries())
+                case _:
+                    polled.poll()
+        except Exception as error:
+            raised.append(error)
+
+    with polled if way == "poll" else pushed as client:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        board = client._client._board
+        client._call(until, lambda: board._offered.statistics().tasks_waiting == 1)
+    thread.join(60)
+    assert [type(error) for error in raised] == [ClientClosed]
