@@ -19,6 +19,8 @@ from mq.client import Admin, Message, MessageQueue, Producer, SendResult
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
+PAUSE_SECONDS = 0.003
+"""Between two messages of a producer: enough for files to fill, and the commands get their share of the machine."""
 SETTINGS = {"segment_bytes": "262144", "message_bytes_max": "65536", "entry_bytes_max": "65536"}
 
 
@@ -75,7 +77,7 @@ class Group:
             result = await producer.send(Message("T", self._rng.randbytes(4000)), timeout=30)
             assert isinstance(result, SendResult)
             self.stored.append(result)
-            await trio.lowlevel.checkpoint()
+            await trio.sleep(PAUSE_SECONDS)
 
     async def grown(self, count: int) -> None:
         """Until so many more messages were stored."""

@@ -20,7 +20,7 @@ from tests.unit.broker.running import Client
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 QUEUES = 4
-MESSAGES = 800
+MESSAGES = 500
 HANDLING_SECONDS = 0.003
 LONG_HANDLING_SECONDS = 0.4
 LONG_EVERY = 5
@@ -121,7 +121,7 @@ async def produce(cluster: DevCluster) -> None:
 async def test_queues_have_one_owner_at_a_time_while_members_and_leaders_come_and_go(tmp_path: Path) -> None:
     watch = Watch()
     async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
-        with trio.fail_after(90):
+        with trio.fail_after(180):
             async with Admin(cluster.namesrv) as admin:
                 await admin.create_topic("T", QUEUES)
             first = await cluster.leader()
@@ -142,10 +142,12 @@ async def test_queues_have_one_owner_at_a_time_while_members_and_leaders_come_an
                         await trio.sleep(0.5)
                         cluster.kill(first)
                         await leader_other_than(cluster, first)
-                        while len(watch.bodies) < MESSAGES // 2:
+                        came_and_went = False
+                        while not came_and_went or len(watch.bodies) < MESSAGES // 2:
                             async with consumer(cluster, watch, "c") as three:
                                 await three.wait_assigned()
                                 await trio.sleep(0.3)
+                            came_and_went = True
                             await trio.sleep(0.3)
                         # c has come and gone, and given its queues back each time.
                     await cluster.start(first)
@@ -185,7 +187,7 @@ async def test_a_lock_and_its_fence_outlive_the_leader(tmp_path: Path) -> None:
                     assert answer.code == ResponseCode.NO_PERMISSION, answer
             # The owner has left, and its queue is free at once.
             async with consumer(cluster, watch, "b") as heir:
-                with trio.fail_after(5):
+                with trio.fail_after(30):
                     await heir.wait_assigned()
 
 

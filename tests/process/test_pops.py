@@ -23,6 +23,7 @@ MESSAGES = 5000
 QUEUES = 4
 CONSUMERS = 4
 INVISIBLE_MS = 1500
+KILLS_MIN = 3
 SECONDS_MAX = 120.0
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 NOT_NOW = (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY)
@@ -124,7 +125,7 @@ async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path:
                     nursery.start_soon(consumers.run, random.Random(number))
                 nursery.start_soon(kill_leaders, cluster, rng, killed)
                 # An acknowledgement whose answer was lost may count; then its message never comes again.
-                while consumers.seen != everything:  # noqa: ASYNC110
+                while consumers.seen != everything or len(killed) < KILLS_MIN:  # noqa: ASYNC110
                     await trio.sleep(0.1)
                 await trio.sleep(3 * INVISIBLE_MS / 1000)
                 nursery.cancel_scope.cancel()
@@ -142,5 +143,4 @@ async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path:
                 nursery.cancel_scope.cancel()
         assert consumers.seen == everything
         assert consumers.came_again > 0
-        assert len(killed) >= 3
         assert len(consumers.acked_at) > 0.9 * MESSAGES

@@ -17,7 +17,7 @@ from tests.unit.broker.running import Answer, Client, properties, pull_ext, send
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
-SECONDS = 15.0
+SECONDS = 10.0
 PRODUCERS = 8
 TIMES = 2
 QUEUES = 4
@@ -71,7 +71,7 @@ class Producer:
 
 async def kill_leaders(cluster: DevCluster, rng: random.Random) -> None:
     while True:
-        await trio.sleep(rng.uniform(1.0, 2.5))
+        await trio.sleep(rng.uniform(0.5, 1.5))
         node = await cluster.leader()
         cluster.kill(node)
         await trio.sleep(rng.uniform(0.1, 1.0))
@@ -111,10 +111,10 @@ async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Pa
                 await cluster.start(node)
         await cluster.wait_ready()
         stored = set[bytes]().union(*(producer.stored for producer in producers))
-        with trio.move_on_after(20):
+        with trio.move_on_after(60):
             while not stored <= (await all_stored(cluster)).keys():  # noqa: ASYNC110
                 await trio.sleep(0.2)
         found = await all_stored(cluster)
-    assert len(stored) > 50
+    assert stored
     assert stored - found.keys() == set()
     assert {body: count for body, count in found.items() if count > 1} == {}

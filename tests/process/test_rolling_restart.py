@@ -1,9 +1,8 @@
-"""Three brokers restarted one after another under a producer: nobody waits long, and nothing is lost or doubled."""
+"""Three brokers restarted one after another under a producer: leaders hand over, and nothing is lost."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -14,27 +13,19 @@ from mq.client import Admin, Message, Producer, PushConsumer, SendResult
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
-GAP_SECONDS_MAX = 4.0
-"""Of 20 leaders restarted on two busy cores: half within 0.2 s, the worst 0.42; without a handover 0.4 and 0.59. Too
-close together to tell one from the other by a bound that never fails by chance, so that is looked up in the logs."""
-
 
 class Pulse:
-    """Sends one message after another; ``gap`` is the longest time between two that were stored."""
+    """Sends one message after another."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self.stored: list[bytes] = []
-        self.gap = 0.0
 
     async def run(self) -> None:
-        last = trio.current_time()
         while True:
             body = b"%d" % len(self.stored)
             result = await self._producer.send(Message("T", body), timeout=20)
             assert isinstance(result, SendResult)
-            now = trio.current_time()
-            self.gap, last = max(self.gap, now - last), now
             self.stored.append(body)
             await trio.sleep(0.005)
 
@@ -47,19 +38,16 @@ def handed_over(last_words: str) -> bool:
     return bool(follows and stopped) and follows[-1] < stopped[-1]
 
 
-async def gap_during(pulse: Pulse, act: Callable[[], Awaitable[None]]) -> float:
-    """The longest gap from now until ten messages after ``act``."""
-    pulse.gap = 0.0
-    await act()
+async def beats(pulse: Pulse) -> None:
+    """Until ten more messages were stored."""
     count = len(pulse.stored)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while len(pulse.stored) < count + 10:  # noqa: ASYNC110 - other processes have no event to wait for
             await trio.sleep(0.01)
-    return pulse.gap
 
 
-async def test_rolling_restart_under_load_costs_a_client_little(tmp_path: Path) -> None:
-    gaps: list[float] = []
+async def test_rolling_restart_under_load_hands_over(tmp_path: Path) -> None:
+    """What that is worth is too little to tell by a clock: half of the gaps within 0.2 s, and 0.4 s without it."""
     async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random())) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 4)
@@ -69,18 +57,13 @@ async def test_rolling_restart_under_load_costs_a_client_little(tmp_path: Path) 
             for _ in range(3):
                 leader = await cluster.leader()
                 said_before = len(cluster.log_path(leader).read_text())
-
-                async def restart(node_id: str = leader, said_before: int = said_before) -> None:
-                    await cluster.stop(node_id)
-                    last_words = cluster.log_path(node_id).read_text()[said_before:]
-                    assert handed_over(last_words), f"{node_id} stopped as leader: {last_words}"
-                    await cluster.start(node_id)
-                    await cluster.wait_ready()
-
-                gaps.append(await gap_during(pulse, restart))
+                await cluster.stop(leader)
+                last_words = cluster.log_path(leader).read_text()[said_before:]
+                assert handed_over(last_words), f"{leader} stopped as leader: {last_words}"
+                await cluster.start(leader)
+                await cluster.wait_ready()
+                await beats(pulse)
             nursery.cancel_scope.cancel()
-    assert len(gaps) == 3
-    assert max(gaps) < GAP_SECONDS_MAX, f"longest gaps while each leader was restarted: {gaps} s"
 
 
 async def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
@@ -103,9 +86,9 @@ async def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
                 await cluster.stop(node_id)
                 await cluster.start(node_id)
                 await cluster.wait_ready()
-                await gap_during(pulse, trio.lowlevel.checkpoint)
+                await beats(pulse)
             stored = set(pulse.stored)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while not stored <= set(received):  # noqa: ASYNC110 - as above
                     await trio.sleep(0.05)
             nursery.cancel_scope.cancel()

@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 
 MESSAGES = 2000
 RECALLED = 200
+LATE_SECONDS = 10
+"""When those that are recalled would be delivered: as the last ones."""
 
 
 @pytest.fixture
@@ -46,17 +48,19 @@ async def test_each_timer_comes_once_and_never_early_whoever_leads(cluster: Clus
             await admin.create_topic("Timed", 4)
         async with Producer(cluster.namesrv) as producer, anyio.create_task_group() as tasks:
             tasks.start_soon(delivered, cluster, "Timed", "readers", seen)
+            begun = anyio.current_time()
             sent = await producer.send_many(
-                Message("Timed", b"%d" % number, delay=8 + rng.random() * 8) for number in range(MESSAGES)
+                Message("Timed", b"%d" % number, delay=LATE_SECONDS if number < RECALLED else 3 + rng.random() * 6)
+                for number in range(MESSAGES)
             )
             results = [each for each in sent if isinstance(each, SendResult) and not each.maybe_duplicated]
             assert len(results) == MESSAGES
-            assert not seen
             recalled: set[bytes] = set()
             for number, result in enumerate(results[:RECALLED]):
                 assert result.recall_handle is not None
-                assert await producer.recall(result.recall_handle) == result.message_id
-                recalled.add(b"%d" % number)
+                if anyio.current_time() < begun + LATE_SECONDS / 2:  # a busy machine recalls fewer of them
+                    assert await producer.recall(result.recall_handle) == result.message_id
+                    recalled.add(b"%d" % number)
             expected = {b"%d" % number for number in range(MESSAGES)} - recalled
             for kill_after in (300, 1200):
                 while len(seen) < kill_after:  # noqa: ASYNC110 - other processes have no event to wait for
@@ -69,7 +73,7 @@ async def test_each_timer_comes_once_and_never_early_whoever_leads(cluster: Clus
             with pytest.raises(BrokerError) as late:
                 await producer.recall(results[-1].recall_handle or "")
             assert late.value.code == 604
-            await anyio.sleep(1)
+            await anyio.sleep_until(max(begun + LATE_SECONDS, anyio.current_time()) + 1)
             tasks.cancel_scope.cancel()
     # The consumer may get a message twice, when it lost its leader; the topic has each once.
     places = {(message.queue, message.queue_offset): message for message in seen}
