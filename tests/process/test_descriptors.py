@@ -34,7 +34,7 @@ async def _wait_up(port: int) -> None:
 
 
 async def _is_stored(wire: Wire) -> bool:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, SEND, BODY)
     return answer.code == ResponseCode.SUCCESS
 

@@ -53,7 +53,7 @@ async def _run(directory: Path) -> None:
 
         # Every replica asks its leader before it tells a consumer that its offset is wrong.
         ahead = PULL | {"queueOffset": 7}
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             for node, wire in wires.items():
                 answer, _ = await wire.ask(RequestCode.PULL_MESSAGE, ahead)
                 while answer.code == ResponseCode.TOPIC_NOT_EXIST:  # the follower has not applied the topic yet

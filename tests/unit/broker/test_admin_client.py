@@ -113,7 +113,7 @@ async def test_an_operator_has_a_message_handled_now(tmp_path: Path) -> None:
         consumer.subscribe("T")
         async with consumer, trio.open_nursery() as nursery:
             nursery.start_soon(consumer.run, handle)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while not handled:  # noqa: ASYNC110 - a handler has no event
                     await trio.sleep(0.005)
             client = await broker.connect()

@@ -130,7 +130,7 @@ class FakeLeader:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not done():  # noqa: ASYNC110 - a handful of sockets, no events
             await trio.sleep(0.001)
 

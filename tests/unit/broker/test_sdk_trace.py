@@ -35,7 +35,7 @@ pytestmark = pytest.mark.trio
 
 async def story(admin: Admin, message_id: str, done: Callable[[MessageTrace], bool], **given: Any) -> MessageTrace:
     """What is written of a message as soon as it is enough."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             found = await admin.trace(message_id, **given)
             if done(found):

@@ -22,7 +22,7 @@ from tests.unit.broker.running import broker_settings, interpreter_as_before, ru
 async def refusal(settings: BrokerSettings) -> str:
     """Why a broker with these settings does not start."""
     with interpreter_as_before(), pytest.raises(StartRefused) as refused:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await serve(settings)
     return str(refused.value)
 

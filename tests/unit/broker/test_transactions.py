@@ -161,20 +161,21 @@ async def test_an_unknown_outcome_changes_nothing_and_is_not_answered(tmp_path: 
         assert len(await stored(client)) == 1
 
 
-@pytest.mark.parametrize("wanted", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1500"}])
-async def test_a_delay_begins_with_the_commit(tmp_path: Path, wanted: dict[str, str]) -> None:
+@pytest.mark.parametrize(("wanted", "seconds"), [({"DELAY": "1"}, 1), ({"TIMER_DELAY_MS": "1500"}, 1.5)])
+async def test_a_delay_begins_with_the_commit(tmp_path: Path, wanted: dict[str, str], seconds: float) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         half = await send_half(client, **wanted)
-        await trio.sleep(0.2)
+        await trio.sleep(0.3)
         assert len(await stored(client, HALF_TOPIC)) == 1
+        committed_at = trio.current_time()
         assert (await end(client, half, COMMIT)).code == 0
-        assert await client.offset(RequestCode.GET_MAX_OFFSET) == 0
 
         async def delivered() -> bool:
             return await client.offset(RequestCode.GET_MAX_OFFSET) == 1
 
         await until(delivered)
+        assert trio.current_time() - committed_at > seconds - 0.1
         [message] = await stored(client)
         assert (message.body, message.sys_flag) == (b"body", COMMIT)
         assert message.prepared_offset == parse_offset_message_id(half.ext["msgId"]).physical_offset

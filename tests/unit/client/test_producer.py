@@ -200,7 +200,7 @@ async def test_without_any_name_server_the_send_says_so() -> None:
 
 
 async def test_a_leader_that_cannot_be_reached_is_named() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=0.3) as producer:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=1) as producer:
         await cluster.leader.stop()  # the name server does not know
         with pytest.raises(ConnectFailed) as failed:
             await producer.send(Message("T", b"x"))
@@ -296,7 +296,7 @@ async def test_a_callback_that_raises_harms_nobody_else() -> None:
 async def test_in_flight_is_bounded() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, in_flight_max=3, timeout=0.2) as producer,
+        producer_of(cluster, in_flight_max=3, timeout=1) as producer,
     ):
         cluster.leader.misdeeds = [Misdeed("silence")] * 3
         outcomes: list[SendResult | ClientError] = []

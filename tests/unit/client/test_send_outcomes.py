@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from mq.client import (
+    ClientError,
     Message,
     MessageQueue,
     NoRoute,
@@ -113,7 +114,7 @@ async def test_a_killed_leader_is_bridged_by_a_long_timeout() -> None:
 
 
 async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=0.3) as producer:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=1) as producer:
         cluster.group.leader = None
         await producer.queues("T")  # so that the error cannot be that there was no time to ask for the route
         with pytest.raises(NoRoute, match="no leader") as failed:
@@ -124,10 +125,14 @@ async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
 async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         cluster.leader.misdeeds = [Misdeed("refuse", code=14)] * 1000
-        with pytest.raises(SendRejected) as rejected:
-            await producer.send(Message("T", b"x"), timeout=0.4)
-        assert rejected.value.code == 14
-        assert rejected.value.attempts >= 2
+        refusal: ClientError | None = None
+        while not isinstance(refusal, SendRejected):
+            # If the time runs out while an attempt is under way, nobody knows what becomes of that.
+            with pytest.raises((SendRejected, SendOutcomeUnknown)) as ended:
+                await producer.send(Message("T", b"x"), timeout=1)
+            refusal = ended.value
+        assert refusal.code == 14
+        assert refusal.attempts >= 2
 
 
 async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
@@ -174,14 +179,14 @@ async def test_silence_beyond_the_timeout_is_an_unknown_outcome() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         cluster.leader.misdeeds = [Misdeed("silence", store=True)]
         with pytest.raises(SendOutcomeUnknown, match="no answer"):
-            await producer.send(Message("T", b"x"), timeout=0.2)
+            await producer.send(Message("T", b"x"), timeout=1)
         assert producer.in_flight == 0
 
 
 async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, attempt_timeout=0.1) as producer,
+        producer_of(cluster, attempt_timeout=1) as producer,
     ):
         cluster.leader.misdeeds = [Misdeed("silence")]
         result = await producer.send(Message("T", b"x"))
@@ -191,7 +196,7 @@ async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
 async def test_a_connection_that_stays_silent_is_given_up() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, attempt_timeout=0.1, remoting=RemotingSettings(silence_seconds=0.05)) as producer,
+        producer_of(cluster, attempt_timeout=0.5, remoting=RemotingSettings(silence_seconds=0.05)) as producer,
     ):
         await producer.send(Message("T", b"x"))
         [before] = cluster.leader.connections

@@ -140,7 +140,7 @@ class Node:
                 self.reactor.close()
 
     async def wait_until(self, what: Condition) -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not what(self):  # noqa: ASYNC110 - the condition is about plain state that tells nobody
                 await trio.sleep(0.005)
 
@@ -149,7 +149,7 @@ Condition = Callable[[Node], bool]
 
 
 async def wait_leader(nodes: Sequence[Node]) -> Node:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             for node in nodes:
                 if node.replica.core.ready:

@@ -144,12 +144,12 @@ class Member:
             done.set()
 
         self.replica.read(on_read)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await done.wait()
         assert len(answers) == 1
         return answers[0]
 
-    async def until(self, condition: Callable[[Member], bool], seconds: float = 20) -> None:
+    async def until(self, condition: Callable[[Member], bool], seconds: float = 60) -> None:
         with trio.fail_after(seconds):
             while not condition(self):  # noqa: ASYNC110 - the condition is about plain state that tells nobody
                 await trio.sleep(0.005)
@@ -174,7 +174,7 @@ class Group:
 
     async def leader(self) -> Member:
         """The member that leads and may be used, once there is one."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while True:
                 for member in self.members.values():
                     if not member.ended.is_set() and member.runs and member.replica.core.ready:

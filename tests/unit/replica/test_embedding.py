@@ -57,7 +57,7 @@ def node_settings(directory: Path, name: str, ports: dict[str, int]) -> NodeSett
 
 async def ready(*nodes: Node[Words]) -> Node[Words]:
     """The one of the nodes that leads."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             for node in nodes:
                 if node.replica.core.ready:

@@ -86,7 +86,7 @@ async def test_transfer_is_one_hop(tmp_path: Path) -> None:
         target = nodes.others(leader)[0]
         await leader.append_all(BODIES[:10])
         term = leader.replica.core.term
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while (refusal := leader.replica.transfer(target.name)) is not None:
                 assert refusal is Refusal.NOT_CAUGHT_UP
                 await trio.sleep(0.01)

@@ -48,7 +48,7 @@ async def call(port: int, *data: bytes) -> trio.SocketStream:
 async def received(stream: trio.SocketStream) -> bytes:
     """Everything until the replica closes the connection."""
     data = bytearray()
-    with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
+    with trio.fail_after(60), contextlib.suppress(trio.BrokenResourceError):
         while chunk := await stream.receive_some():
             data += chunk
     await stream.aclose()
@@ -57,7 +57,7 @@ async def received(stream: trio.SocketStream) -> bytes:
 
 async def welcome(stream: trio.SocketStream) -> Welcome:
     data = bytearray()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not (frames := wire.split_frames(memoryview(bytes(data)))[0]):
             data += await stream.receive_some()
     answer = wire.decode_cold(*frames[0])
