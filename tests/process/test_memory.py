@@ -206,17 +206,20 @@ async def _registrations(process_id: int, port: int) -> None:
 
         async def attack(number: int) -> None:
             codes = set()
-            async with wired(port) as other:
-                for part in range(5):
-                    group = f"{number}-{part}"
-                    codes.add(await register(other, group, topics(group, 10_000, 300)))
-                await register(
-                    other,
-                    "tiny",
-                    b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
-                    + b",".join(b'"%d":{"topicName":""}' % each for each in range(500_000))
-                    + b"}}}",
-                )
+            try:
+                async with wired(port) as other:
+                    for part in range(5):
+                        group = f"{number}-{part}"
+                        codes.add(await register(other, group, topics(group, 10_000, 300)))
+                    await register(
+                        other,
+                        "tiny",
+                        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{'
+                        + b",".join(b'"%d":{"topicName":""}' % each for each in range(500_000))
+                        + b"}}}",
+                    )
+            except* trio.BrokenResourceError:
+                pass  # who sends so much beside those that never end may be hung up on, as they are
             assert codes <= {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
 
         async with trio.open_nursery() as attackers:
