@@ -13,7 +13,7 @@ from mq.broker.requests.answering import Read, replicate, when_current
 from mq.broker.requests.connection import ClientConnection, Handler
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.sending.appender import Appender
-from mq.broker.state.commands import encode_command
+from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.parts import CommandRefused
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
@@ -80,6 +80,17 @@ class Assignments:
             query = AssignmentQuery.decode(body)
         except ProtocolError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        for what, text in (
+            ("consumerGroup", query.consumer_group),
+            ("clientId", query.client_id),
+            ("strategyName", query.strategy_name),
+            ("messageModel", query.message_model),
+        ):
+            if len(text) > CLIENT_ID_LENGTH_MAX:  # it is kept until name servers have answered
+                raise RequestRefused(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"{what} of {len(text)} characters, allowed are {CLIENT_ID_LENGTH_MAX}",
+                )
 
         def found(queues: Queues | None) -> None:
             if connection.closed:

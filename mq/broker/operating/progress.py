@@ -365,6 +365,7 @@ class Progress:
                 if not self._appender.is_open:  # leadership was lost meanwhile; to clone twice is to clone once
                     connection.dispatch(request, body, serialization)
                     return
+                self._appender.check_room()  # there may be fifty thousand topics
                 offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
                 if topic in self._metadata.topics:
                     self._offsets.reset(ext.target, topic, dict(offsets), lambda known: None, restart=False)
