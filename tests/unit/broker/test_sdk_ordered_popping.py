@@ -82,8 +82,8 @@ async def test_what_is_behind_a_message_waits_for_it(tmp_path: Path) -> None:
                 with trio.move_on_after(0.05) as waited:
                     await anext(consumer)
                 assert waited.cancelled_caught
-                await consumer.nack(first, delay=0.2)
                 begun = trio.current_time()
+                await consumer.nack(first, delay=0.2)
                 again = await anext(consumer)
                 assert trio.current_time() >= begun + 0.19
                 assert (again.body, again.reconsume_times) == (b"0", 1)
@@ -92,7 +92,8 @@ async def test_what_is_behind_a_message_waits_for_it(tmp_path: Path) -> None:
                 assert (second.body, second.reconsume_times) == (b"1", 1), "it was popped before, behind the first"
 
 
-async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path) -> None:
+async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.client.pop_consumer.LEAVE_SECONDS", SECONDS)
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 4)
         with trio.fail_after(SECONDS):
@@ -113,11 +114,14 @@ async def test_what_is_not_acknowledged_in_time_comes_again_before_the_rest(tmp_
         with trio.fail_after(SECONDS):
             async with in_order(namesrv, invisible=0.3) as consumer:
                 late = await anext(consumer)
+                assert late.body == b"0"
                 again = await anext(consumer)
-                assert (late.body, again.body, again.reconsume_times) == (b"0", b"0", 1)
-                await consumer.ack(late)  # of what came with it nothing comes out any more
-                await consumer.ack(again)
-                assert (await anext(consumer)).body == b"1"
+                assert again.reconsume_times > late.reconsume_times
+                while again.body == b"0":  # once, unless this machine needs that long to acknowledge it
+                    await consumer.ack(late)  # of what came with it nothing comes out any more
+                    await consumer.ack(again)
+                    again = await anext(consumer)
+                assert (again.body, again.queue_offset) == (b"1", late.queue_offset + 1)
 
 
 async def test_who_never_says_that_anything_is_done_gets_it_again_all_the_same(tmp_path: Path) -> None:
