@@ -39,6 +39,8 @@ _MODULES = (torture_disks, torture_members)
 
 MIB = 1024 * 1024
 RSS_BYTES_MAX = 300 * MIB
+ENOUGH = 100
+"""How many messages must still be stored when the torments are over."""
 SETTINGS = {
     # Small files roll often, and checkpoints and flushes meet the kills.
     "segment_bytes": str(MIB),
@@ -141,6 +143,7 @@ async def torture(
                 producers.start_soon(partial(run.produce, "once", in_flight=2, retry_unknown=False))
                 producers.start_soon(partial(run.produce, "many", in_flight=12, retry_unknown=True))
                 await torment(run, kinds, seconds)
+                await run.flow(ENOUGH)
                 run.stop_sending.set()
             say("healing")
             for node in group.members:

@@ -112,7 +112,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again_before_the_rest(tmp_
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 3)
         with trio.fail_after(SECONDS):
-            async with in_order(namesrv, invisible=0.3) as consumer:
+            async with in_order(namesrv, invisible=2) as consumer:
                 late = await anext(consumer)
                 assert late.body == b"0"
                 again = await anext(consumer)

@@ -73,7 +73,7 @@ async def test_what_nobody_acknowledges_comes_to_somebody_else(tmp_path: Path) -
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):
-            async with PopConsumer(namesrv, "G", "T", invisible=0.3, consume_from="first") as first:
+            async with PopConsumer(namesrv, "G", "T", invisible=1, consume_from="first") as first:
                 message = await anext(first)
                 assert message.reconsume_times == 0
             async with PopConsumer(namesrv, "G", "T", invisible=30) as second:

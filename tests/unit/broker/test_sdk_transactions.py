@@ -82,8 +82,9 @@ async def test_a_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_p
 
 async def test_cancelled_is_rolled_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
-        with trio.move_on_after(0.2):
+        with trio.CancelScope() as scope:
             async with producer.transaction(Message("T", b"never")) as cut:
+                scope.cancel()
                 await trio.sleep_forever()
         assert (cut.state, cut.confirmed) == (TransactionState.ROLLED_BACK, True)
         await producer.send(Message("T", b"plain"))
@@ -96,7 +97,9 @@ async def test_a_check_decides_what_was_left_open(tmp_path: Path) -> None:
 
     async def check(message: ReceivedMessage) -> bool | None:
         asked.append(message)
-        answer = answers[message.message_id].pop(0)
+        if not (left := answers[message.message_id]):
+            return None  # it is asked again before what was answered has arrived
+        answer = left.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -115,7 +118,7 @@ async def test_a_check_decides_what_was_left_open(tmp_path: Path) -> None:
         with trio.fail_after(60):
             while any(answers.values()):  # noqa: ASYNC110 - a moment later
                 await trio.sleep(0.05)
-        assert len(asked) == 4
+        assert len(asked) >= 4
         assert {each.topic for each in asked} == {"T"}
         assert {each.properties["own"] for each in asked} == {"x"}
         assert message.body in {each.body for each in asked}, "inflated"
