@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -402,20 +403,25 @@ class Pops:
 
     def _candidates(self, wish: Wish, queue_id: int) -> Iterator[QueueKey]:
         """The queues to look into, in this order."""
+        unread, group, retry_topic = self._queues.unread, wish.group, wish.retry_topic
         retry_first = self._rng.random() < _RETRY_FIRST
-        retry = self._metadata.topics.get(wish.retry_topic)
+        retry = self._metadata.topics.get(retry_topic)
         retry_queues = 0
-        if retry is not None and wish.retry_topic != wish.topic and wish.attempt is None:
+        if retry is not None and retry_topic != wish.topic and wish.attempt is None:
             retry_queues = retry.read_queues
         if retry_first:
-            yield from ((wish.retry_topic, number) for number in range(retry_queues))
+            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
+                yield retry_topic, number
         if queue_id >= 0:
             yield wish.topic, queue_id
         elif queues := self._metadata.topics[wish.topic].read_queues:
             first = self._rng.randrange(queues)
-            yield from ((wish.topic, (first + number) % queues) for number in range(queues))
+            at_end = wish.at_end and wish.topic != retry_topic
+            for number in unread(group, wish.topic, chain(range(first, queues), range(first)), at_end=at_end):
+                yield wish.topic, number
         if not retry_first:
-            yield from ((wish.retry_topic, number) for number in range(retry_queues))
+            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
+                yield retry_topic, number
 
     def _replicate(self, pop: HeldPop, wish: Wish, taken: list[Taken]) -> None:
         """Have it committed that the client has these messages; then it gets them."""
@@ -496,7 +502,7 @@ class Pops:
         for topic, wanted in topics:
             config = self._metadata.topics.get(topic)
             queues = [wanted] if wanted >= 0 else range(0 if config is None else config.read_queues)
-            for queue_id in queues:
+            for queue_id in self._queues.unread(group, topic, queues, at_end=False):
                 key = group, topic, queue_id
                 if self._queues.has_message(key, at_end=False, attempt=attempt, now_ms=now_ms):
                     pop.connection.answer(pop.request, notification(pop, has_message=True))
