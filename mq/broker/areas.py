@@ -239,7 +239,7 @@ class Areas:
             rng=rng,
             wall_clock_ms=wall_clock_ms,
         )
-        recalls = Recalls(
+        self.recalls = Recalls(
             broker_name=settings.group,
             metadata=metadata,
             store=store,
@@ -437,7 +437,7 @@ class Areas:
             self.offsets,
             self.locks,
             retries,
-            recalls,
+            self.recalls,
             self.resumptions,
             self.replies,
             self.pops,
@@ -473,6 +473,7 @@ class Areas:
             self.groups,
             self.delays,
             self.timers,
+            self.recalls,
             self.replies,
             self.pops,
         ):

@@ -371,6 +371,7 @@ class Broker:
         """Put into their topics the delayed messages that are due, and popped ones whose time is over."""
         self.areas.delays.run()
         self.areas.timers.run()
+        self.areas.recalls.run()
         self.areas.pops.revival.run()
 
     def check_back(self) -> None:

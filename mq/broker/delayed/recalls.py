@@ -1,10 +1,15 @@
-"""RECALL_MESSAGE (request code 370): a producer takes back a message that waits for its time."""
+"""RECALL_MESSAGE (request code 370): a producer takes back a message that waits for its time.
+
+Its handle says where the message was stored first. A message that was stored anew since, as it is each day, lies
+somewhere behind, among others that are due in the same millisecond; these are read one after the other until it is
+found. There may be very many of them, so that a search goes on in pieces, each of which takes some milliseconds.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mq.broker.delayed.timers import Timer, Timers
 from mq.broker.requests.connection import ClientConnection, Handler
@@ -17,17 +22,32 @@ from mq.protocol.delay import TURN_MS_MAX, timer_slot
 from mq.protocol.headers import RecallMessage, encode_response
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.recall import HandleRefused, RecallHandle
-from mq.protocol.records import RecordError
+from mq.protocol.records import RecordError, split_record
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 from raftlog import SegmentError
 
-_LOOKED_AT_MAX: Final = 1000
-"""Messages that are due in the same millisecond: so many are read to find one of them."""
-_PIECE_ENTRIES: Final = 65_536
+SEARCHES_MAX: Final = 64
+"""Searches that do not end at once; more are refused. Each keeps 320 KB of queue entries."""
+
+_PIECE_BYTES: Final = 2 * 1024 * 1024
+_RECORD_BYTES: Final = 4096
+"""A record that is read counts as so many bytes at least."""
+_PIECE_ENTRIES: Final = 16_384
 _TURN_AT: Final = 12
 """Where in its queue entry an entry has the time of its turn."""
+
+
+class _Search(NamedTuple):
+    """A request whose message is looked for, and what is still to be looked at."""
+
+    connection: ClientConnection
+    request: RecallMessage
+    serialization: int
+    handle: RecallHandle
+    candidates: Iterator[Timer | None]
+    """None where it cannot be told yet which ones there are."""
 
 
 class Recalls:
@@ -55,21 +75,71 @@ class Recalls:
         self._timers = timers
         self._delay_max_ms = delay_max_ms
         self._wall_clock_ms = wall_clock_ms
+        self._searches: deque[_Search] = deque()
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
         """What only the leader serves."""
         return {RecallMessage: self.handle}
 
+    def forget(self) -> None:
+        """This replica does not lead any more: who leads then searches anew."""
+        searches, self._searches = self._searches, deque()
+        for search in searches:
+            search.connection.dispatch(search.request, b"", search.serialization)
+
+    def run(self) -> None:
+        """Go on with one search; called by a timer many times a second."""
+        if not self._searches:
+            return
+        search = self._searches.popleft()
+        if search.connection.closed:
+            return
+        try:
+            if not self._look_on(search):
+                self._searches.append(search)
+        except RequestRefused as error:
+            search.connection.refuse(search.request, search.serialization, error)
+
     def handle(self, connection: ClientConnection, request: RecallMessage, body: bytes, serialization: int) -> None:
         """Request code 370: answered when the message certainly will not be delivered. Raises RequestRefused."""
-        self._appender.check_room()
         handle = self._checked(request)
-        timer = self._find(handle)
-        if timer is None:
+        search = _Search(connection, request, serialization, handle, self._candidates(handle))
+        if not self._look_on(search):
+            if len(self._searches) >= SEARCHES_MAX:
+                remark = f"recall failed, {SEARCHES_MAX} messages are being looked for: try it again"
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
+            self._searches.append(search)
+
+    def _look_on(self, search: _Search) -> bool:
+        """Look at some messages, and recall the one that is meant; False if that is not all yet.
+
+        Raises RequestRefused if it is not there, or this disk does not give it.
+        """
+        self._appender.check_room()
+        handle = search.handle
+        left = _PIECE_BYTES
+        try:
+            for timer in search.candidates:
+                if timer is None:
+                    return False
+                record = self._timers.record(timer)
+                if _is_meant(record, handle, anew=handle.queue_offset not in (None, timer[1])):
+                    self._recall(search, timer)
+                    return True
+                left -= max(len(record), _RECORD_BYTES)
+                if left <= 0:
+                    return False
+        except (SegmentError, StoreError, RecordError, OSError) as error:
             raise RequestRefused(
-                ResponseCode.ILLEGAL_OPERATION,
-                "recall failed, no such message waits: it is being delivered, was recalled before, or never was",
-            )
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"recall failed, message unreadable: {error}"
+            ) from error
+        raise RequestRefused(
+            ResponseCode.ILLEGAL_OPERATION,
+            "recall failed, no such message waits: it is being delivered, was recalled before, or never was",
+        )
+
+    def _recall(self, search: _Search, timer: Timer) -> None:
+        connection, request, serialization, handle, _ = search
 
         def done(known: bool) -> None:
             if known:
@@ -106,55 +176,64 @@ class Recalls:
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
         return handle
 
-    def _find(self, handle: RecallHandle) -> Timer | None:
-        """The waiting message that a handle is about. Raises RequestRefused if this disk does not give it."""
-        queue_id = timer_slot(handle.due_ms)
-        try:
-            if handle.queue_offset is not None:
-                timer = queue_id, handle.queue_offset
-                if self._timers.is_open(timer) and self._is_meant(timer, handle):
-                    return timer
-            # It was stored anew meanwhile, as it is each day. What was not is another one: its sender sent it twice.
-            anew = handle.queue_offset is not None
-            for timer in islice(self._candidates(queue_id, handle.due_ms), _LOOKED_AT_MAX):
-                if self._is_meant(timer, handle, anew=anew):
-                    return timer
-        except (SegmentError, StoreError, RecordError, OSError) as error:
-            raise RequestRefused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"recall failed, message unreadable: {error}"
-            ) from error
-        return None
-
-    def _is_meant(self, timer: Timer, handle: RecallHandle, *, anew: bool = False) -> bool:
-        properties = props.decode(self._timers.record(timer).properties.decode("utf-8", "replace"))
-        return (
-            properties.get(props.UNIQUE_KEY) == handle.unique_key
-            and properties.get(props.REAL_TOPIC) == handle.topic
-            and properties.get(props.TIMER_OUT_MS) == str(handle.due_ms)
-            and props.DELAY not in properties
-            and (not anew or props.TIMER_ROLL_TIMES in properties)
-        )
-
-    def _candidates(self, queue_id: int, due_ms: int) -> Iterator[Timer]:
-        """Open messages of a slot whose turn is due_ms, or the one that leads to it on some day until then.
+    def _candidates(self, handle: RecallHandle) -> Iterator[Timer | None]:
+        """The message that a handle names, and then those that it may have been stored anew as; all are open.
 
         Only entries are looked at, as bytes: a million of them take some 30 ms.
         """
+        queue_id, due_ms, stored_at = timer_slot(handle.due_ms), handle.due_ms, handle.queue_offset
         queue = self._store.get(TIMER_TOPIC, queue_id)
         if queue is None:
             return
+        timers = self._timers
+        under_way: list[Timer] = []
+        start = 0
+        if stored_at is not None:
+            timer, start = (queue_id, stored_at), stored_at + 1
+            if timers.is_open(timer):
+                yield timer
+            under_way.append(timer)
         days = max(due_ms - self._wall_clock_ms(), 0) // TURN_MS_MAX
         # The day before counts as well: who stored it may have had a clock that was ahead of this one.
         turns = [
             QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(max(days - 1, 0), days + 2)
         ]
-        first = max(self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
-        for start in range(first, queue.max_offset, _PIECE_ENTRIES):
+        while True:
+            # One that is being stored anew comes to the end of the queue, and is found there when that is done.
+            under_way = list(filter(timers.is_under_way, under_way))
+            start = max(start, self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
+            if start >= queue.max_offset:
+                if not under_way:
+                    return
+                yield None
+                continue
             entries = queue.read(start, _PIECE_ENTRIES)
             for turn in turns:
                 at = entries.find(turn)
                 while at >= 0:
                     index, rest = divmod(at, QUEUE_ENTRY_BYTES)
-                    if rest == _TURN_AT and self._timers.is_open((queue_id, start + index)):
-                        yield queue_id, start + index
+                    timer = queue_id, start + index
+                    if rest == _TURN_AT:
+                        if timers.is_open(timer):
+                            yield timer
+                        elif timers.is_under_way(timer):
+                            under_way.append(timer)
                     at = entries.find(turn, at + 1)
+            start += len(entries) // QUEUE_ENTRY_BYTES
+
+
+def _is_meant(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
+    """Whether a handle is about this message; one that is stored ``anew`` says so. Raises RecordError.
+
+    What does not, although it has the same key, is another one: its sender sent it twice.
+    """
+    if handle.unique_key.encode() not in record:
+        return False  # as nearly all
+    properties = props.decode(split_record(record).properties.decode("utf-8", "replace"))
+    return (
+        properties.get(props.UNIQUE_KEY) == handle.unique_key
+        and properties.get(props.REAL_TOPIC) == handle.topic
+        and properties.get(props.TIMER_OUT_MS) == str(handle.due_ms)
+        and props.DELAY not in properties
+        and (not anew or props.TIMER_ROLL_TIMES in properties)
+    )

@@ -181,13 +181,17 @@ class Timers:
             return False
         return not self._marks(queue_id).is_done(offset)
 
-    def record(self, timer: Timer) -> RawRecord:
-        """A waiting message. Raises SegmentError, RecordError, StoreError, OSError."""
+    def is_under_way(self, timer: Timer) -> bool:
+        """Whether the delivery of a message, its recall, or that it is stored anew, is under way."""
+        return self._leadership is not None and timer in self._leadership.under_way
+
+    def record(self, timer: Timer) -> bytes:
+        """The record of a waiting message. Raises SegmentError, StoreError, OSError."""
         queue_id, offset = timer
         queue = self._queue(queue_id)
         assert queue is not None, f"timer {timer} of a queue without entries"
         position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
-        return split_record(self._read(position, size))
+        return self._read(position, size)
 
     def recall(
         self,

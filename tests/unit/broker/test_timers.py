@@ -393,7 +393,10 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
         assert await progress(client, "timersPending") == 0
 
 
-async def test_a_message_that_was_stored_anew_is_found(tmp_path: Path, clock: WallClock) -> None:
+async def test_a_message_that_was_stored_anew_is_found(
+    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_BYTES", 4096)  # of one message each
     due_ms = clock.now_ms + 2 * DAY + HOUR
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -1,0 +1,64 @@
+"""Recalls of messages that are somewhere among others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mq.broker.delayed.recalls import SEARCHES_MAX
+from mq.broker.requests.refusal import RequestRefused
+from mq.protocol.codes import ResponseCode
+from tests.unit.broker.test_timer_model import DAY, START_MS, Client, TimerMachine, recall_request
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerMachine]:
+    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_BYTES", 8192)  # of two messages
+    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_ENTRIES", 16)
+    machine = TimerMachine()
+    yield machine
+    machine.teardown()
+
+
+def test_of_many_that_are_due_together_and_were_stored_anew_each_is_found(machine: TimerMachine) -> None:
+    machine.send(3 * DAY, 0, 40)
+    for _ in range(2):
+        machine.settle()
+        machine.pass_time(DAY)
+        machine.run_timers(50)
+    machine.settle()
+    assert machine.timers.rolled == 80
+    clients = [machine.try_recall(number, hint=number % 2 == 0) for number in reversed(range(40))]
+    machine.run_timers(1000)
+    machine.settle()
+    assert {client.outcome for client in clients} == {"recalled"}
+    with pytest.raises(RequestRefused, match="no such message waits"):
+        machine.recalls.handle(Client(), recall_request("nobody", START_MS + 3 * DAY, 0), b"", 0)  # type: ignore[arg-type]
+
+
+def test_what_is_being_stored_anew_is_recalled_when_it_was(machine: TimerMachine) -> None:
+    machine.send(2 * DAY, 0, 3)
+    machine.settle()
+    machine.pass_time(DAY)
+    machine.run_timers(50)
+    clients = [machine.try_recall(number, hint=number % 2 == 0) for number in range(3)]
+    machine.run_timers(3)
+    assert {client.outcome for client in clients} == {"open"}
+    machine.settle()
+    machine.run_timers(50)
+    machine.settle()
+    assert (machine.timers.rolled, {client.outcome for client in clients}) == (3, {"recalled"})
+
+
+def test_searches_are_bounded_and_begin_anew_with_the_next_leader(machine: TimerMachine) -> None:
+    machine.send(DAY, 0, 5)
+    machine.settle()
+    clients = [machine.try_recall(4, hint=False) for _ in range(SEARCHES_MAX)]
+    assert {client.outcome for client in clients} == {"open"}
+    request = recall_request("m4", START_MS + DAY, None)
+    with pytest.raises(RequestRefused, match="64 messages are being looked for") as refused:
+        machine.recalls.handle(Client(), request, b"", 0)  # type: ignore[arg-type]
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    machine.change_leader(0, 0)
+    assert {client.outcome for client in clients} == {"given on"}
