@@ -48,6 +48,7 @@ __all__ = [
     "decode_record",
     "decode_records",
     "encode_host",
+    "encode_message",
     "encode_record",
     "inflate",
     "iter_sizes",
@@ -207,6 +208,26 @@ def encode_record(
         len(body),
     )
     return b"".join((fixed, body, topic_length, name, _I16.pack(len(text)), text))
+
+
+def encode_message(message: StoredMessage, topic: str, queue_id: int, properties: str) -> bytes:
+    """The record of a message as if it were in this queue, with these properties; its place in the log stays."""
+    return encode_record(
+        topic=topic,
+        queue_id=queue_id,
+        body=message.body,
+        properties=properties,
+        queue_offset=message.queue_offset,
+        physical_offset=message.physical_offset,
+        born_timestamp_ms=message.born_timestamp_ms,
+        born_host=encode_host(*message.born_host),
+        store_timestamp_ms=message.store_timestamp_ms,
+        store_host=encode_host(*message.store_host),
+        flag=message.flag,
+        sys_flag=message.sys_flag,
+        reconsume_times=message.reconsume_times,
+        prepared_offset=message.prepared_offset,
+    )
 
 
 def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> StoredMessage:

@@ -16,7 +16,7 @@ from mq.broker.state.pops import INVISIBLE_MS_MAX, PopMessages, QueueOfGroup, lo
 from mq.filter.subscription import Subscription
 from mq.protocol import properties as props
 from mq.protocol.receipts import RETRY, Receipt
-from mq.protocol.records import decode_record, encode_host, encode_record
+from mq.protocol.records import decode_record, encode_message
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 from mq.store.queue_store import QueueStore
@@ -320,19 +320,4 @@ class PopQueues:
         properties = props.encode(message.properties | {props.POP_CK: receipt.encode()})
         if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
             return record
-        return encode_record(
-            topic=wish.topic,
-            queue_id=message.queue_id,
-            body=message.body,
-            properties=properties,
-            queue_offset=message.queue_offset,
-            physical_offset=message.physical_offset,
-            born_timestamp_ms=message.born_timestamp_ms,
-            born_host=encode_host(*message.born_host),
-            store_timestamp_ms=message.store_timestamp_ms,
-            store_host=encode_host(*message.store_host),
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            reconsume_times=message.reconsume_times,
-            prepared_offset=message.prepared_offset,
-        )
+        return encode_message(message, wish.topic, message.queue_id, properties)

@@ -38,7 +38,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
 from mq.protocol.names import HALF_TOPIC
-from mq.protocol.records import RecordError, StoredMessage, encode_host, encode_record
+from mq.protocol.records import RecordError, StoredMessage, encode_message
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 
@@ -352,22 +352,7 @@ def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
     properties = props.encode(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)})
     if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
         properties = props.encode(message.properties)
-    record = encode_record(
-        topic=topic,
-        queue_id=int(message.properties.get(props.REAL_QUEUE_ID, "0")),
-        body=message.body,
-        properties=properties,
-        queue_offset=message.queue_offset,
-        physical_offset=message.physical_offset,
-        born_timestamp_ms=message.born_timestamp_ms,
-        born_host=encode_host(*message.born_host),
-        store_timestamp_ms=message.store_timestamp_ms,
-        store_host=encode_host(*message.store_host),
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        reconsume_times=message.reconsume_times,
-        prepared_offset=message.prepared_offset,
-    )
+    record = encode_message(message, topic, int(message.properties.get(props.REAL_QUEUE_ID, "0")), properties)
     ext = {
         "tranStateTableOffset": str(message.queue_offset),
         "commitLogOffset": str(message.physical_offset),

@@ -21,6 +21,7 @@ from mq.protocol.records import (
     decode_record,
     decode_records,
     encode_host,
+    encode_message,
     encode_record,
     iter_sizes,
     record_size,
@@ -117,6 +118,14 @@ def test_round_trip_and_scan(rows: list[dict[str, Any]]) -> None:
         )
         for offset, record, row in zip(offsets, records, rows, strict=True)
     ]
+
+
+@steady
+@given(RECORDS, TOPICS, I32)
+def test_a_message_in_another_queue_is_the_same_but_for_that(fields: dict[str, Any], topic: str, queue_id: int) -> None:
+    message = decode_record(memoryview(encoded(fields)))
+    there = fields | {"topic": topic, "queue_id": queue_id, "properties": "TAGS\x01other\x02"}
+    assert encode_message(message, topic, queue_id, "TAGS\x01other\x02") == encoded(there)
 
 
 @steady
