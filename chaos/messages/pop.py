@@ -44,6 +44,32 @@ class _Pop(NamedTuple):
         return self.pop_time_ms + self.invisible_ms
 
 
+def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
+    """Messages and receipts, as the clients of others put them together."""
+    rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
+    starts = {(mark, int(queue_id)): int(start) for mark, queue_id, start in rows}
+    pairs = []
+    for message in decode_records(answer.body):
+        carried = message.properties.get(props.POP_CK)
+        mark = mark_of(message.topic)
+        receipt = (
+            Receipt.decode(carried)
+            if carried
+            else Receipt(
+                starts[mark, message.queue_id],
+                int(answer.ext["popTime"]),
+                int(answer.ext["invisibleTime"]),
+                int(answer.ext["reviveQid"]),
+                mark,
+                "broker-a",
+                message.queue_id,
+                message.queue_offset,
+            )
+        )
+        pairs.append((message, receipt))
+    return pairs
+
+
 class Pop(Workload):
     """See the module."""
 
@@ -91,38 +117,13 @@ class Pop(Workload):
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self._got(consumer, self._pair(answer))
+                self._got(consumer, received(answer))
             else:
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer)
 
         self.counts["pops"] += 1
         consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", done)
-
-    def _pair(self, answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
-        """Messages and receipts, as the clients of others put them together."""
-        rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
-        starts = {(mark, int(queue_id)): int(start) for mark, queue_id, start in rows}
-        pairs = []
-        for message in decode_records(answer.body):
-            carried = message.properties.get(props.POP_CK)
-            mark = mark_of(message.topic)
-            receipt = (
-                Receipt.decode(carried)
-                if carried
-                else Receipt(
-                    starts[mark, message.queue_id],
-                    int(answer.ext["popTime"]),
-                    int(answer.ext["invisibleTime"]),
-                    int(answer.ext["reviveQid"]),
-                    mark,
-                    "broker-a",
-                    message.queue_id,
-                    message.queue_offset,
-                )
-            )
-            pairs.append((message, receipt))
-        return pairs
 
     def _got(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
         kept: list[tuple[Place, Receipt]] = []

@@ -84,6 +84,7 @@ class PopAcks:
     Args:
         schedule: told of a checkpoint that is to be looked at when its time is over.
         freed: told of a queue that is consumed in order and may have something again.
+        is_taken_over: whether what is open in order of a queue is just being popped anew.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class PopAcks:
         appender: Appender,
         schedule: Callable[[Place], None],
         freed: Callable[[QueueOfGroup], None],
+        is_taken_over: Callable[[QueueOfGroup], bool],
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._metadata = metadata
@@ -101,6 +103,7 @@ class PopAcks:
         self._appender = appender
         self._schedule = schedule
         self._freed = freed
+        self._is_taken_over = is_taken_over
         self._wall_clock_ms = wall_clock_ms
         self.leaving = Leaving()
         self._rows: list[tuple[Place, int]] = []
@@ -313,9 +316,9 @@ class PopAcks:
         if checkpoint is not None:
             return checkpoint.bits & ~self.leaving.of(place)
         ordered = of_queue.ordered
-        if ordered is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms):
-            return ordered.bits & ~self.leaving.of(place)
-        return 0
+        if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
+            return 0
+        return ordered.bits & ~self.leaving.of(place)
 
 
 def _done(request: Any, serialization: int) -> bytes:

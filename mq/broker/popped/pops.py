@@ -124,6 +124,7 @@ class Pops:
             appender=appender,
             schedule=lambda place: self.revival.schedule(place),
             freed=self._freed,
+            is_taken_over=lambda key: self._queues.is_taken_over(key),
             wall_clock_ms=wall_clock_ms,
         )
         self.revival = PopRevival(

@@ -69,11 +69,12 @@ class Taken(NamedTuple):
 class _Work:
     """A queue with pops under way."""
 
-    __slots__ = ("in_flight", "next_offset", "stale")
+    __slots__ = ("in_flight", "in_order", "next_offset", "stale")
 
     def __init__(self) -> None:
         self.next_offset = 0
         self.in_flight = 0
+        self.in_order = False
         self.stale = False
 
 
@@ -174,7 +175,13 @@ class PopQueues:
             if work is None:
                 work = self._works[each.key] = _Work()
             work.in_flight += 1
+            work.in_order |= _is_in_order(each)
             work.next_offset = each.command.next_offset
+
+    def is_taken_over(self, key: QueueOfGroup) -> bool:
+        """Whether what is open in order of a queue is just being popped anew."""
+        work = self._works.get(key)
+        return work is not None and work.in_order
 
     def settled(self, taken: Iterable[Taken], *, known: bool) -> bool:
         """They are committed, or are not stored; returns whether a queue was stale and may be had again."""
@@ -183,8 +190,7 @@ class PopQueues:
             work = self._works[each.key]
             work.in_flight -= 1
             stored = self._metadata.consumer_offset(*each.key)
-            in_order = each.command.attempt is not None and each.messages > 0
-            reached = each.command.start if in_order else each.command.next_offset
+            reached = each.command.start if _is_in_order(each) else each.command.next_offset
             if not known or stored is None or not reached <= stored <= work.next_offset:
                 work.stale = True
             if not work.in_flight:
@@ -321,3 +327,7 @@ class PopQueues:
         if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
             return record
         return encode_message(message, wish.topic, message.queue_id, properties)
+
+
+def _is_in_order(taken: Taken) -> bool:
+    return taken.command.attempt is not None and taken.messages > 0

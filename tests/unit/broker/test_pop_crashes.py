@@ -239,7 +239,7 @@ class CrashMachine(RuleBasedStateMachine):
         poll_ms=st.sampled_from([0, 50]),
         now=st.booleans(),
     )
-    def pop(self, most: int, queue_id: int, poll_ms: int, now: bool) -> None:
+    def pop(self, most: int, queue_id: int, poll_ms: int, now: bool, in_order: bool = False) -> None:
         """With ``now`` everything that waits is committed."""
         ext = PopExt(
             consumer_group="G",
@@ -250,6 +250,7 @@ class CrashMachine(RuleBasedStateMachine):
             poll_ms=poll_ms,
             born_ms=self.now_ms,
             init_mode=0,
+            order=in_order,
         )
         opaque = self.number()
         self.pops_asked[opaque] = self.now_ms
@@ -497,6 +498,19 @@ def test_a_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
     machine.pop(2, 0, 0, True)
     assert machine.held[second.body].message.reconsume_times == 1
     machine.teardown()
+
+
+def test_what_is_being_popped_anew_in_order_is_not_acknowledged_by_whoever_had_it_before() -> None:
+    machine = started(1)
+    machine.pop(1, 0, 0, True, in_order=True)
+    before = machine.held[b"0"]
+    machine.run(2 * INVISIBLE_MS)
+    machine.pop(1, 0, 0, False, in_order=True)  # on its way into the log
+    machine.ask_ack(before)
+    machine.pops.acks.flush()
+    machine.commit(10)
+    assert not machine.acked
+    assert machine.held[b"0"].receipt.pop_time_ms > before.receipt.pop_time_ms
 
 
 def test_what_the_log_has_lost_is_counted_and_the_rest_comes_again() -> None:
