@@ -12,7 +12,7 @@ import pytest
 from chaos.__main__ import main, regressions, simulate_seed
 from chaos.messages.workloads import WORKLOADS
 
-SEEDS = 30
+SEEDS = 26
 QUICK_SEEDS = 3
 
 
