@@ -90,7 +90,7 @@ class Broker:
         self._descriptors_max = descriptors_max
         self._log = log
         self._seldom = SeldomLog(log, wall_clock_ms)
-        self._connections: set[ClientConnection] = set()
+        self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
         self._dropped = 0
         self._refused = 0
         self._unsent = Unsent()
@@ -167,7 +167,7 @@ class Broker:
             output_bytes_max=self._settings.output_bytes_max,
             log=self._log,
         )
-        self._connections.add(connection)
+        self._connections[connection] = None
 
     def _refuse_connection(self, sock: socket.socket, event: str, limit: int) -> None:
         sock.close()
@@ -222,7 +222,7 @@ class Broker:
         return self.areas.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._polling.drop_connection(connection)
         self.areas.pops.polling.drop_connection(connection)
         self.areas.groups.connection_closed(connection)

@@ -65,6 +65,12 @@ def test_equal_seeds_give_equal_runs_in_any_process() -> None:
     assert run("1") == run("2")
 
 
+@pytest.mark.slow
+def test_a_seed_gives_the_same_run_whatever_ran_before_it() -> None:
+    """Connections that are closed together must be so in an order of their own, not that of their addresses."""
+    assert simulate_seed(32, None, "pop") == simulate_seed(32, None, "pop")
+
+
 def test_history_is_a_line_of_json_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history"
     assert main(["--workload", "delay", "--seed", "1", "--seconds", "2", "--history", str(path)]) == 0

@@ -59,7 +59,7 @@ class Unread(Generic[ConnectionT]):
         self._unsent = unsent
         self._connections = connections
         self._on_dropped = on_dropped
-        self._kept_waiting: set[ConnectionT] = set()
+        self._kept_waiting: dict[ConnectionT, None] = {}
 
     @property
     def kept_waiting(self) -> int:
@@ -72,7 +72,7 @@ class Unread(Generic[ConnectionT]):
         if nbytes > self.bytes_max:
             self.drop_some()
         elif nbytes > self.bytes_max // 2 and connection not in self._kept_waiting and not connection.trusted:
-            self._kept_waiting.add(connection)
+            self._kept_waiting[connection] = None
             connection.wait_for_reader(True)
 
     def drop_some(self) -> None:
@@ -89,12 +89,12 @@ class Unread(Generic[ConnectionT]):
         """Read again the requests of those who have read their answers; to be called several times a second."""
         for connection in list(self._kept_waiting):
             if connection.waiting_bytes < MUCH_BYTES // 2:
-                self._kept_waiting.discard(connection)
+                self._kept_waiting.pop(connection, None)
                 connection.wait_for_reader(False)
 
     def forget(self, connection: ConnectionT) -> None:
         """A connection is gone."""
-        self._kept_waiting.discard(connection)
+        self._kept_waiting.pop(connection, None)
 
 
 def _waiting_bytes(connection: Reading) -> int:
