@@ -225,6 +225,10 @@ class MemoryDisk:
         self._fault("pread")
         return bytes(self._file(fd).current[offset : offset + length])
 
+    def is_cached(self, fd: int, length: int, offset: int) -> bool:
+        """Every read of this disk may have to wait."""
+        return False
+
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         """Knows of no holes."""
         return [(offset, end)]

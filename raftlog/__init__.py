@@ -12,6 +12,7 @@ The parts below (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log 
 
 from raftlog._runtime import Deadline, Dialing, Listener, Reactor, StreamSocket, Unsent, configure_replication_socket
 from raftlog.admission import format_address, parse_address
+from raftlog.background import Workers
 from raftlog.consensus.confchange import decode_conf, why_invalid
 from raftlog.consensus.types import (
     ConfChange,
@@ -29,7 +30,7 @@ from raftlog.consensus.types import (
 )
 from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
-from raftlog.replica import Application, CommittedEntry, Replica
+from raftlog.replica import Application, CommittedEntry, Job, Replica
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.log import SegmentLog
@@ -47,6 +48,7 @@ __all__ = [
     "Dialing",
     "EntryKind",
     "Hosted",
+    "Job",
     "ListenRefused",
     "Listener",
     "Node",
@@ -70,6 +72,7 @@ __all__ = [
     "StateMachine",
     "StreamSocket",
     "Unsent",
+    "Workers",
     "configure_replication_socket",
     "decode_conf",
     "format_address",

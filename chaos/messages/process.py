@@ -26,7 +26,7 @@ from mq.store.opening import LogBounds, open_store
 from mq.store.queue_store import QueueStoreSettings
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import EntryKind, Role, RoleChange
-from raftlog.replica import CommittedEntry
+from raftlog.replica import CommittedEntry, Job
 from raftlog.segment.errors import SegmentError
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class BrokerProcess(Process):
             wall_clock_ms=partial(cluster.wall_ms, node),
             process_id=1,
             is_peer_host=cluster.is_machine,
+            in_background=self._in_background,
             on_registration_changed=lambda: None,
             descriptors_max=_DESCRIPTORS_MAX,
             log=cast("Any", self._lines),
@@ -145,6 +146,14 @@ class BrokerProcess(Process):
         self._due_at = [now + self._rng.uniform(0.0, min(seconds, 1.0)) for seconds in self._periods]
         self._checkpoint_at = now + self._rng.uniform(0.0, self.settings.checkpoint_seconds)
         self._next_tick()
+
+    def _in_background(self, job: Job) -> None:
+        """As by a worker thread: some time later, and what comes of it is known some time after that."""
+
+        def work() -> None:
+            self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.02)), job())
+
+        self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
         owing = self.broker.areas.forwarder.is_owing

@@ -29,6 +29,7 @@ from mq.broker.operating.administration import Administration
 from mq.broker.operating.group_admin import GroupAdmin
 from mq.broker.operating.stats import Stats
 from mq.broker.popped.pops import Pops
+from mq.broker.reading.cold_reads import ColdReads
 from mq.broker.reading.key_queries import KeyQueries
 from mq.broker.reading.long_polling import LongPolling
 from mq.broker.reading.lookup import Lookup
@@ -66,7 +67,7 @@ from mq.protocol.records import encode_host
 from mq.store.key_index import KeyIndex
 from mq.store.log_records import LogRecords
 from mq.store.queue_store import QueueStore
-from raftlog import Reactor, Replica, parse_address
+from raftlog import Job, Reactor, Replica, parse_address
 
 Log = structlog.stdlib.BoundLogger
 
@@ -86,6 +87,7 @@ class Areas:
         applied_index: up to which entry the log was applied.
         floor_pos: physical offset from which on the log is still needed.
         counters: figures of the broker itself.
+        in_background: carries out a job in a worker thread, and its end on the event loop.
         is_peer_host: whether a replica of this group is connected from an IP address, or to it.
         wall_clock_ms: milliseconds since the epoch; may go back.
         process_id: goes into the unique keys of messages whose sender gave none.
@@ -114,6 +116,7 @@ class Areas:
         applied_index: Callable[[], int],
         floor_pos: Callable[[], int],
         counters: Callable[[], dict[str, int]],
+        in_background: Callable[[Job], None],
         is_peer_host: Callable[[str], bool],
         log: Log,
     ) -> None:
@@ -248,6 +251,7 @@ class Areas:
             delay_max_ms=settings.timer_delay_max_seconds * 1000,
             wall_clock_ms=wall_clock_ms,
         )
+        self.cold_reads = ColdReads(log=replica.log, in_background=in_background, clock=clock)
         slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=clock)
         self.offsets = Offsets(
             metadata=metadata,
@@ -276,6 +280,7 @@ class Areas:
             polling=polling,
             read=replica.log.pread,
             read_each=replica.log.pread_each,
+            cold_reads=self.cold_reads,
             log_end=lambda: replica.log.end_pos,
             store_offset=self.offsets.commit,
             reset_to=self.offsets.reset_to,

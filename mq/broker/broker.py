@@ -34,7 +34,7 @@ from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
 from mq.store.shipped import COMMANDS_FORMAT, split_commands
-from raftlog import CommittedEntry, EntryKind, Reactor, Replica, Role, RoleChange, Unsent, decode_conf
+from raftlog import CommittedEntry, EntryKind, Job, Reactor, Replica, Role, RoleChange, Unsent, decode_conf
 
 Log = structlog.stdlib.BoundLogger
 
@@ -50,6 +50,7 @@ class Broker:
         wall_clock_ms: milliseconds since the epoch; may go back.
         process_id: goes into the unique keys of messages whose sender gave none.
         is_peer_host: whether a replica of this group is connected from an IP address, or to it.
+        in_background: carries out a job in a worker thread, and its end on the event loop.
         on_registration_changed: told when the name servers must learn something new.
         descriptors_max: connections with this file descriptor or a higher one are refused.
     """
@@ -69,6 +70,7 @@ class Broker:
         wall_clock_ms: Callable[[], int],
         process_id: int,
         is_peer_host: Callable[[str], bool],
+        in_background: Callable[[Job], None],
         on_registration_changed: Callable[[], None],
         descriptors_max: int,
         log: Log,
@@ -86,6 +88,7 @@ class Broker:
         self._wall_clock_ms = wall_clock_ms
         self._process_id = process_id
         self._is_peer_host = is_peer_host
+        self._in_background = in_background
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
         self._log = log
@@ -139,6 +142,7 @@ class Broker:
             applied_index=lambda: self._applied_index,
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
+            in_background=self._in_background,
             is_peer_host=self._is_peer_host,
             log=self._log,
         )

@@ -37,6 +37,7 @@ from raftlog import (
     Run,
     SegmentError,
     SegmentLog,
+    Workers,
     format_address,
     parse_address,
     serve_node,
@@ -45,6 +46,8 @@ from raftlog.segment import SNAPSHOT_NAME
 
 Log = structlog.stdlib.BoundLogger
 
+_READERS = 4
+"""Threads that bring old messages into memory."""
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.1
 _DELIVER_SECONDS = 0.02
@@ -135,6 +138,8 @@ class _Host:
         settings, log, reactor, undo = self._settings, self._log, run.reactor, run.undo
         opened = _open_store(settings, run.segment_log, log)
         undo.callback(opened.queues.close)
+        readers = Workers(reactor, _READERS)
+        undo.callback(readers.close)
         broker = Broker(
             settings=settings,
             store_ip=self._store_ip,
@@ -148,6 +153,7 @@ class _Host:
             wall_clock_ms=areas.wall_clock_ms,
             process_id=os.getpid(),
             is_peer_host=lambda host: run.transport.is_peer_host(host),
+            in_background=readers.put,
             on_registration_changed=lambda: registrar.changed(),
             descriptors_max=allow_descriptors(),
             log=log,

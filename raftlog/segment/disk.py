@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from raftlog.segment.page_cache import is_cached
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -28,6 +30,12 @@ class Disk(Protocol):
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
         """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+
+    def is_cached(self, fd: int, length: int, offset: int) -> bool:
+        """Whether all these bytes are there to be read without a wait for the disk. May be False although they are.
+
+        Through this descriptor nothing is read ahead any more.
+        """
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         """Where bytes other than zero may be in ``offset..end``: half-open ranges in order.
@@ -93,6 +101,9 @@ class RealDisk:
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
         return os.pread(fd, length, offset)
+
+    def is_cached(self, fd: int, length: int, offset: int) -> bool:
+        return is_cached(fd, length, offset)
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

@@ -118,6 +118,17 @@ class SegmentFiles:
             raise StorageCorrupt(self.path(start), pos, f"segment is {size} bytes long")
         return data if here == length else data + self.pread(pos + here, length - here)
 
+    def is_cached(self, pos: int, length: int) -> bool:
+        """Whether `pread` gets these bytes without a wait for the disk. May be False although it does."""
+        start = pos - pos % self.segment_bytes
+        if pos + length > start + self.segment_bytes:
+            return False
+        try:
+            with self._open.use(start, self.path) as fd:
+                return self._disk.is_cached(fd, length, pos - start)
+        except OSError:
+            return False
+
     def pread_padded(self, pos: int, length: int) -> bytes:
         """Like `pread` within one file, but what the file lacks reads as zero."""
         start = pos - pos % self.segment_bytes

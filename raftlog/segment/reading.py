@@ -31,6 +31,12 @@ class LogReads:
     _tail: Tail
     _pieces: PieceReader
 
+    @property
+    def memory_pos(self) -> int:
+        """The physical offset from which on entries are read from memory; what lies before it is synced."""
+        pos = self._tail.pos
+        return self.end_pos if pos is None else pos
+
     def entry(self, index: int) -> TailEntry | None:
         """An entry that is still in memory, or None."""
         return self._tail.entry(index)
@@ -170,6 +176,10 @@ class LogReads:
             StorageCorrupt, StorageFailed: the disk does not give them. They are not verified.
         """
         return self._files.pread(pos, length)
+
+    def is_cached(self, pos: int, length: int) -> bool:
+        """Whether `read_range` gets these bytes without a wait for the disk. May be False although it does."""
+        return self._files.is_cached(pos, length)
 
     def _last_before(self, index: int) -> EntryRef:
         return self.locate(index) if index > self.base[0] else self._base.ref

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from mq.broker.operating.figures import Figures
+from mq.broker.reading.cold_reads import ColdReads
 from mq.broker.reading.long_polling import LongPolling
 from mq.broker.reading.record_reader import Place, RecordReader, Selection
 from mq.broker.reading.slow_consumers import LEADER_ID, SlowConsumers
@@ -26,6 +29,11 @@ COMMIT_OFFSET, SUSPEND = 1, 2
 _READABLE = 4
 _SCAN_ENTRIES_MAX = 800
 """Consume queue entries looked at for one pull that does not take every message."""
+_OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
+"""So many, with so many bytes of messages, for an SQL92 expression on old messages: all of these are brought into
+memory, wanted or not."""
+_OLD_TEXT_BYTES_MAX = 64 * 1024
+"""A pull with more text does not wait for its messages to be brought, so that all who wait have 64 MiB at most."""
 _SUSPEND_SECONDS_MAX = 60.0
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
 """A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
@@ -38,7 +46,8 @@ class HeldPull(NamedTuple):
     """A pull that waits for a message; re-run when one comes, or when its time is over.
 
     ``offset`` is what it asks for, or further on if nothing up to there was wanted. ``deadline`` is the monotonic time
-    in seconds until which it may be held, 0 if it was not held yet.
+    in seconds until which it may be held, 0 if it was not held yet. ``is_brought`` says that its messages were brought
+    into memory if they were old.
     """
 
     connection: ClientConnection
@@ -47,10 +56,18 @@ class HeldPull(NamedTuple):
     subscription: Subscription
     offset: int
     deadline: float = 0.0
+    is_brought: bool = False
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may be wanted."""
         return self.subscription.matches_code(code)
+
+    @property
+    def text_bytes(self) -> int:
+        """About how much memory the texts of the request take that may be long, and what was made of them."""
+        ext = self.request.ext
+        nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
+        return nbytes + self.subscription.parsed_bytes
 
 
 class Pulls:
@@ -58,6 +75,7 @@ class Pulls:
 
     Args:
         read, read_each: of the log, as `RecordReader` needs them.
+        cold_reads: brings old messages into memory before they are read.
         log_end: the physical offset at which the log ends.
         store_offset: takes the consumer offset that a pull carries.
         reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
@@ -77,6 +95,7 @@ class Pulls:
         polling: LongPolling[HeldPull],
         read: Callable[[int, int], bytes],
         read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        cold_reads: ColdReads,
         log_end: Callable[[], int],
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],
@@ -91,6 +110,8 @@ class Pulls:
         self._slow_consumers = slow_consumers
         self._polling = polling
         self._records = RecordReader(read, read_each, settings.segment_bytes)
+        self._cold_reads = cold_reads
+        self._start_pos = cold_reads.start_pos
         self._log_end = log_end
         self._store_offset = store_offset
         self._reset_to = reset_to
@@ -203,9 +224,8 @@ class Pulls:
         if pull.connection.closed:
             return False
         ext = pull.request.ext
-        nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
-        nbytes += pull.subscription.parsed_bytes
-        held = self._polling.hold((ext.topic, ext.queue_id), pull.offset, until, pull, pull.connection, nbytes)
+        key = ext.topic, ext.queue_id
+        held = self._polling.hold(key, pull.offset, until, pull, pull.connection, pull.text_bytes)
         if held:
             pull.connection.held_pulls += 1
         return held
@@ -217,14 +237,24 @@ class Pulls:
         takes_all = subscription.all_tags and subscription.sql is None
         most = max(1, min(ext.max_messages, settings.pull_messages_max))
         entries = queue.read(offset, most if takes_all else _SCAN_ENTRIES_MAX)
-        lag = self._log_end() - QUEUE_ENTRY.unpack_from(entries)[0]
+        first = QUEUE_ENTRY.unpack_from(entries)[0]
+        lag = self._log_end() - first
         lag_max = self._slow_consumers.lag_max
+        is_old = first < self._start_pos
         if lag <= lag_max:
             wanted, budget = most, settings.pull_bytes_max
         else:
             wanted, budget = min(most, settings.slow_pull_messages_max), settings.slow_pull_bytes_max
+            is_old = True
         if ext.max_bytes is not None and 0 < ext.max_bytes < budget:
             budget = ext.max_bytes
+        if is_old:
+            if subscription.sql is not None:
+                entries = _few(entries)
+            position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+            is_there = pull.is_brought or self._cold_reads.are_there(first, position + size)
+            if not is_there and self._bring(pull, entries, wanted, budget):
+                return None
         try:
             if subscription.sql is None:
                 picked = self._pick(entries, subscription, wanted, budget)
@@ -254,6 +284,24 @@ class Pulls:
         pull.connection.send_all([header, *records], len(header) + nbytes)
         return None
 
+    def _bring(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
+        """Have the messages for a pull brought into memory, and resume it then; False if they can be read at once."""
+        if pull.text_bytes > _OLD_TEXT_BYTES_MAX:
+            return False
+        subscription = pull.subscription
+        if subscription.sql is None:
+            places, *_ = _choose(entries, subscription, wanted, budget)
+            if not places:
+                return False
+        else:
+            places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
+        connection = pull.connection
+        connection.held_pulls += 1
+        if self._cold_reads.bring(places, partial(self.resume, pull._replace(is_brought=True))):
+            return True
+        connection.held_pulls -= 1
+        return False
+
     def _may_wait_on(self, pull: HeldPull, next_offset: int, high: int) -> bool:
         """Hold a pull again that was held, because what came was for others."""
         is_due = pull.deadline <= self._clock()
@@ -268,19 +316,32 @@ class Pulls:
                 records = self._records.read_entries(entries, nbytes)
                 position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
                 return Selection([records], nbytes, count, position + size, count)
-        codes = subscription.codes
-        places: list[Place] = []
-        nbytes = scanned = end = 0
-        for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
-            if not codes or code in codes:
-                if len(places) == wanted or (places and nbytes + size > budget):
-                    break
-                nbytes += size
-                places.append((position, size))
-            scanned += 1
-            end = position + size
+        places, nbytes, scanned, end = _choose(entries, subscription, wanted, budget)
         return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scanned, end, len(places))
 
     def _empty(self, pull: HeldPull, code: ResponseCode, offset: int, low: int, high: int, remark: str) -> bytes:
         self._missed.nums += 1
         return pull_response_header(pull.request.opaque, code, offset, low, high, 0, remark, 0, pull.serialization)
+
+
+def _few(entries: bytes) -> bytes:
+    """The first ones, at least one, that are little enough to be brought into memory."""
+    entries = entries[: _OLD_SCAN_ENTRIES_MAX * QUEUE_ENTRY_BYTES]
+    count = sum(nbytes <= _OLD_SCAN_BYTES_MAX for nbytes in accumulate(entry_sizes(entries)))
+    return entries[: max(1, count) * QUEUE_ENTRY_BYTES]
+
+
+def _choose(entries: bytes, subscription: Subscription, wanted: int, budget: int) -> tuple[list[Place], int, int, int]:
+    """Messages by their tag codes: their places, their bytes, how many were looked at, and where the last one ends."""
+    codes = subscription.codes
+    places: list[Place] = []
+    nbytes = scanned = end = 0
+    for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
+        if not codes or code in codes:
+            if len(places) == wanted or (places and nbytes + size > budget):
+                break
+            nbytes += size
+            places.append((position, size))
+        scanned += 1
+        end = position + size
+    return places, nbytes, scanned, end

@@ -1,0 +1,44 @@
+"""Asks the system what of a file is in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+_CACHESTAT = 451
+"""The number of this system call, the same on all processors; Linux has it since 6.5."""
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_SCRATCH = memoryview(bytearray(64 * 1024))
+"""For bytes that nobody looks at."""
+
+_Range = ctypes.c_uint64 * 2
+"""Where it begins, and how long it is."""
+_Counts = ctypes.c_uint64 * 5
+"""Pages that are in memory, and four figures that are of no use here."""
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
+_syscall.restype = ctypes.c_long
+
+
+def is_cached(fd: int, length: int, offset: int) -> bool:
+    """Whether ``length`` >= 1 bytes of a file are there to be read without a wait for the disk.
+
+    May be False although they are, where the system does not tell. Through this descriptor nothing is read ahead any
+    more: whoever asks reads elsewhere what is not there, and a read of what is there would otherwise begin to read
+    megabytes behind it, which a fast processor then waits for after all.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    counts = _Counts()
+    if _syscall(_CACHESTAT, fd, _Range(offset, length), counts, 0) == 0:
+        return counts[0] > (offset + length - 1) // _PAGE_BYTES - offset // _PAGE_BYTES
+    return ctypes.get_errno() == errno.ENOSYS and _is_read_at_once(fd, length, offset)
+
+
+def _is_read_at_once(fd: int, length: int, offset: int) -> bool:
+    """As `is_cached`, by reading; what is not in memory the system may begin to read ahead."""
+    whole, rest = divmod(length, len(_SCRATCH))
+    try:
+        return os.preadv(fd, [_SCRATCH] * whole + [_SCRATCH[:rest]], offset, os.RWF_NOWAIT) == length
+    except OSError:  # it is not, or this file system cannot tell
+        return False

@@ -1,0 +1,194 @@
+"""Old records are brought into memory by a thread before the event loop reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.broker.reading import cold_reads
+from mq.broker.reading.cold_reads import CHUNK_BYTES, KEPT_SECONDS, WAITING_MAX, ColdReads
+from raftlog import Job
+from raftlog.segment.errors import StorageFailed
+
+PLACE = 4 * CHUNK_BYTES
+
+
+class Log:
+    def __init__(self, *, base_pos: int = 0, memory_pos: int = 64 * PLACE) -> None:
+        self.base_pos = base_pos
+        self.memory_pos = memory_pos
+        self.end_pos = memory_pos + 1000
+        self.read: list[tuple[int, int]] = []
+        self.fails = False
+        self.cached: tuple[int, int] = (0, 0)
+
+    def is_cached(self, pos: int, length: int) -> bool:
+        return self.cached[0] <= pos and pos + length <= self.cached[1]
+
+    def read_range(self, pos: int, length: int) -> bytes:
+        if self.fails:
+            raise StorageFailed("segment", 5, "read")
+        self.read.append((pos, pos + length))
+        return b""
+
+
+class Stage:
+    """Cold reads of a log, whose jobs are carried out when the test says so."""
+
+    def __init__(self, **log: int) -> None:
+        self.now = 100.0
+        self.log = Log(**log)
+        self.jobs: list[Job] = []
+        self.done: list[str] = []
+        self.cold = ColdReads(log=self.log, in_background=self.jobs.append, clock=lambda: self.now)
+
+    def bring(self, name: str, *places: tuple[int, int]) -> bool:
+        return self.cold.bring(places, lambda: self.done.append(name))
+
+    def work(self) -> list[tuple[int, int]]:
+        """Carry out all jobs; returns what was read."""
+        self.log.read = []
+        while self.jobs:
+            self.jobs.pop(0)()()
+        return self.log.read
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        return number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES
+
+
+def test_who_reads_here_and_there_gets_the_records_alone() -> None:
+    stage = Stage()
+    assert stage.bring("a", (PLACE, 500), (PLACE + 700, 100))
+    assert stage.bring("b", (9 * PLACE, 500))
+    assert stage.done == []
+    assert stage.work() == [(PLACE, PLACE + 800), (9 * PLACE, 9 * PLACE + 500)]
+    assert stage.done == ["a", "b"]
+    assert stage.cold.waiting == 0
+
+
+def test_who_reads_on_gets_whole_chunks_and_the_next_one_ahead() -> None:
+    stage = Stage()
+    stage.bring("first", (PLACE, 500))
+    stage.work()
+    assert stage.bring("second", (PLACE + 500, 500))
+    assert stage.work() == [stage.chunk(4), stage.chunk(5)]
+    assert stage.done == ["first", "second"]
+    assert not stage.bring("within", (PLACE + 1000, 500)), "what is there needs no thread"
+    assert stage.work() == []
+    assert not stage.bring("in the next", (5 * CHUNK_BYTES, 500))
+    assert stage.work() == [stage.chunk(6)]
+    assert not stage.bring("across", (6 * CHUNK_BYTES - 100, 500))
+    assert stage.work() == [stage.chunk(7)]
+
+
+def test_all_who_want_the_same_chunk_wait_for_one_read() -> None:
+    stage = Stage()
+    stage.bring("first", (PLACE, 500))
+    stage.work()
+    for name in "abc":
+        assert stage.bring(name, (PLACE + 500, 500))
+    assert stage.bring("both", (5 * CHUNK_BYTES - 100, 200))
+    assert stage.cold.waiting == 4
+    stage.jobs.pop(0)()()
+    assert stage.done == ["first", *"abc"], "the one that wants another chunk as well waits on"
+    assert stage.work() == [stage.chunk(4), stage.chunk(5), stage.chunk(6)][1:]
+    assert stage.done == ["first", *"abc", "both"]
+
+
+def test_what_lies_in_many_chunks_is_brought_by_itself() -> None:
+    stage = Stage()
+    places = [(number * CHUNK_BYTES, 700) for number in range(40)]
+    assert stage.bring("wide", *places)
+    assert stage.work() == [(position, position + 700) for position, _ in places]
+    assert stage.bring("again", *places), "nobody remembers that they were brought"
+
+
+def test_what_lies_between_two_records_that_are_read_together_is_brought_along() -> None:
+    stage = Stage()
+    near, far = 30_000, 40_000
+    assert stage.bring("near", (PLACE, 100), (PLACE + 100 + near, 100))
+    assert stage.work() == [(PLACE, PLACE + 200 + near)]
+    assert stage.bring("far", (9 * PLACE, 100), (9 * PLACE + 100 + far, 100))
+    assert len(stage.work()) == 2
+
+
+def test_what_the_page_cache_has_is_not_brought() -> None:
+    stage = Stage()
+    stage.log.cached = (PLACE, 2 * PLACE)
+    for position in range(PLACE, 7 * CHUNK_BYTES, 50_000):
+        assert not stage.bring("", (position, 500)), position
+    assert stage.jobs == []
+    assert not stage.bring("the last one", (2 * PLACE - 500, 500))
+    assert stage.bring("across", (2 * PLACE - 100, 200)), "half of it is there"
+    assert stage.work() == [stage.chunk(8), stage.chunk(9)]
+    assert stage.done == ["across"]
+
+
+def test_who_reads_on_is_known_to_have_all_at_one_look() -> None:
+    stage = Stage()
+    stage.bring("first", (PLACE, 500))
+    stage.bring("second", (PLACE + 500, 500))
+    assert not stage.cold.are_there(PLACE, PLACE + 1000)
+    stage.work()
+    assert stage.cold.are_there(PLACE, PLACE + 1000)
+    assert not stage.cold.are_there(5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 1000), "the next one is to be brought ahead"
+    assert not stage.cold.are_there(PLACE, 60 * PLACE)
+    stage.now += KEPT_SECONDS
+    assert not stage.cold.are_there(PLACE, PLACE + 1000)
+
+
+def test_after_a_while_a_chunk_is_brought_again() -> None:
+    stage = Stage()
+    stage.bring("first", (PLACE, 500))
+    stage.bring("second", (PLACE, 500))
+    stage.work()
+    stage.now += KEPT_SECONDS
+    assert stage.bring("late", (PLACE, 500))
+    assert stage.work() == [stage.chunk(4), stage.chunk(5)]
+
+
+def test_only_so_many_chunks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "SEEN_MAX", 4)
+    stage = Stage()
+    for number in (10, 10, 20, 20, 30, 30):
+        stage.bring("", (number * CHUNK_BYTES, 500))
+        stage.work()
+    assert not stage.bring("kept", (30 * CHUNK_BYTES, 500))
+    assert stage.bring("forgotten", (10 * CHUNK_BYTES, 500))
+
+
+def test_what_is_in_memory_or_gone_is_not_read() -> None:
+    stage = Stage(base_pos=PLACE + 100, memory_pos=PLACE + 1000)
+    assert not stage.bring("in memory", (PLACE + 1000, 500))
+    assert stage.bring("partly", (PLACE, 500), (PLACE + 900, 500))
+    assert stage.work() == [(PLACE + 100, PLACE + 1000)]
+    assert not stage.bring("gone", (PLACE - 500, 500)), "its reader is told at once"
+    assert stage.work() == []
+    assert stage.done == ["partly"]
+
+
+def test_a_disk_that_fails_is_found_by_who_reads() -> None:
+    stage = Stage()
+    stage.log.fails = True
+    assert stage.bring("a", (PLACE, 500))
+    stage.work()
+    assert stage.done == ["a"]
+
+
+def test_only_so_many_wait() -> None:
+    stage = Stage()
+    for number in range(WAITING_MAX):
+        assert stage.bring(str(number), (number * 1000, 500))
+    assert not stage.bring("one too many", (60 * PLACE, 500))
+    stage.work()
+    assert len(stage.done) == WAITING_MAX
+    assert stage.bring("now", (60 * PLACE, 500))
+
+
+def test_a_job_may_be_carried_out_at_once() -> None:
+    done: list[str] = []
+    cold = ColdReads(log=Log(), in_background=lambda job: job()(), clock=lambda: 1.0)
+    for name in ("a", "b"):
+        assert cold.bring([(5 * CHUNK_BYTES - 100, 200)], lambda name=name: done.append(name))  # type: ignore[misc]
+    assert not cold.bring([(5 * CHUNK_BYTES - 100, 200)], lambda: done.append("c"))
+    assert done == ["a", "b"]
+    assert cold.waiting == 0
