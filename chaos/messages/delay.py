@@ -126,7 +126,8 @@ class Delay(Workload):
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: what is done is shown by the same entry, and the other way round."""
-        for waiting in self._done:
+        # Of a message that was sent twice one may be recalled, and the other one shown, by the same entry.
+        for waiting in sorted(self._done, key=self._recalls.__contains__):
             if waiting not in self._waiting:
                 raise Violation(f"duplicate: {waiting} is done a second time")
             due_ms, origin = self._waiting.pop(waiting)
