@@ -69,8 +69,10 @@ class Standing:
         self._holders: dict[Key, tuple[str, float]] = {}
         """Who has a queue according to the log, and since when."""
         self._renewed: dict[tuple[str, Key], float] = {}
-        self._giving: set[tuple[str, Key]] = set()
-        """Queues that may be given back at any time."""
+        self._giving: dict[tuple[str, Key], list[float]] = {}
+        """Queues that may be given back at any time, each with when that was asked for and not answered."""
+        self._overtaken: set[tuple[str, Key]] = set()
+        """Queues that were taken again and then given back by an older request; who asked cannot know."""
 
     @property
     def _now(self) -> float:
@@ -143,15 +145,18 @@ class Standing:
     def unlocks(self, member: str, key: Key) -> None:
         """A member gives a queue back."""
         self._renewed.pop((member, key), None)
-        self._giving.add((member, key))
+        self._giving.setdefault((member, key), []).append(self._now)
 
     def unlocked(self, member: str, key: Key) -> None:
         """That was answered."""
-        self._giving.discard((member, key))
+        self._giving[member, key].pop()
+        if not self._giving[member, key]:
+            del self._giving[member, key]
 
     def _check_own(self, member: str, key: Key, what: str) -> None:
         holder, since = self._holders.get(key, ("nobody", 0.0))
-        if self._exact and holder != member and (member, key) not in self._giving:
+        may_lack = (member, key) in self._giving or (member, key) in self._overtaken
+        if self._exact and holder != member and not may_lack:
             raise Violation(f"lock: {member} {what} {key}, which is {holder}'s since {since:.3f} s")
 
     def _passes_on(self, key: Key, after: str) -> None:
@@ -181,10 +186,14 @@ class Standing:
                     key = (command.group, topic, queue_id)
                     self._passes_on(key, command.client_id)
                     self._holders[key] = (command.client_id, self._now)
+                    self._overtaken.discard((command.client_id, key))
             case UnlockQueues():
                 for topic, queue_id in command.queues:
                     key = (command.group, topic, queue_id)
-                    if self._holders.get(key, ("", 0.0))[0] == command.client_id:
+                    holder, since = self._holders.get(key, ("", 0.0))
+                    if holder == command.client_id:
+                        if since > min(self._giving.get((holder, key), [since])):
+                            self._overtaken.add((holder, key))
                         self._passes_on(key, "")
             case _:
                 pass

@@ -60,6 +60,7 @@ class Unread(Generic[ConnectionT]):
         self._connections = connections
         self._on_dropped = on_dropped
         self._kept_waiting: dict[ConnectionT, None] = {}
+        self._dropping = False
 
     @property
     def kept_waiting(self) -> int:
@@ -76,14 +77,21 @@ class Unread(Generic[ConnectionT]):
             connection.wait_for_reader(True)
 
     def drop_some(self) -> None:
-        """Drop the clients with the most unread answers until there is an eighth of the room again."""
+        """Drop the clients with the most unread answers until there is an eighth of the room again.
+
+        Those who have read everything stay, also when replicas alone have too much waiting.
+        """
+        if self._dropping:
+            return  # others were told that a client is gone, and that is more than they read: their turn comes
+        self._dropping = True
         enough = self.bytes_max // 8 * 7
         for connection in sorted(self._connections(), key=_waiting_bytes, reverse=True):
-            if self._unsent() <= enough:
-                return
+            if self._unsent() <= enough or not connection.waiting_bytes:
+                break
             if not connection.trusted:
                 self._on_dropped(connection)
                 connection.close("too slow")
+        self._dropping = False
 
     def look(self) -> None:
         """Read again the requests of those who have read their answers; to be called several times a second."""

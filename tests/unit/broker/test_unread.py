@@ -66,6 +66,26 @@ def test_a_replica_is_never_kept_waiting() -> None:
     assert not replica.waits
 
 
+def test_who_has_read_everything_is_not_dropped_for_what_replicas_have_not() -> None:
+    reader, replica = Connection(), Connection(9 * MIB, trusted=True)
+    unread(reader, replica).drop_some()
+    assert not reader.closed
+
+
+def test_what_others_are_told_of_who_is_dropped_drops_nobody_within() -> None:
+    class Member(Connection):
+        """One of a group, of which another one hears that it is gone, and has not read that either."""
+
+        def close(self, reason: str) -> None:
+            super().close(reason)
+            kept.grown(next(other for other in members if not other.closed))
+
+    members = [Member(MUCH_BYTES) for _ in range(600)]
+    kept = unread(*members)
+    kept.drop_some()
+    assert sum(each.waiting_bytes for each in members) == 7 * MIB
+
+
 def test_who_is_gone_is_forgotten() -> None:
     one = Connection(6 * MIB)
     kept = unread(one)
