@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command that ``sys.argv`` names; ends the process with its exit code."""
     # Only here: whoever imports one module of this package must not pay for all commands.
-    from mq.cli.app import main as run
-
+    try:
+        from mq.cli.app import main as run
+    except KeyboardInterrupt:  # as when it runs
+        sys.exit(130)
     run()

@@ -1,6 +1,6 @@
 """`python -m mq.cli` is `raftmq`."""
 
-from mq.cli.app import main
+from mq.cli import main
 
 if __name__ == "__main__":
     main()

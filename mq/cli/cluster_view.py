@@ -12,6 +12,7 @@ import trio
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.filter.subscription import SubscriptionError
 from mq.protocol.names import NameRefused
 
 UNREACHABLE = "unreachable"
@@ -25,7 +26,7 @@ def client_errors() -> Iterator[None]:
         yield
     except ClientError as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
-    except (ValueError, NameRefused) as error:
+    except (ValueError, NameRefused, SubscriptionError) as error:
         raise CommandFailed(str(error)) from error
 
 

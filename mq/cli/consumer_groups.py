@@ -64,11 +64,18 @@ def delete(
     topics: Annotated[bool, typer.Option("--topics", help="And its repeated and dead messages.")] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Delete a consumer group in every broker group. One that has members comes back with their next heartbeat."""
+    """Delete a consumer group in every broker group. One that has members comes back with their next heartbeat.
+
+    Exit code 1 if there is no such group.
+    """
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
+            # A group may be gone and its offsets kept.
+            is_known = group in await admin.consumer_groups() or bool(await admin.group_progress(group))
             await admin.delete_consumer_group(group, offsets=not keep_offsets, topics=topics)
+        if not is_known:
+            raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
 
     with client_errors():
         run_trio(main)

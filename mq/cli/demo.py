@@ -69,9 +69,16 @@ def demo(
         base.mkdir(parents=True, exist_ok=True)
         if any(base.iterdir()):
             raise CommandFailed(f"{base} is not empty; the demonstration needs a directory of its own")
-        console.print(f"{len(text):,} lines from the Python sources in {source_directory()}; data and logs in {base}")
+        console.print(
+            f"{len(text):,} lines from the Python sources in {source_directory()}; data and logs in {base}",
+            soft_wrap=True,
+        )
         with client_errors():
             outcome = run_trio(partial(run_demo, text, base, console))
+    except KeyboardInterrupt:
+        if base is not None and directory is None and not keep:
+            _remove(base)
+        raise
     except DevClusterFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except OSError as error:

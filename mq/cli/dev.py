@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import trio
 import typer
 from rich.console import Console
 
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import CommandFailed, run_trio
-from mq.cli.servers import cancel_on_signal, split_settings
+from mq.cli.servers import cancel_on_signal, checked, split_settings
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Each replica reserves so much at once, so that somebody who tries things out does not need gigabytes."""
@@ -37,11 +37,9 @@ def dev(
     if nodes not in (1, 3, 5):
         raise CommandFailed(f"--nodes {nodes}: a group has 1, 3 or 5 replicas")
     settings = split_settings(setting or [])
+    _check_settings(settings)
     ports = Ports.from_base(base_port, nodes) if base_port is not None else None
-    console = Console()
-
-    def announce(what: str) -> None:
-        console.print(f"{what} ...")
+    console = Console(soft_wrap=True)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -64,6 +62,14 @@ def dev(
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
     console.print("stopped; all data is kept in", str(directory))
+
+
+def _check_settings(settings: dict[str, str]) -> None:
+    """Find a mistake before anything is started or written down. Raises CommandFailed."""
+    from mq.broker.settings import BrokerSettings
+
+    ours: dict[str, Any] = {"node_id": "n0", "peers": f"n0@{HOST}:10931", "listen": f"{HOST}:10911"}
+    checked(lambda: BrokerSettings.load(**(ours | settings)))
 
 
 def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:

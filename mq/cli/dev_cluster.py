@@ -7,6 +7,7 @@ should we be killed, the kernel closes it and the servers stop by themselves. No
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -14,8 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,29 +133,28 @@ class DevCluster:
             on_progress: told in words what is being waited for.
 
         Raises:
-            DevClusterFailed: with the last words of the server that did not come up; a port is in use.
+            DevClusterFailed: with the last words of the server that did not come up; a port or the directory is in
+                use, and nothing in it was changed.
             OSError: the directory cannot be used.
         """
-        directory, ports = _prepare_directory(directory, nodes, ports)
-        if taken := [port for port in ports.all if not _is_free(port)]:
-            raise DevClusterFailed(
-                f"somebody listens on {HOST}:{taken[0]} already; if that is to stay, choose other ports: --base-port"
-            )
-        async with lone_errors(), trio.open_nursery() as nursery:
-            cluster = cls(directory, ports, dict(settings or {}), group, nursery)
-            try:
-                on_progress("starting the name server")
-                await cluster._start_namesrv()
-                for node_id in cluster.node_ids:
-                    on_progress(f"starting {node_id}")
-                    await cluster.start(node_id)
-                on_progress("waiting for a leader")
-                await cluster.wait_ready()
-                yield cluster
-            finally:
-                with trio.CancelScope(shield=True):  # bounded: `_stop` kills whoever does not stop in time
-                    await cluster._stop_all()
-                nursery.cancel_scope.cancel()
+        directory = _made(directory)
+        with _held(directory):
+            ports = _choose_ports(directory, nodes, ports)
+            async with lone_errors(), trio.open_nursery() as nursery:
+                cluster = cls(directory, ports, dict(settings or {}), group, nursery)
+                try:
+                    on_progress("starting the name server")
+                    await cluster._start_namesrv()
+                    for node_id in cluster.node_ids:
+                        on_progress(f"starting {node_id}")
+                        await cluster.start(node_id)
+                    on_progress("waiting for a leader")
+                    await cluster.wait_ready()
+                    yield cluster
+                finally:
+                    with trio.CancelScope(shield=True):  # bounded: `_stop` kills whoever does not stop in time
+                        await cluster._stop_all()
+                    nursery.cancel_scope.cancel()
 
     @property
     def node_ids(self) -> tuple[str, ...]:
@@ -329,28 +329,53 @@ def _last_words(log: Path) -> str:
     return (lines[-1] if lines else "it said nothing") + f" (see {log})"
 
 
-def _prepare_directory(directory: Path, nodes: int, ports: Ports | None) -> tuple[Path, Ports]:
+def _made(directory: Path) -> Path:
     directory = directory.resolve()
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    return directory, _remembered_ports(directory, nodes, ports)
+    return directory
 
 
-def _remembered_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
-    """The ports this directory was used with; ``wanted`` (or the conventional ones) the first time. Writes them down.
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Keep others out of ``directory``, until the block ends or this process does. Raises DevClusterFailed, OSError."""
+    with (directory / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "of unknown id"
+            raise DevClusterFailed(f"{directory} is in use: a group runs in it, started by process {holder}") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
-    Raises DevClusterFailed if the directory belongs to a group of another size.
+
+def _choose_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
+    """The ports this directory was used with; ``wanted`` (or the conventional ones) the first time.
+
+    Writes them down once nobody listens there. Raises DevClusterFailed if somebody does, and if the directory belongs
+    to a group of another size.
     """
     path = directory / "cluster.json"
-    if path.exists():
-        try:
-            known = json.loads(path.read_text())
-            ports = Ports(int(known["namesrv"]), tuple(known["clients"]), tuple(known["replication"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DevClusterFailed(f"{path} cannot be read: {error}") from error
-        if len(ports.clients) != nodes:
-            raise DevClusterFailed(f"{directory} holds a group of {len(ports.clients)} replicas, not of {nodes}")
-        if wanted is None or wanted == ports:
-            return ports
-    chosen = wanted or Ports.conventional(nodes)
-    path.write_text(json.dumps(asdict(chosen)) + "\n")
+    known = _remembered_ports(path)
+    if known is not None and len(known.clients) != nodes:
+        raise DevClusterFailed(f"{directory} holds a group of {len(known.clients)} replicas, not of {nodes}")
+    chosen = wanted or known or Ports.conventional(nodes)
+    if taken := [port for port in chosen.all if not _is_free(port)]:
+        raise DevClusterFailed(
+            f"somebody listens on {HOST}:{taken[0]} already; if that is to stay, choose other ports: --base-port"
+        )
+    if chosen != known:
+        path.write_text(json.dumps(asdict(chosen)) + "\n")
     return chosen
+
+
+def _remembered_ports(path: Path) -> Ports | None:
+    if not path.exists():
+        return None
+    try:
+        known = json.loads(path.read_text())
+        return Ports(int(known["namesrv"]), tuple(known["clients"]), tuple(known["replication"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DevClusterFailed(f"{path} cannot be read: {error}") from error

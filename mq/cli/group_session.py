@@ -48,7 +48,8 @@ class GroupSession:
             return leading
         if not found:
             raise CommandFailed(f"no member of group {self._group} answers", EXIT_FAILED)
-        answer = next(iter(found.values()))
+        # One that waits to be added knows nothing of the group.
+        answer = max(found.values(), key=lambda a: (a.view.term, a.view.last_index))
         return GroupAnswer(done=False, code="NO_LEADER", text="the group has no leader", view=answer.view)
 
     async def change(
@@ -77,7 +78,10 @@ class GroupSession:
 
     async def replace(self, old: str, node: str, address: str, *, patience: float) -> GroupAnswer:
         """Add a learner unless it is one, wait until it has caught up, and exchange it for ``old``."""
-        view = (await self.status()).view
+        answer = await self.status()
+        if not answer.done:
+            return answer
+        view = answer.view
         member, leaves = view.member(node), view.member(old)
         if leaves is None or leaves.role == "learner":
             return GroupAnswer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.table import Table
+from rich.text import Text
 
 from mq.protocol.group_admin import GroupView, MemberView
 
@@ -16,7 +17,7 @@ def table_of(view: GroupView) -> Table:
     if view.abstaining and not view.leader:
         notes += "\nif a majority abstains, nobody can lead: bring back another replica, or see raftmq log trust --help"
     table = Table(
-        title=f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}",
+        title=table_title(f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}"),
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
@@ -32,6 +33,11 @@ def table_of(view: GroupView) -> Table:
             member.node_id, member.role, member.address or "-", state_of(member), lag, str(member.priority), style=style
         )
     return table
+
+
+def table_title(text: str) -> Text:
+    """A title whose lines may be longer than those of its table: a terminal breaks them where it ends."""
+    return Text(text, style="italic", no_wrap=True, overflow="ignore")
 
 
 def state_of(member: MemberView) -> str:

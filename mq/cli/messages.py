@@ -15,7 +15,7 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.consumer import PushConsumer
-from mq.client.errors import ClientError, TopicNotFound
+from mq.client.errors import ClientError, NameServersUnavailable, TopicNotFound
 from mq.client.message import Message, SendResult
 from mq.client.producer import Producer
 
@@ -35,7 +35,9 @@ def produce(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to try for each message.")] = 15.0,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send each line of standard input as one message. Exit code 1 unless all of them were acknowledged."""
+    """Send each line of standard input as one message; empty ones are left out. Exit code 1 unless all of them were
+    acknowledged.
+    """
     counts = {"sent": 0, "acknowledged": 0, "not stored": 0, "outcome unknown": 0}
     examples: list[str] = []
     in_flight = 0
@@ -54,9 +56,11 @@ def produce(
 
     async def main() -> None:
         nonlocal in_flight, room
-        async with Producer(
-            namesrv, group, timeout=timeout, retries=20, in_flight_max=2 * _ROOM, trace=trace
-        ) as producer:
+        async with (
+            Producer(namesrv, group, timeout=timeout, retries=20, in_flight_max=2 * _ROOM, trace=trace) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_say_if_unavailable, topic, namesrv)
             lines = Lines()
             data = None
             while data != b"":
@@ -73,10 +77,15 @@ def produce(
                     except ClientError as refused:
                         settled(refused)
             await producer.flush()
+            nursery.cancel_scope.cancel()
 
-    with client_errors():
-        run_trio(main)
-    print(", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent"), file=sys.stderr)
+    try:
+        with client_errors():
+            run_trio(main)
+    finally:
+        counts["outcome unknown"] += in_flight  # ctrl-C
+        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent")
+        print(said, file=sys.stderr)
     if counts["acknowledged"] != counts["sent"]:
         raise CommandFailed("; ".join(examples), EXIT_FAILED)
 
@@ -124,7 +133,7 @@ def consume(
         left = count
         async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
             consumer.subscribe(topic, tags)
-            with suppress(ClientError):  # the consumer goes on asking
+            with suppress(ClientError):  # the consumer goes on asking, and says so
                 await _say_if_missing(topic, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
@@ -136,6 +145,17 @@ def consume(
 
     with client_errors():
         run_trio(main)
+
+
+async def _say_if_unavailable(topic: str, namesrv: str) -> None:
+    """Ask once: sends go on asking in silence until their time is over."""
+    async with Admin(namesrv) as admin:
+        try:
+            await admin.route(topic)
+        except NameServersUnavailable as error:
+            print(f"raftmq: {error}; trying on", file=sys.stderr)
+        except ClientError:
+            pass
 
 
 async def _say_if_missing(topic: str, namesrv: str) -> None:

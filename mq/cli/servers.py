@@ -168,8 +168,10 @@ def checked_level(level: str) -> str:
 
 
 def _fault(fault: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in fault["loc"]) or "settings"
-    return f"there is no setting {name}" if fault["type"] == "extra_forbidden" else f"{name}: {fault['msg']}"
+    name = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {name}"
+    return (f"{name}: " if name else "") + fault["msg"].removeprefix("Value error, ")
 
 
 def checked(load: Callable[[], T], config: Path | None = None) -> T:

@@ -15,6 +15,7 @@ from rich.table import Table
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.figures import figures_table
+from mq.cli.group_view import table_title
 from mq.cli.topics import NAMESRV, Namesrv
 
 _MEMORY_BYTES_MIN = 1_000_000
@@ -50,7 +51,7 @@ def table_of(group: GroupStatus) -> Table:
     }.get(group.durability or "", f"durability {group.durability or 'unknown'}")
     leader = f"led by {group.leader}" if group.leader else "NO LEADER"
     table = Table(
-        title=f"{group.group} in {group.cluster}: {leader}\n{acknowledged}",
+        title=table_title(f"{group.group} in {group.cluster}: {leader}\n{acknowledged}"),
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),

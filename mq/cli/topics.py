@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
-from mq.cli.errors import CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.client.admin import Admin
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.names import is_system_topic, reply_topic
@@ -107,11 +107,18 @@ def route(
 
 @app.command("delete")
 def delete(topic: str, namesrv: Namesrv = NAMESRV) -> None:
-    """Delete a topic with its messages, and how far groups are in it, in every broker group."""
+    """Delete a topic with its messages, and how far groups are in it, in every broker group.
+
+    Exit code 1 if there is no such topic.
+    """
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
+            is_known = topic in await admin.topics()
+            # Also one that is not known: a broker group that cannot be reached now may have told of it.
             await admin.delete_topic(topic)
+        if not is_known:
+            raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
 
     with client_errors():
         run_trio(main)

@@ -9,7 +9,7 @@ import anyio.abc
 
 from mq.client.allocation import Strategy
 from mq.client.answers import read_body
-from mq.client.errors import ClientError, NoRoute
+from mq.client.errors import ClientError, NameServersUnavailable, NoRoute
 from mq.client.local_offsets import LocalOffsets
 from mq.client.locking import VALID_SECONDS, QueueLocker
 from mq.client.logs import log
@@ -27,6 +27,9 @@ __all__ = ["Assignment"]
 COMMIT_SECONDS = 1.0
 DRAIN_POLL_SECONDS = 0.02
 UNLOCK_RETRY_SECONDS = 0.1
+
+WARN_SECONDS = 30.0
+"""Between two warnings that no name server answers."""
 
 HANDOVER_SECONDS = 0.1
 """Time for the former owners to store their offsets. Too little repeats messages; nothing is lost either way."""
@@ -65,6 +68,7 @@ class Assignment:
         self._draining: dict[MessageQueue, ProcessQueue] = {}
         self._owed: set[MessageQueue] = set()
         self._doubtful_routes: set[str] = set()
+        self._warn_at = float("-inf")
         self.changed = anyio.Event()
 
     @property
@@ -102,7 +106,7 @@ class Assignment:
             await self._remoting.connect_all(route.addresses())
             members = [self._client_id] if self._allocate is None else await self._members(route)
         except ClientError as error:
-            log.info("rebalance_postponed", topic=topic, reason=str(error))
+            self._tell_postponed(topic, error)
             self._doubtful_routes.add(topic)
             return False
         if self._client_id not in members:
@@ -124,6 +128,15 @@ class Assignment:
             log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
             self.changed.set()
         return complete and self.queues_of(topic) == share
+
+    def _tell_postponed(self, topic: str, error: ClientError) -> None:
+        """A member that cannot begin would only be silent: say so, now and then, if that is not a matter of moments."""
+        now = anyio.current_time()
+        if isinstance(error, NameServersUnavailable) and now >= self._warn_at:
+            self._warn_at = now + WARN_SECONDS
+            log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
+        else:
+            log.info("rebalance_postponed", topic=topic, reason=str(error))
 
     def queues_of(self, topic: str) -> frozenset[MessageQueue]:
         """The queues of one topic that we consume."""

@@ -317,7 +317,6 @@ class Connection:
                 for serialization, header, body in buffer.receive(chunk):
                     self._receive_frame(serialization, header, body)
             except FrameError as error:
-                log.warning("connection_sent_garbage", address=self.address, reason=str(error))
                 return f"unreadable answer: {error}"
 
     def _receive_frame(self, serialization: int, header: memoryview, body: memoryview) -> None:

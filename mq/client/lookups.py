@@ -39,7 +39,11 @@ async def message_by_id(remoting: Remoting, offset_message_id: str, cluster: Clu
             # The one that took the message first: it has applied it for sure.
             others = [address for _, address in sorted(group.broker_addrs.items()) if address != stored_at]
             return await _view(remoting, name, [stored_at, *others], physical_offset)
-    raise NoRoute("", f"no broker group has a replica at {stored_at}, where message {offset_message_id} should be")
+    raise NoRoute(
+        "",
+        f"no broker group has a replica at {stored_at}, where message {offset_message_id} should be; a message id that "
+        "stays the same from copy to copy is no offset message id, and is looked up as a key",
+    )
 
 
 async def _view(

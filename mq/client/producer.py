@@ -369,7 +369,11 @@ class Producer(anyio.AsyncContextManagerMixin):
         return list((await self._remoting.route(topic)).write_queues)
 
     def _budget(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else timeout
+        if timeout is None:
+            return self.timeout
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}, and must be positive")
+        return timeout
 
     async def _wait_room(self, pipeline: SendPipeline) -> None:
         self._submits += 1

@@ -50,6 +50,9 @@ from mq.protocol.names import AUTO_CREATE_TEMPLATE
 
 __all__ = ["Remoting", "RemotingSettings", "parse_addresses"]
 
+_ALL_NAME_SERVERS_KNOW = (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)
+"""Who does not is something else: a broker, as a rule, whose address was taken for a name server's."""
+
 AUTO_CREATE_QUEUES_MAX = 4
 """A topic that does not exist takes its shape from the template when its first message arrives, up to this."""
 
@@ -289,10 +292,13 @@ class Remoting:
             try:
                 connection = await self.connection(address)
                 seconds = min(patience, self.settings.silence_seconds) if others else patience
-                return await connection.request(code, ext, timeout=seconds)
+                response, body = await connection.request(code, ext, timeout=seconds)
+                if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
+                    return response, body
+                reasons[address] = f"no name server, as it does not know request {code}"
             except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
                 reasons[address] = str(error)
-                self._name_server = (self._name_server + 1) % len(self._name_servers)
+            self._name_server = (self._name_server + 1) % len(self._name_servers)
         raise NameServersUnavailable(reasons)
 
     def known_route(self, topic: str) -> TopicRoute | None:

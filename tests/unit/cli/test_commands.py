@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from pathlib import Path
@@ -13,9 +14,10 @@ from trio.testing import MockClock
 from mq.broker.settings import BrokerSettings
 from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _last_words, _remembered_ports
+from mq.cli.dev import dev
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _choose_ports, _held, _last_words
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
-from mq.cli.messages import Lines
+from mq.cli.messages import Lines, consume
 from mq.cli.servers import checked, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.protocol.hashes import offset_message_id
@@ -138,24 +140,60 @@ def test_group_does_not_start_where_somebody_else_listens(tmp_path: Path) -> Non
     ):
         trio.run(open_cluster, tmp_path, ports)
     assert not list((tmp_path / "logs").iterdir())
+    assert not (tmp_path / "cluster.json").exists()
 
 
 def test_directory_remembers_its_ports(tmp_path: Path) -> None:
-    chosen = Ports.from_base(20000, 3)
-    assert _remembered_ports(tmp_path, 3, chosen) == chosen
-    assert _remembered_ports(tmp_path, 3, None) == chosen
+    chosen = Ports.free(3)
+    assert _choose_ports(tmp_path, 3, chosen) == chosen
+    assert _choose_ports(tmp_path, 3, None) == chosen
+
+
+def test_directory_with_a_group_at_work_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    ports = Ports.free(1)
+    with (
+        _held(tmp_path),
+        pytest.raises(DevClusterFailed, match=f"{tmp_path} is in use: .* started by process {os.getpid()}$"),
+    ):
+        trio.run(open_cluster, tmp_path, ports)
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "logs"}
+    with _held(tmp_path):
+        pass
+
+
+def test_ports_that_are_taken_are_not_remembered(tmp_path: Path) -> None:
+    first, others = Ports.free(1), Ports.free(1)
+    _choose_ports(tmp_path, 1, first)
+    with socket.create_server(("127.0.0.1", others.namesrv)), pytest.raises(DevClusterFailed):
+        _choose_ports(tmp_path, 1, others)
+    assert _choose_ports(tmp_path, 1, None) == first
 
 
 def test_directory_of_another_group_size_is_refused(tmp_path: Path) -> None:
-    _remembered_ports(tmp_path, 3, None)
+    _choose_ports(tmp_path, 3, Ports.free(3))
     with pytest.raises(DevClusterFailed, match="3 replicas, not of 1"):
-        _remembered_ports(tmp_path, 1, None)
+        _choose_ports(tmp_path, 1, None)
 
 
 def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(DevClusterFailed, match=r"cluster\.json cannot be read"):
-        _remembered_ports(tmp_path, 3, None)
+        _choose_ports(tmp_path, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("nosuch=1", "there is no setting nosuch"), ("disk_full_ratio=0.1", "disk ratios must rise")],
+)
+def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Path, setting: str, words: str) -> None:
+    with pytest.raises(CommandFailed, match=f"^{words}"):
+        dev(tmp_path / "new", base_port=Ports.free(3).namesrv, setting=[setting])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_filter_that_is_wrong_is_a_message_and_no_traceback() -> None:
+    with pytest.raises(CommandFailed, match="names no tag"):
+        consume("Topic", "group", tags="||")
 
 
 def test_last_words_of_a_server_are_its_error_and_not_the_frame_around_it(tmp_path: Path) -> None:

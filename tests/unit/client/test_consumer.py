@@ -48,6 +48,20 @@ async def test_a_round_trip_from_producer_to_consumer() -> None:
         assert (message.attempt, message.reconsume_times) == (1, 0)
 
 
+async def test_a_consumer_without_a_name_server_says_so_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        [server] = cluster.name_servers
+        await server.stop()
+        with caplog.at_level("INFO", "mq.client"):
+            async with PushConsumer(server.address, "G") as consumer:
+                consumer.subscribe("T")
+                # Later attempts fail as well, and are told to those who want to know everything.
+                await until(lambda: any("rebalance_postponed" in record.getMessage() for record in caplog.records))
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "cannot_consume" in warning.getMessage()
+    assert server.address in warning.getMessage()
+
+
 async def test_a_waiting_consumer_gets_a_message_by_long_poll() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,

@@ -199,6 +199,24 @@ async def test_without_any_name_server_the_send_says_so() -> None:
             assert list(failed.value.reasons) == [server.address]
 
 
+async def test_a_broker_in_place_of_a_name_server_is_called_what_it_is() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        broker = cluster.leader.address
+        async with Producer(broker, timeout=0.5) as producer:
+            with pytest.raises(NameServersUnavailable, match="no name server, as it does not know request 105"):
+                await producer.send(Message("T", b"x"))
+        for _ in range(4):  # whichever it asks first
+            async with Producer(f"{broker};{cluster.namesrv}", timeout=60.0) as producer:
+                await producer.send(Message("T", b"x"))
+
+
+async def test_a_time_limit_that_is_none_is_refused() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+        for timeout in (0, -1.0, float("nan")):
+            with pytest.raises(ValueError, match=f"timeout is {timeout}, and must be positive"):
+                await producer.send(Message("T", b"x"), timeout=timeout)
+
+
 async def test_a_leader_that_cannot_be_reached_is_named() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=1) as producer:
         await cluster.leader.stop()  # the name server does not know
