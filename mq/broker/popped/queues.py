@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mq.broker.reading.record_reader import Place, RecordReader
+from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pops import INVISIBLE_MS_MAX, PopMessages, QueueOfGroup, lowest_bit, offsets_of
 from mq.filter.subscription import Subscription
 from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
 from mq.protocol.receipts import RETRY, Receipt
-from mq.protocol.records import decode_record, encode_message
+from mq.protocol.records import RecordError, decode_record, encode_message
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 from mq.store.queue_store import QueueStore
@@ -140,7 +142,8 @@ class PopQueues:
     def take(self, wish: Wish, topic: str, queue_id: int, count_max: int, bytes_max: int) -> Taken | None:
         """The next messages of a queue, None if there are none to be had. The first comes however large it is.
 
-        Nothing has happened yet: see `begin`. Raises SegmentError, StoreError, RecordError, OSError.
+        Nothing has happened yet: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a record
+        that is damaged on this disk and has to be understood here.
         """
         key = wish.group, topic, queue_id
         of_retry = topic == wish.retry_topic
@@ -265,7 +268,14 @@ class PopQueues:
         records: list[bytes] = []
         bits = 0
         for number, record in enumerate(self._read_each(places)):
-            message = decode_record(memoryview(record))
+            try:
+                message = decode_record(memoryview(record))
+            except RecordError as error:
+                if number:
+                    del places[number:]  # those before it do not wait for it
+                    break
+                remark = f"the message at byte {places[number][0]} of the log cannot be read here: {error}"
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark) from error
             # Names of groups and topics can be put together to the same name of a retry topic.
             if message.properties.get(props.ORIGIN_GROUP, wish.group) == wish.group:
                 records.append(bytes(record))

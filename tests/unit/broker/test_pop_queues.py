@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from mq.broker.popped.queues import PopQueues, Wish
 from mq.broker.reading.record_reader import Place, RecordReader
+from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import parse_subscription
+from mq.protocol.records import encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from tests.unit.broker.popping import pop, popped
@@ -71,6 +73,45 @@ def test_no_queue_is_left_out_that_has_something(
         metadata.consumer_offsets["G", "T"] = dict(enumerate(ends))
         assert not list(queues.unread("G", "T", range(QUEUES), at_end=at_end))
         store.close()
+
+
+def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp_path: Path) -> None:
+    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=0)
+    host = encode_host("127.0.0.1", 1)
+    whole = encode_record(
+        topic="%RETRY%G_T",
+        queue_id=0,
+        body=b"whole",
+        properties="",
+        queue_offset=0,
+        physical_offset=4000,
+        born_timestamp_ms=1,
+        born_host=host,
+        store_timestamp_ms=1,
+        store_host=host,
+    )
+    log = {4000: whole, 4321: b"\x40" * 100}
+    entries = b"".join(QUEUE_ENTRY.pack(position, len(record), 0) for position, record in log.items())
+    store.append_run(QueueRun("%RETRY%G_T", 0, 0, entries))
+    metadata = Metadata()
+    queues = PopQueues(
+        metadata=metadata,
+        store=store,
+        records=RecordReader(lambda position, nbytes: log[position], lambda places: [], 2**30),
+        read_each=lambda places: [log[position] for position, _ in places],
+        is_young=lambda queue: False,
+        is_settling=lambda key: False,
+        broker_name="b",
+    )
+    everything = parse_subscription("T", "*", None)
+    wish = Wish("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, False, None)
+    taken = queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
+    assert taken is not None
+    assert [taken.messages, taken.command.next_offset, taken.rest] == [1, 1, 1]
+    metadata.consumer_offsets["G", "%RETRY%G_T"] = {0: 1}
+    with pytest.raises(RequestRefused, match="message at byte 4321 of the log"):
+        queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
+    store.close()
 
 
 @pytest.mark.trio
