@@ -1,7 +1,8 @@
-"""`raftmq consumer-group`: create, list and delete consumer groups, and show how far they are."""
+"""`raftmq consumer-group`: create, list, reset and delete consumer groups, and show how far they are."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Annotated
 
@@ -14,9 +15,10 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.topics import NAMESRV, Json, Namesrv, time_of
 from mq.client.admin import Admin
 from mq.client.message import MessageQueue
+from mq.client.offsets import ConsumeFrom
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
-app = typer.Typer(help="Create, list, look at and delete consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, look at, reset and delete consumer groups.", no_args_is_help=True)
 
 
 @app.command("create")
@@ -79,6 +81,44 @@ def delete(
 
     with client_errors():
         run_trio(main)
+
+
+@app.command("reset")
+def reset(
+    group: str,
+    topic: str,
+    to: Annotated[str, typer.Argument(metavar="POSITION", help="first, last, or a local time: 2026-03-01T09:30.")],
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Let a group go on at the first or the next message of a topic, or at the first one stored at a time or later.
+
+    Forwards or backwards, in all queues, whether members are at work or not. Shows the offsets.
+    """
+    position = _position(to)
+
+    async def main() -> dict[MessageQueue, int]:
+        async with Admin(namesrv) as admin:
+            return await admin.reset_group(group, topic, position)
+
+    with client_errors():
+        offsets = run_trio(main)
+    if as_json:
+        rows = [{"broker": each.broker_name, "queue": each.queue_id, "offset": offsets[each]} for each in offsets]
+        print(json.dumps(rows, indent=2))
+        return
+    for queue, offset in offsets.items():
+        print(f"{queue.broker_name}/{queue.queue_id}: {offset}")
+
+
+def _position(text: str) -> ConsumeFrom:
+    ends: dict[str, ConsumeFrom] = {"first": "first", "last": "last"}
+    if text in ends:
+        return ends[text]
+    try:
+        return dt.datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError) as error:
+        raise CommandFailed(f"{text!r} is neither first nor last nor a time: {error}") from error
 
 
 @app.command("describe")

@@ -13,7 +13,7 @@ from mq.client.answers import read_body
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.offsets import ConsumeFrom, queue_offset, stored_offset
+from mq.client.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
 from mq.client.routes import LEADER_ID, TopicRoute
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
@@ -313,9 +313,11 @@ class Admin(anyio.AsyncContextManagerMixin):
         """Let a consumer group go on at the first or the next message of `topic`, or at a time; returns the offsets.
 
         Forwards or backwards, in all queues, whether members are at work or not: they go on from there at once, and
-        what they still commit of before does not count. Raises TopicNotFound, NoRoute.
+        what they still commit of before does not count. Raises ValueError for what is no position, TopicNotFound,
+        NoRoute.
         """
         check_group(group)
+        check_position(position)
         timestamp_ms = _ms(position) if isinstance(position, dt.datetime) else 0 if position == "first" else -1
         found: dict[QueueRef, int] = {}
         ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}

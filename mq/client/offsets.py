@@ -45,8 +45,9 @@ def leader_of(remoting: Remoting, queue: MessageQueue) -> str:
 async def queue_offset(remoting: Remoting, queue: MessageQueue, position: ConsumeFrom) -> int:
     """The offset of the first message kept, of the next one to come, or of the first one stored at a time or later.
 
-    Raises NoRoute, BrokerError and what requests raise.
+    Raises ValueError for what is no position, NoRoute, BrokerError and what requests raise.
     """
+    check_position(position)
     ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
     if isinstance(position, dt.datetime):
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP

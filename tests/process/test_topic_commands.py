@@ -57,9 +57,19 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert sum(queue["offset"] for queue in group["queues"]) == 3
         assert sum(queue["behind"] for queue in group["queues"]) == 0
 
+        for position, offsets in (("first", 0), ("last", 3), ("2020-01-01", 0), ("2100-01-01T00:00+01:00", 3)):
+            reset = await commands.json("consumer-group", "reset", "G", "T", position)
+            assert sum(queue["offset"] for queue in reset) == offsets
+            group = await commands.json("consumer-group", "describe", "G")
+            assert sum(queue["offset"] for queue in group["queues"] if queue["topic"] == "T") == offsets
+        assert "neither first nor last" in await commands.run("consumer-group", "reset", "G", "T", "earliest", code=2)
+        assert "X does not exist" in await commands.run("consumer-group", "reset", "G", "X", "first", code=1)
+
         await commands.run("consumer-group", "delete", "G", "--topics")
+        assert "no consumer group G" in await commands.run("consumer-group", "delete", "G", code=1)
         assert "no consumer group G" in await commands.run("consumer-group", "describe", "G", code=1)
         await commands.run("topic", "delete", "T")
+        assert "T does not exist" in await commands.run("topic", "delete", "T", code=1)
         assert "T does not exist" in await commands.run("topic", "describe", "T", code=1)
         for refused in (("topic", "create", "../T"), ("topic", "create", "T", "--perm", "x")):
             assert await commands.run(*refused, code=2)

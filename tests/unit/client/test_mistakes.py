@@ -14,6 +14,7 @@ from mq.client import (
     BrokerError,
     ClientClosed,
     Message,
+    MessageQueue,
     MessageRefused,
     PopConsumer,
     Producer,
@@ -117,6 +118,18 @@ async def test_who_is_not_entered_says_so() -> None:
     ):
         with pytest.raises(ClientClosed, match=r"enter the .* first: async with"):
             await call()
+
+
+@pytest.mark.anyio
+async def test_a_misspelled_position_is_not_taken_for_the_end() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        queue = MessageQueue("T", "b-0", 0)
+        assert await admin.offset(queue, "last") == 0
+        for wrong in ("earliest", dt.datetime(2026, 1, 1)):  # noqa: DTZ001 - that is the mistake
+            with pytest.raises(ValueError, match=r"neither 'first' nor 'last'|needs a time zone"):
+                await admin.reset_group("G", "T", wrong)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match=r"neither 'first' nor 'last'|needs a time zone"):
+                await admin.offset(queue, wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.anyio
