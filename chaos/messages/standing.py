@@ -140,7 +140,8 @@ class Standing:
         """A member learns that a queue is its own; it asked for it at ``since``."""
         self._workload.counts["locks told"] += 1
         self._renewed[member, key] = since
-        self._check_own(member, key, "was told to have")
+        if self._now - since < _KEPT_SECONDS:  # a member that slept hears of it when it is over
+            self._check_own(member, key, "was told to have")
 
     def unlocks(self, member: str, key: Key) -> None:
         """A member gives a queue back."""
