@@ -89,13 +89,14 @@ class Inbox:
         return list(heads.values())
 
     async def get(self) -> PoppedMessage:
-        """The next message whose time is not over. Raises ClientClosed."""
+        """The next message whose time is not over, and that was not popped anew meanwhile. Raises ClientClosed."""
         await anyio.lowlevel.checkpoint()
         while True:
             while self._ready:
                 message = self._ready.popleft()
                 self._leave(1)
-                if message.hidden_until > anyio.current_time():
+                is_replaced = self._ordered and self._open.get(message.queue) is not message
+                if message.hidden_until > anyio.current_time() and not is_replaced:
                     return message
                 self.drop(message)
             if self._closed:
