@@ -353,12 +353,22 @@ class Progress:
             and self._metadata.has_room_for_offsets(ext.target, topic)
         ]
 
+        refuse = no_room(connection, request, serialization)
+        unknown = False
+        refused: list[str] = []
+
+        def reset(known: bool) -> None:
+            nonlocal unknown
+            unknown |= not known
+
         def committed(known: bool) -> None:
-            if known:
+            if not known or unknown:
+                connection.close("leadership was lost while offsets were being cloned")
+            elif refused:
+                refuse(refused[0])
+            else:
                 reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
                 connection.answer(request, reply)
-            else:
-                connection.close("leadership was lost while offsets were being cloned")
 
         def clone() -> Generator[None, None, None]:
             for topic in chosen:
@@ -368,9 +378,11 @@ class Progress:
                 self._appender.check_room()  # there may be fifty thousand topics
                 offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
                 if topic in self._metadata.topics:
-                    self._offsets.reset(ext.target, topic, dict(offsets), lambda known: None, restart=False)
+                    self._offsets.reset(
+                        ext.target, topic, dict(offsets), reset, restart=False, on_refused=refused.append
+                    )
                 yield
-            self._offsets.replicate(committed, on_refused=no_room(connection, request, serialization))
+            self._offsets.replicate(committed, on_refused=refuse)
 
         self._gradually.work(connection, request, serialization, clone())
 

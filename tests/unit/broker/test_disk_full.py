@@ -114,3 +114,33 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
     metadata.restore(checkpoint.state)
     assert metadata.replicas == {"n0": broker.settings.listen}
     assert SCHEDULE_TOPIC in metadata.topics
+
+
+async def test_offsets_of_which_some_found_no_room_are_not_told_to_be_cloned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.broker.requests.gradual.SLICE_SECONDS", 0.0)
+    propose, refused = RaftCore.propose, False
+
+    def full_once(core: RaftCore, *given: Any) -> int | Refusal:
+        nonlocal refused
+        if refused:
+            return propose(core, *given)
+        refused = True
+        return Refusal.DISK_FULL
+
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for topic in ("T", "U"):
+            await client.create_topic(topic, 1)
+            ext = {"consumerGroup": "G", "topic": topic, "queueId": 0, "commitOffset": 5}
+            assert (await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == ResponseCode.SUCCESS
+        clone = {"srcGroup": "G", "destGroup": "H", "offline": True}
+        with monkeypatch.context() as patched:
+            patched.setattr(RaftCore, "propose", full_once)
+            answer = await client.request(RequestCode.CLONE_GROUP_OFFSET, clone)
+            assert refused
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert (answer.remark or "").startswith("DISK_FULL: ")
+        assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, clone)).code == ResponseCode.SUCCESS
+        assert [await client.committed("H", topic) for topic in ("T", "U")] == [5, 5]
