@@ -70,9 +70,10 @@ class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True)
     """The message is stored in `queue` at `queue_offset`.
 
     `message_id` is the UNIQ_KEY the message carries, the same in every copy; `offset_message_id` names the one stored
-    record. `attempts` counts the requests that were needed; `maybe_duplicated` says that an earlier one of them had
-    an unknown outcome, so that the message may be stored more than once under the same `message_id`. Of a message that
-    waits for a time (`delay`, `deliver_at`), `recall_handle` is what `Producer.recall` takes it back with.
+    record. If an earlier message had its sequence number, both are those of that one. `attempts` counts the requests
+    that were needed; `maybe_duplicated` says that an earlier one of them had an unknown outcome, so that the message
+    may be stored more than once under the same `message_id`. Of a message that waits for a time (`delay`,
+    `deliver_at`), `recall_handle` is what `Producer.recall` takes it back with.
     `trace_on` is False when the broker is set so that nobody is to trace the message; none of raftmq is.
     """
 

@@ -311,7 +311,8 @@ class SendPipeline:
         try:
             queue_id = int(fields["queueId"])
             result = SendResult(
-                message_id=send.message.unique_key,
+                # That of the message stored first, if this one repeats another's sequence number.
+                message_id=fields.get("transactionId") or send.message.unique_key,
                 offset_message_id=fields["msgId"],
                 queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
                 queue_offset=int(fields["queueOffset"]),

@@ -80,6 +80,22 @@ async def test_a_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_p
         assert second.body == b"plain"
 
 
+async def test_one_that_is_begun_again_is_the_first_one(tmp_path: Path) -> None:
+    """With the same sequence number: whoever stores its id with the application's changes is asked by that id."""
+    begun: list[str] = []
+    async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
+        numbered = {"RAFTMQ_PRODUCER": "p", "RAFTMQ_SEQUENCE": "1"}
+        async with producer.transaction(Message("T", b"seen", properties=numbered)) as lost:
+            begun.append(lost.message_id)
+            lost.leave_open()
+        async with producer.transaction(Message("T", b"seen", properties=numbered)) as again:
+            begun.append(again.message_id)
+        [message] = await seen(namesrv, 1)
+        plain = [await producer.send(Message("T", b"x", properties=numbered | {"RAFTMQ_SEQUENCE": "2"})) for _ in "ab"]
+    assert begun == [message.message_id] * 2
+    assert plain[0] == plain[1]
+
+
 async def test_cancelled_is_rolled_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         with trio.CancelScope() as scope:
