@@ -69,10 +69,10 @@ class Standing:
         self._holders: dict[Key, tuple[str, float]] = {}
         """Who has a queue according to the log, and since when."""
         self._renewed: dict[tuple[str, Key], float] = {}
-        self._giving: dict[tuple[str, Key], list[float]] = {}
-        """Queues that may be given back at any time, each with when that was asked for and not answered."""
-        self._overtaken: set[tuple[str, Key]] = set()
-        """Queues that were taken again and then given back by an older request; who asked cannot know."""
+        self._giving: Counter[tuple[str, Key]] = Counter()
+        """Queues that may be given back at any time: how often that was asked for and not answered."""
+        self._given: dict[tuple[str, Key], float] = {}
+        """When a queue was given back last; who has asked for it again before that cannot know."""
 
     @property
     def _now(self) -> float:
@@ -146,24 +146,23 @@ class Standing:
     def unlocks(self, member: str, key: Key) -> None:
         """A member gives a queue back."""
         self._renewed.pop((member, key), None)
-        self._giving.setdefault((member, key), []).append(self._now)
+        self._giving[member, key] += 1
 
     def unlocked(self, member: str, key: Key) -> None:
         """That was answered."""
-        self._giving[member, key].pop()
-        if not self._giving[member, key]:
-            del self._giving[member, key]
+        self._giving[member, key] -= 1
 
     def _check_own(self, member: str, key: Key, what: str) -> None:
         holder, since = self._holders.get(key, ("nobody", 0.0))
-        may_lack = (member, key) in self._giving or (member, key) in self._overtaken
-        if self._exact and holder != member and not may_lack:
+        never = float("-inf")
+        was_given = self._given.get((member, key), never) > self._renewed.get((member, key), never)
+        if self._exact and holder != member and not self._giving[member, key] and not was_given:
             raise Violation(f"lock: {member} {what} {key}, which is {holder}'s since {since:.3f} s")
 
     def _passes_on(self, key: Key, after: str) -> None:
         """A queue goes from whoever has it to somebody else, or to nobody."""
         holder, _ = self._holders.pop(key, ("", 0.0))
-        if not holder or holder == after or not self._exact or (holder, key) in self._giving:
+        if not holder or holder == after or not self._exact or self._giving[holder, key]:
             return
         since = self._renewed.get((holder, key), float("-inf"))
         if self._now - since < _KEPT_SECONDS:
@@ -187,14 +186,12 @@ class Standing:
                     key = (command.group, topic, queue_id)
                     self._passes_on(key, command.client_id)
                     self._holders[key] = (command.client_id, self._now)
-                    self._overtaken.discard((command.client_id, key))
             case UnlockQueues():
                 for topic, queue_id in command.queues:
                     key = (command.group, topic, queue_id)
-                    holder, since = self._holders.get(key, ("", 0.0))
-                    if holder == command.client_id:
-                        if since > min(self._giving.get((holder, key), [since])):
-                            self._overtaken.add((holder, key))
+                    if self._holders.get(key, ("", 0.0))[0] == command.client_id:
+                        if self._giving[command.client_id, key]:
+                            self._given[command.client_id, key] = self._now
                         self._passes_on(key, "")
             case _:
                 pass
