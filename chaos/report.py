@@ -143,9 +143,9 @@ def _rows(values: Mapping[str, float]) -> list[str]:
 
 
 def write(path: Path, totals: Totals, cpu_seconds: float, command: str) -> None:
-    """Write the page to ``path`` and the JSON beside it. Raises `OSError`."""
+    """Write the page to ``path`` with the suffix ``.md``, and the JSON beside it. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(totals.as_markdown(cpu_seconds, command))
+    path.with_suffix(".md").write_text(totals.as_markdown(cpu_seconds, command))
     path.with_suffix(".json").write_text(totals.as_json())
 
 
