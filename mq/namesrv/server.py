@@ -130,6 +130,8 @@ class _Server:
         self._sending: dict[_Peer, int] = {}
         self._sending_bytes = 0
         self._dropped_bytes = 0
+        self._gave_back = trio.Event()
+        """Set, and replaced, whenever one of those who were dropped is done."""
 
     async def look_forever(self) -> None:
         """Drop peers whose requests do not come to an end."""
@@ -217,23 +219,29 @@ class _Server:
         self, stream: trio.SocketStream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]
     ) -> None:
         """Send the replies to all frames of a chunk in one piece, or in several if they are large or take long."""
+        await self._dropped_are_gone()
         kv_version = self._kv.version
         replies = bytearray()
         since = trio.current_time()
         for at, (serialization, header, body) in enumerate(frames, 1):
-            while self._dropped_bytes > self._settings.unread_bytes_max:
-                await trio.lowlevel.checkpoint()  # who was dropped gives its memory back first
             replies += self._handlers.handle(serialization, header, body, peer.name)
             if at < len(frames) and len(replies) < REPLY_BYTES and trio.current_time() - since < _SLICE_SECONDS:
                 continue
             if self._kv.version != kv_version:
                 await self._kv_file.save()
                 kv_version = self._kv.version
-            await self._send(stream, peer, bytes(replies))
-            replies.clear()
+            await self._send(stream, peer, replies)
+            replies = bytearray()
+            await self._dropped_are_gone()
             since = trio.current_time()
 
-    async def _send(self, stream: trio.SocketStream, peer: _Peer, replies: bytes) -> None:
+    async def _dropped_are_gone(self) -> None:
+        """Return when those who were dropped have given so much memory back that more answers may be made."""
+        await trio.lowlevel.checkpoint()
+        while self._dropped_bytes > self._settings.unread_bytes_max:
+            await self._gave_back.wait()
+
+    async def _send(self, stream: trio.SocketStream, peer: _Peer, replies: bytearray) -> None:
         nbytes = len(replies) + peer.answering_bytes
         self._sending[peer] = nbytes
         self._sending_bytes += nbytes
@@ -244,6 +252,8 @@ class _Server:
         finally:
             if self._sending.pop(peer, None) is None:
                 self._dropped_bytes -= nbytes
+                self._gave_back.set()
+                self._gave_back = trio.Event()
             else:
                 self._sending_bytes -= nbytes
         if sending.cancelled_caught:
