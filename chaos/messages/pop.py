@@ -23,7 +23,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.receipts import Receipt, encode_bits, mark_of
-from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.records import RecordError, StoredMessage, decode_records
 
 _GROUP = "PG"
 _CONSUMERS = 3
@@ -45,11 +45,18 @@ class _Pop(NamedTuple):
 
 
 def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
-    """Messages and receipts, as the clients of others put them together."""
+    """Messages and receipts, as the clients of others put them together.
+
+    None of an answer with a record that is damaged on that replica's disk: its messages come again after their time.
+    """
     rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
     starts = {(mark, int(queue_id)): int(start) for mark, queue_id, start in rows}
     pairs = []
-    for message in decode_records(answer.body):
+    try:
+        messages = decode_records(answer.body)
+    except RecordError:
+        return []
+    for message in messages:
         carried = message.properties.get(props.POP_CK)
         mark = mark_of(message.topic)
         receipt = (
