@@ -11,7 +11,7 @@ from typing import Any
 from mq.broker.consuming.routes import Queues, Routes
 from mq.broker.requests.answering import Read, replicate, when_current
 from mq.broker.requests.connection import ClientConnection, Handler
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.requests.refusal import RequestRefused, decoded
 from mq.broker.sending.appender import Appender
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, encode_command
 from mq.broker.state.metadata import Metadata
@@ -19,7 +19,6 @@ from mq.broker.state.parts import CommandRefused
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
 from mq.protocol.allocation import STRATEGIES, share_with_next
 from mq.protocol.codes import ResponseCode
-from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_response
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
 from mq.protocol.operator_bodies import (
@@ -76,10 +75,7 @@ class Assignments:
 
         Raises RequestRefused.
         """
-        try:
-            query = AssignmentQuery.decode(body)
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        query = decoded(AssignmentQuery.decode, body)
         for what, text in (
             ("consumerGroup", query.consumer_group),
             ("clientId", query.client_id),
@@ -121,10 +117,7 @@ class Assignments:
         self, connection: ClientConnection, request: SetMessageRequestMode, body: bytes, serialization: int
     ) -> None:
         """Request code 401; answered when it is replicated. Raises RequestRefused."""
-        try:
-            wanted = MessageRequestMode.decode(body)
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        wanted = decoded(MessageRequestMode.decode, body)
         topic, group = wanted.topic, wanted.consumer_group
         if topic.startswith(RETRY_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")

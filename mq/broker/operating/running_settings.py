@@ -12,11 +12,10 @@ import structlog
 from pydantic import ValidationError
 
 from mq.broker.requests.connection import ClientConnection, Handler
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.requests.refusal import RequestRefused, decoded
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.encoding import encode_response
-from mq.protocol.errors import ProtocolError
 from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
 from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
@@ -87,10 +86,7 @@ class RunningSettings:
                 ResponseCode.NO_PERMISSION,
                 f"settings are not changed from {connection.peer}, see the setting admin_from",
             )
-        try:
-            wanted = decode_properties(body)
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        wanted = decoded(decode_properties, body)
         changes = self._checked(wanted)
         if changes:
             values = self._settings.model_dump(exclude_unset=True) | changes

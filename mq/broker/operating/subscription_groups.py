@@ -10,13 +10,12 @@ from typing import Any
 
 from mq.broker.requests.answering import Read, replicate, when_current
 from mq.broker.requests.connection import ClientConnection, Handler
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.requests.refusal import RequestRefused, decoded
 from mq.broker.sending.appender import Appender
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup, encode_command
 from mq.broker.state.metadata import GROUPS_MAX, Metadata
 from mq.broker.state.parts import CommandRefused
 from mq.protocol.codes import ResponseCode
-from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_response
 from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
@@ -76,10 +75,7 @@ class SubscriptionGroups:
         self, connection: ClientConnection, request: UpdateAndCreateSubscriptionGroup, body: bytes, serialization: int
     ) -> None:
         """Create a group or change it; answered when it is replicated."""
-        try:
-            wanted = SubscriptionGroupConfig.decode(body)
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        wanted = decoded(SubscriptionGroupConfig.decode, body)
         self._put(connection, request, body, serialization, [wanted])
 
     def handle_put_list(
@@ -90,10 +86,7 @@ class SubscriptionGroups:
         serialization: int,
     ) -> None:
         """Request code 225: all of them, or none if one is refused."""
-        try:
-            groups = SubscriptionGroupList.decode(body).groups
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        groups = decoded(SubscriptionGroupList.decode, body).groups
         if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,

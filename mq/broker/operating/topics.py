@@ -8,7 +8,7 @@ from typing import Any
 
 from mq.broker.requests.answering import replicate
 from mq.broker.requests.connection import ClientConnection, Handler
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.requests.refusal import RequestRefused, decoded
 from mq.broker.sending.appender import Appender
 from mq.broker.sending.tails import QueueTails
 from mq.broker.state.commands import (
@@ -21,7 +21,6 @@ from mq.broker.state.metadata import TOPICS_MAX, Metadata
 from mq.broker.state.parts import CommandRefused
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
-from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
 from mq.protocol.names import NameRefused, check_topic, is_system_topic
 from mq.protocol.operator_bodies import TopicConfigList
@@ -71,10 +70,7 @@ class Topics:
         self, connection: ClientConnection, request: UpdateAndCreateTopicList, body: bytes, serialization: int
     ) -> None:
         """Request code 18: all of them, or none if one is refused."""
-        try:
-            topics = TopicConfigList.decode(body).topics
-        except ProtocolError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        topics = decoded(TopicConfigList.decode, body).topics
         if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,

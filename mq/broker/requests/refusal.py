@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import ProtocolError
+
+T = TypeVar("T")
 
 
 class RequestRefused(Exception):
@@ -12,3 +18,11 @@ class RequestRefused(Exception):
         super().__init__(f"{code.name}: {remark}")
         self.code = code
         self.remark = remark
+
+
+def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+    """What a request's body says. Raises RequestRefused if it cannot be read."""
+    try:
+        return decode(body)
+    except ProtocolError as error:
+        raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
