@@ -18,6 +18,8 @@ from tests.unit.broker.running import Answer, Client, properties, pull_ext, send
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 SECONDS = 10.0
+ENOUGH = 200
+"""How many messages are stored at least before the leaders are left alone."""
 PRODUCERS = 8
 TIMES = 2
 QUEUES = 4
@@ -94,6 +96,10 @@ async def all_stored(cluster: DevCluster) -> Counter[bytes]:
     return found
 
 
+def stored_by(producers: list[Producer]) -> set[bytes]:
+    return set[bytes]().union(*(producer.stored for producer in producers))
+
+
 async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Path) -> None:
     rng = random.Random(1)
     async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
@@ -105,16 +111,18 @@ async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Pa
                 nursery.start_soon(producer.run)
             nursery.start_soon(kill_leaders, cluster, rng)
             await trio.sleep(SECONDS)
+            with trio.fail_after(120):
+                while len(stored_by(producers)) < ENOUGH:  # noqa: ASYNC110 - a busy machine takes longer
+                    await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
         for node in cluster.node_ids:
             if not cluster.is_running(node):
                 await cluster.start(node)
         await cluster.wait_ready()
-        stored = set[bytes]().union(*(producer.stored for producer in producers))
+        stored = stored_by(producers)
         with trio.move_on_after(60):
             while not stored <= (await all_stored(cluster)).keys():  # noqa: ASYNC110
                 await trio.sleep(0.2)
         found = await all_stored(cluster)
-    assert stored
     assert stored - found.keys() == set()
     assert {body: count for body, count in found.items() if count > 1} == {}

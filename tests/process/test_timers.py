@@ -61,6 +61,7 @@ async def test_each_timer_comes_once_and_never_early_whoever_leads(cluster: Clus
                 if anyio.current_time() < begun + LATE_SECONDS / 2:  # a busy machine recalls fewer of them
                     assert await producer.recall(result.recall_handle) == result.message_id
                     recalled.add(b"%d" % number)
+            assert recalled
             expected = {b"%d" % number for number in range(MESSAGES)} - recalled
             for kill_after in (300, 1200):
                 while len(seen) < kill_after:  # noqa: ASYNC110 - other processes have no event to wait for
