@@ -53,6 +53,8 @@ _PREFIX = struct.Struct(">IBBHI")
 _APPEND = struct.Struct(">QQQQQIIH")
 _APPENDED = struct.Struct(">QQ?QQQQ")
 _LENGTH = struct.Struct(">I")
+_TLS_STARTS = (0x1603, 0x1503)
+"""The first two bytes of a TLS connection, which begins with a handshake or an alert record of version 3."""
 
 
 class WireError(Exception):
@@ -251,6 +253,10 @@ def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
     start, size = 0, len(data)
     while size - start >= _PREFIX.size:
         length, kind, version, zero, _ = _PREFIX.unpack_from(data, start)
+        if length >> 16 in _TLS_STARTS:
+            raise WireError(
+                f"frame of {length} bytes: this is the beginning of a TLS handshake, and replicas do not use TLS"
+            )
         if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
             raise WireError(f"frame of {length} bytes, allowed are {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
         if zero:

@@ -39,10 +39,11 @@ from mq.protocol.headers import (
     QueryDataVersion,
     RegisterBroker,
     Request,
+    Response,
     UnknownRequest,
     UnregisterBroker,
     WipeWritePermOfBroker,
-    decode_request,
+    decode_header,
 )
 from mq.protocol.operator_bodies import BrokerMemberGroup, decode_properties, encode_properties
 from mq.protocol.operator_requests import (
@@ -121,18 +122,22 @@ class Handlers:
         }
 
     def handle(self, serialization: int, header: memoryview, body: memoryview, connection: Hashable) -> bytes:
-        """Serve one frame. Returns the frame to send, which is empty for a one-way request.
+        """Serve one frame. Returns the frame to send, empty for a one-way request and for a response.
 
         Raises:
             FrameError: the peer does not speak the protocol; close the connection.
         """
         try:
-            request = decode_request(serialization, header)
+            request = decode_header(serialization, header)
         except HeaderError as error:
             self._log.warning("bad_request", peer=connection, code=error.code, error=error.remark)
             return encode_response(
                 error.opaque, ResponseCode.SYSTEM_ERROR, remark=error.remark, serialization=serialization
             )
+        if isinstance(request, Response):
+            # A name server asks nothing. RocketMQ's logs such an answer and goes on as well.
+            self._log.debug("unexpected_response", peer=connection, code=request.code, opaque=request.opaque)
+            return b""
         answer = self._answer(request, body, connection)
         if len(answer.body) > _ANSWER_BYTES_MAX:
             answer = _Answer(

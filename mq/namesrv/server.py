@@ -127,6 +127,8 @@ class _Server:
             seconds_max=settings.unfinished_seconds_max,
             on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
         )
+        self._strangers: dict[_Peer, None] = {}
+        """Connections without a complete request yet, the oldest first."""
         self._sending: dict[_Peer, int] = {}
         self._sending_bytes = 0
         self._dropped_bytes = 0
@@ -154,6 +156,9 @@ class _Server:
             return
         self._connections += 1
         peer = _Peer(connection)
+        self._strangers[peer] = None
+        if len(self._strangers) > self._settings.strangers_max:
+            self._close_oldest_stranger()
         try:
             with peer.scope:
                 await self._serve(stream, peer)
@@ -169,9 +174,17 @@ class _Server:
             self._log.exception("connection_failed", peer=connection)
         finally:
             self._connections -= 1
+            self._strangers.pop(peer, None)
             self._intake.finished(peer)
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
+
+    def _close_oldest_stranger(self) -> None:
+        """Close the connection that has gone the longest without a complete request since it was opened."""
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        self._log.info("connection_silent", peer=oldest.name, unfinished_bytes=oldest.unfinished_bytes)
+        oldest.close("too many strangers")
 
     def _refuse(self, connection: str) -> None:
         self._refused += 1
@@ -184,7 +197,7 @@ class _Server:
     async def _serve(self, stream: trio.SocketStream, peer: _Peer) -> None:
         settings = self._settings
         received = peer.received
-        deadline = trio.current_time() + settings.first_frame_seconds_max
+        deadline = trio.current_time() + settings.idle_seconds_max
         while True:
             with trio.move_on_at(deadline) as waiting:
                 await peer.room.wait()
@@ -202,6 +215,7 @@ class _Server:
                 peer.answering_bytes = consumed
                 peer.unfinished = False
                 self._intake.finished(peer)
+                self._strangers.pop(peer, None)
                 await self._answer(stream, peer, frames)
                 # Only a complete request moves the deadline: nobody holds a connection with a byte now and then.
                 deadline = trio.current_time() + settings.idle_seconds_max

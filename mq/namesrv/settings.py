@@ -34,8 +34,8 @@ class NamesrvSettings(ProcessSettings):
         default=10_000, ge=1, description="beyond it new connections are closed at once; less if the system allows less"
     )
     frame_bytes_max: int = Field(default=16 * MIB, ge=64 * 1024, description="largest request")
-    first_frame_seconds_max: float = Field(
-        default=10.0, gt=0, description="who connects says something within this time"
+    strangers_max: int = Field(
+        default=1000, ge=1, description="connections without a complete request yet; beyond it the oldest is closed"
     )
     idle_seconds_max: float = Field(default=120.0, gt=0, description="longest time without a complete request")
     send_seconds_max: float = Field(default=30.0, gt=0, description="a peer that does not read its answers is dropped")

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from mq.protocol import admin_requests, group_requests, operator_requests, pop_requests, reply_requests, requests
-from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY
 from mq.protocol.loose_header import LooseHeader, java_integer, read_binary, read_json
 from mq.protocol.requests import Ext, Request
@@ -81,14 +81,6 @@ def decode_header(serialization: int, header: memoryview) -> Request | UnknownRe
             ext=loose.ext,
         )
     return _fitted(loose)
-
-
-def decode_request(serialization: int, header: memoryview) -> Request | UnknownRequest:
-    """`decode_header` for a side that gets only requests. Raises FrameError for a response, too."""
-    decoded = decode_header(serialization, header)
-    if isinstance(decoded, Response):
-        raise FrameError(f"a response (opaque {decoded.opaque}) from a peer that was asked nothing")
-    return decoded
 
 
 class _Field(NamedTuple):

@@ -17,6 +17,8 @@ BINARY: Final = 1
 PREFIX_BYTES: Final = 8
 _PREFIX: Final = struct.Struct(">II")
 _LENGTH: Final = struct.Struct(">I")
+_TLS_STARTS: Final = (0x1603, 0x1503)
+"""The first two bytes of a TLS connection, which begins with a handshake or an alert record of version 3."""
 
 
 def split_frames(
@@ -83,5 +85,7 @@ def _fault(length: int, word: int, frame_bytes_max: int) -> str:
 
 
 def _length_fault(length: int, frame_bytes_max: int) -> str:
+    if length >> 16 in _TLS_STARTS:
+        return f"frame of length {length}: this is the beginning of a TLS handshake, and this port has no TLS"
     signed = length - (1 << 32) if length >= 1 << 31 else length
     return f"frame of length {signed}, allowed are 4 to {frame_bytes_max}"

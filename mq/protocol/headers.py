@@ -48,7 +48,7 @@ from mq.protocol.admin_requests import (
     UpdateAndCreateTopicExt,
     WipeWritePermOfBroker,
 )
-from mq.protocol.decoding import Response, UnknownRequest, decode_header, decode_request
+from mq.protocol.decoding import Response, UnknownRequest, decode_header
 from mq.protocol.encoding import (
     ONEWAY_FLAG,
     RESPONSE_FLAG,
@@ -174,7 +174,6 @@ __all__ = [
     "ViewMessageByIdExt",
     "WipeWritePermOfBroker",
     "decode_header",
-    "decode_request",
     "encode_header",
     "encode_request",
     "encode_response",

@@ -66,7 +66,10 @@ HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 DEEP = b"[" * 10_000
 DEEP_OBJECTS = b'{"a":' * 10_000
 
+TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)
+
 FATAL = [
+    Fatal("TLS", TLS_CLIENT_HELLO),
     Fatal("length zero", struct.pack(">ii", 0, 0)),
     Fatal("length too small for a prefix", struct.pack(">ii", 3, 0)),
     Fatal("length -1", struct.pack(">ii", -1, 0)),
@@ -183,6 +186,7 @@ async def test_bytes_that_are_no_frames_close_their_connection_only(tmp_path: Pa
                 assert [line["event"] for line in log] == ["bad_frame"], (case.what, log)
                 assert log[0]["log_level"] == "warning"
                 assert log[0]["error"], case.what
+                assert ("TLS" in log[0]["error"]) == (case.what == "TLS"), log[0]["error"]
                 assert await witness.alive(), case.what
 
 

@@ -14,9 +14,10 @@ from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.bodies import ClusterInfo, DataVersion, KVTable, RegisterBrokerBody, TopicConfig, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import encode_request
+from mq.protocol.headers import encode_request, encode_response
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
 
+TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)
 REGISTRATION = {**broker_fields(), "haServerAddr": "10.0.0.1:10912"}
 
 
@@ -192,7 +193,6 @@ async def test_refused_requests_leave_the_connection_open(
         struct.pack(">iI", 10, 0x05000006) + bytes(6),
         struct.pack(">ii", 6, 2) + b"{]",
         struct.pack(">iI", 6, 0x01000002) + b"xx",
-        encode_request(105, 1, ext={"topic": "T"}).replace(b'"flag":0', b'"flag":1'),
     ],
 )
 @pytest.mark.trio
@@ -274,10 +274,44 @@ async def test_an_answer_longer_than_a_frame_is_refused() -> None:
 
 
 @pytest.mark.trio
-async def test_who_says_nothing_is_cut_off() -> None:
-    async with name_server(first_frame_seconds_max=0.02) as server:
+async def test_a_connection_without_a_request_is_closed_after_the_idle_time() -> None:
+    async with name_server(idle_seconds_max=0.02) as server:
         peer = await server.connect()
         assert await peer.closed()
+
+
+@pytest.mark.trio
+async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() -> None:
+    async with name_server(strangers_max=2) as server:
+        client = await server.connect()
+        assert (await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+        strangers = [await server.connect() for _ in range(2)]
+        await strangers[0].stream.send_all(b"\0\0")  # a part of a request does not count
+        strangers.append(await server.connect())
+        assert await strangers[0].closed()
+        for peer in (client, strangers[1], strangers[2]):
+            assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
+@pytest.mark.trio
+async def test_a_response_that_nobody_asked_for_is_ignored(serialization: int) -> None:
+    async with name_server() as server:
+        peer = await server.connect()
+        await peer.stream.send_all(encode_response(77, 0, remark="late", serialization=serialization))
+        response, _ = await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO, opaque=78)
+        assert (response.opaque, response.code) == (78, ResponseCode.SUCCESS)
+
+
+@pytest.mark.trio
+async def test_the_log_says_that_a_client_speaks_tls() -> None:
+    with capture_logs() as logs:
+        async with name_server() as server:
+            peer = await server.connect()
+            await peer.stream.send_all(TLS_CLIENT_HELLO)
+            assert await peer.closed()
+    (line,) = [line for line in logs if line["event"] == "bad_frame"]
+    assert "TLS" in line["error"]
 
 
 @pytest.mark.trio

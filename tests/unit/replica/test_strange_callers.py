@@ -113,6 +113,17 @@ PEERS_WITH_BUGS = {
 }
 
 
+TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)
+
+
+async def test_the_log_says_that_a_stranger_speaks_tls(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (_, port):
+        with capture_logs() as log:
+            assert await received(await call(port, TLS_CLIENT_HELLO)) == b""
+        (line,) = [line for line in log if line["event"] == "peer_sent_garbage"]
+        assert "TLS" in line["error"]
+
+
 async def test_strangers_are_cut_off(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         last_index = node.log.last_index
