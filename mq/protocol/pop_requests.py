@@ -26,7 +26,8 @@ class PopExt(
     """How many messages, and of which queue; -1 stands for any.
 
     They stay invisible to others for ``invisible_ms``. The request may be held from ``born_ms``, an epoch time, for
-    ``poll_ms``. ``init_mode`` says where a new group begins: 0 at the first message, 1 at the last.
+    ``poll_ms``; a ``born_ms`` of 0 stands for the time at which the broker receives it. ``init_mode`` says where a new
+    group begins: 0 at the first message, 1 at the last.
     """
 
     consumer_group: str
@@ -35,8 +36,8 @@ class PopExt(
     max_messages: I32
     invisible_ms: I64
     poll_ms: I64
-    born_ms: I64
     init_mode: I32
+    born_ms: I64 = 0
     expression_type: str | None = None
     expression: str | None = None
     order: bool = False
@@ -104,7 +105,7 @@ class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
     topic: str
     queue_id: I32
     poll_ms: I64
-    born_ms: I64
+    born_ms: I64 = 0
     order: bool = False
     attempt_id: str | None = None
 

@@ -163,6 +163,12 @@ def find(text: str, name: str) -> str | None:
     return (text[start:] if end < 0 else text[start:end]) or None
 
 
+def without(text: str, name: str) -> str:
+    """``text`` with all properties of this name removed."""
+    start = name + NAME_END
+    return VALUE_END.join(piece for piece in text.split(VALUE_END) if not piece.startswith(start))
+
+
 def is_reserved(name: str) -> bool:
     """Whether a property has a meaning in the system."""
     return name in RESERVED or name.startswith("__RMQ.TRANSIENT.")

@@ -1,7 +1,8 @@
 """Receipts of popped messages: how a broker's answer tells of them, and how clients give them back.
 
 A receipt is eight fields with a blank in between: start offset and pop time of the checkpoint, invisible time, revive
-queue, mark, broker name, queue id, and the message's offset. The mark says which topic the queue belongs to.
+queue, mark, broker name, queue id, and the message's offset. The mark says which topic the queue belongs to. RocketMQ's
+proxy appends a ninth field, the physical offset, and sends all nine back; what follows the eighth is ignored.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Receipt(NamedTuple):
     @classmethod
     def decode(cls, text: str) -> Receipt:
         """Read a receipt. Raises ReceiptError."""
-        fields = text.split(" ")
-        if len(fields) != _FIELDS:
-            raise ReceiptError(f"a receipt of {len(fields)} fields, not {_FIELDS}: {text[:80]!r}")
+        fields = text.split(" ", _FIELDS)
+        if len(fields) < _FIELDS:
+            raise ReceiptError(f"a receipt of {len(fields)} fields, at least {_FIELDS} are needed: {text[:80]!r}")
         numbers = [fields[at] for at in (0, 1, 2, 3, 6, 7)]
         if not all(map(_NUMBER.fullmatch, numbers)) or any(abs(int(number)) > _INT64_MAX for number in numbers):
             raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")

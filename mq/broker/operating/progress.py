@@ -186,9 +186,13 @@ class Progress:
                 end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
                 # What was popped and is still open is counted as not consumed yet, wherever it is.
                 pulled, open_of = offset, self._metadata.pops.of((group, topic, queue_id))
-                if open_of.ordered is not None:
-                    pulled = max(pulled, open_of.ordered.next_offset)
-                offset = max(0, pulled - open_of.message_count())
+                ordered = open_of.ordered
+                if ordered is not None and ordered.first_open == offset:
+                    pulled = max(pulled, ordered.next_offset)
+                    open_count = open_of.message_count()
+                else:  # an ordered pop from before a reset: the group reads on from the stored offset
+                    open_count = open_of.unordered_count()
+                offset = max(0, pulled - open_count)
                 if behind is not None:
                     behind.messages += max(0, end - offset)
                     behind.in_flight += pulled - offset

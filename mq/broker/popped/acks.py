@@ -251,6 +251,8 @@ class PopAcks:
                     self._schedule(place)  # its time may have come meanwhile
                 elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
                     ordered = of_queue.ordered
+                    if ordered is not None and ordered.later:
+                        self._schedule(place)  # without these messages the others may be available earlier
                     if ordered is None or ordered.pop_time_ms == pop_time_ms:
                         self._freed(key)
             if known and stored is not None:

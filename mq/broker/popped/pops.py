@@ -39,7 +39,7 @@ from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
-from mq.protocol.pop_requests import Notification, PeekMessage, PollingInfo, PopMessage
+from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
@@ -242,7 +242,7 @@ class Pops:
     ) -> bytes | None:
         """Request code 200050: answered when it is committed who has the messages, or held. Raises RequestRefused."""
         ext = request.ext
-        wait_ms = ext.born_ms + ext.poll_ms - self._wall_clock_ms()
+        wait_ms = self._wait_ms(ext)
         if wait_ms < -_TOO_LATE_MS:
             raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client waits no more since {-wait_ms} ms")
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
@@ -266,7 +266,7 @@ class Pops:
         """Request code 200054. Raises RequestRefused."""
         ext = request.ext
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
-        wait_ms = ext.born_ms + ext.poll_ms - self._wall_clock_ms()
+        wait_ms = self._wait_ms(ext)
         seconds = min(wait_ms / 1000, connection.hold_seconds_max) if ext.poll_ms > 0 else 0
         self._serve_notification(HeldPop(connection, request, serialization, _ALL, self._clock() + seconds))
 
@@ -308,6 +308,15 @@ class Pops:
         )
         fields = {"pollingNum": str(waiting)}
         return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+
+    def _wait_ms(self, ext: PopExt | NotificationExt) -> int:
+        """How long the client still waits for an answer; negative if it stopped waiting that long ago.
+
+        The proxy of RocketMQ sends no born time. Setting it here keeps the deadline if the request is served again.
+        """
+        now_ms = self._wall_clock_ms()
+        ext.born_ms = ext.born_ms or now_ms
+        return ext.born_ms + ext.poll_ms - now_ms
 
     def _check(self, group: str, topic: str, queue_id: int) -> None:
         """Raises RequestRefused unless there is such a queue that the group may read."""

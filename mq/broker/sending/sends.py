@@ -34,6 +34,7 @@ PROPERTIES_BYTES_MAX = 32767
 _WRITABLE = 2
 _TAGS = b"TAGS\x01"
 _UNIQUE_KEY = b"UNIQ_KEY\x01"
+_RECEIPT = "POP_CK\x01"
 _VALUE_END = 2
 _TAG_CODES_MAX = 4096
 _TAG_BYTES_MAX = 128
@@ -101,6 +102,8 @@ class Sends:
         appender = self._appender
         if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        if _RECEIPT in ext.properties:  # a consumer forwards what it popped; the receipt is not of the new message
+            ext.properties = props.without(ext.properties, props.POP_CK)
         tails = self._writable.get(ext.topic)
         if tails is None:
             tails = self._open_topic(sender, request, body, serialization)
@@ -196,14 +199,16 @@ class Sends:
             if properties and properties[-1] != _VALUE_END:
                 properties += b"\x02"
             try:
-                properties.decode()
+                text = properties.decode()
             except UnicodeDecodeError as error:
                 number = len(elements)
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"the properties of message {number} are not UTF-8"
                 ) from error
+            if _RECEIPT in text:
+                properties = props.without(text, props.POP_CK).encode()
             if _asks_for_more(properties):
-                _refuse_in_batch(properties.decode(), f"message {len(elements)}")
+                _refuse_in_batch(text, f"message {len(elements)}")
             unique_key = _value(properties, _UNIQUE_KEY)
             if not unique_key:
                 unique_key = self._unique_keys.next().encode()

@@ -169,8 +169,11 @@ class PopQueue:
 
     def message_count(self) -> int:
         """How many messages are open."""
-        in_order = 0 if self.ordered is None else self.ordered.bits.bit_count()
-        return in_order + sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
+        return (0 if self.ordered is None else self.ordered.bits.bit_count()) + self.unordered_count()
+
+    def unordered_count(self) -> int:
+        """How many messages are open that were not popped in order."""
+        return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
     def first_hidden(self, low: int, now_ms: int) -> int | None:
         """Of the messages from offset ``low`` on that are hidden from others, the first; None if none is.

@@ -11,11 +11,12 @@ import pytest
 import trio
 
 from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.records import CRC_MASK, FIXED, Host, encode_host, encode_record
-from tests.unit.broker.running import LONG_NAMES, Client, properties, running, send_ext
+from tests.unit.broker.running import LONG_NAMES, Client, properties, running, send_ext, until
 
 pytestmark = pytest.mark.trio
 
@@ -127,6 +128,30 @@ async def test_a_sender_decides_neither_about_hosts_nor_about_transactions(tmp_p
 
 
 # -- topics ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_receipt_of_a_popped_message_is_not_stored_with_its_copy(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        receipt = "0 1 60000 0 0 b 0 0"
+        given = properties(a="1", POP_CK=receipt, MY_POP_CK="2", UNIQ_KEY="U")
+        assert (await client.send(i=given)).code == 0
+        assert (await client.send(i=given + properties(DELAY="1"))).code == 0
+        body = encode_batch([BatchedMessage(b"x", properties=properties(c="3", POP_CK=receipt, UNIQ_KEY="V"))])
+        batch = await client.request(RequestCode.SEND_BATCH_MESSAGE, send_ext(i=given, m=True), body)
+        assert batch.code == 0, batch
+        wanted = {"a": "1", "MY_POP_CK": "2"}
+        found: list[dict[str, str]] = []
+
+        async def all_stored() -> bool:
+            found[:] = [record.properties for record in (await client.pull()).records]
+            return len(found) == 3
+
+        await until(all_stored)
+        for stored in found:
+            assert "POP_CK" not in stored
+            assert wanted.items() <= stored.items()
 
 
 async def test_the_first_message_makes_the_topic(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_a_receipt_comes_back() -> None:
     receipt = Receipt.decode(text)
     assert receipt == Receipt(7, 1_600_000_000_000, 60_000, 0, "1", "b-a", 3, 9)
     assert receipt.encode() == text
+    assert Receipt.decode(text + " 4711") == receipt  # as RocketMQ's proxy sends it back
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_receipt_comes_back() -> None:
         "",
         "7",
         "7 1 2 0 1 b 3",
-        "7 1 2 0 1 b 3 9 9",
+        "7 1 2 0 1 b 3 9x 9",
         "x 1 2 0 1 b 3 9",
         "+7 1 2 0 1 b 3 9",
         "1_0 1 2 0 1 b 3 9",
