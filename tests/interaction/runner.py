@@ -28,6 +28,7 @@ import random
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from raftlog.consensus.effects import Effects, StorageOp
 from raftlog.consensus.invariants import check_group
@@ -427,11 +428,12 @@ def _outcome(core: RaftCore, effects: Effects) -> Iterator[str]:
         yield f"offers {peer} its segments"
 
 
-def _setting(name: str, value: str) -> object:
+def _setting(name: str, value: str) -> Any:
     known = {field.name: field.type for field in fields(CoreConfig)}
     if name not in known:
         raise BadCommand(f"no setting {name!r}")
-    return {"bool": lambda text: text == "yes", "int": int, "float": float}[str(known[name])](value)
+    read: dict[str, Callable[[str], Any]] = {"bool": lambda text: text == "yes", "int": int, "float": float}
+    return read[str(known[name])](value)
 
 
 def _nothing(_: Message) -> bool:

@@ -353,7 +353,7 @@ def _load_note(program: Program) -> str:
 async def _acknowledged_are_stored(stage: Stage, program: Program) -> None:
     stored = await stage.stored()
     load = program.one("load")
-    wanted = load.get("wanted", load["acknowledged"])
+    wanted: int = load["wanted"] if "wanted" in load else load["acknowledged"]
     different = len({message.message_id for message in stored})
     require(different >= wanted, f"{wanted} acknowledged, {different} stored")
     # A client that sends a message again notes a new time in it; a broker that shows one twice does not.

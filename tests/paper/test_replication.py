@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TypeGuard
 
 import pytest
 
@@ -11,7 +12,7 @@ from raftlog.consensus.types import CoreConfig, LogId, Refusal, Role, Span
 from tests.paper.group import ENTRY_BYTES, A, B, C, D, E, Group
 
 
-def is_append(message: Message) -> bool:
+def is_append(message: Message) -> TypeGuard[AppendReq]:
     return isinstance(message, AppendReq)
 
 
@@ -77,7 +78,7 @@ def test_overlapping_retransmit(seed: int) -> None:
     terms = sorted(rng.choices(range(1, 5), k=30))
     group = Group(3, term=4)
     core = group[C]
-    requests = []
+    requests: list[AppendReq] = []
     for _ in range(60):
         prev = rng.randint(0, 29)
         last = rng.randint(prev, 30)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import special, store_load
 from benchmarks.figures import Figure
+from benchmarks.lateness import measure_lateness
 from benchmarks.store_load import Measure, Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -33,7 +34,7 @@ async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, flo
 
 
 async def test_lateness(plan: Plan, tmp_path: Path) -> None:
-    found = await values(special.measure_lateness, plan, tmp_path)
+    found = await values(measure_lateness, plan, tmp_path)
     assert found["messages of level 1, 1,000 a second"] == 1000
     assert found["early"] == 0
     assert found["not sent, missing, or there twice"] == 0

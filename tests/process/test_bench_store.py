@@ -39,19 +39,19 @@ async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, flo
 
 @pytest.mark.trio
 async def test_backlog(plan: Plan, tmp_path: Path) -> None:
-    found = await values(store.measure_backlog, plan, tmp_path)
+    found = await values(store_reads.measure_backlog, plan, tmp_path)
     assert found["messages/s of 1 KiB, 1 queue"] > 0
     assert found["messages/s of 1 KiB, 8 queues"] > 0
 
 
 @pytest.mark.trio
 async def test_random(plan: Plan, tmp_path: Path) -> None:
-    assert (await values(store.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
+    assert (await values(store_reads.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
 
 
 @pytest.mark.trio
 async def test_follower(plan: Plan, tmp_path: Path) -> None:
-    found = await values(store.measure_follower, plan, tmp_path)
+    found = await values(store_follower.measure_follower, plan, tmp_path)
     assert found["old messages"] >= 0.01
     assert found["messages/s produced with a reader, all cores shared"] > 0
     assert found["messages/s read, all cores shared"] > 0
@@ -60,7 +60,7 @@ async def test_follower(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.trio
 async def test_latency(plan: Plan, tmp_path: Path) -> None:
-    found = await values(store.measure_latency, plan, tmp_path)
+    found = await values(latency.measure_latency, plan, tmp_path)
     assert found["send to acknowledgement, p50"] > 0
     assert 0 < found["send to callback, p50"] <= found["send to callback, p99"] <= found["send to callback, longest"]
 

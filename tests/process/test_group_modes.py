@@ -12,7 +12,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
 from mq.client.allocation import allocate_in_circle
-from mq.client.local_offsets import OffsetsFileDamaged
+from mq.client.errors import OffsetsFileDamaged
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import Client

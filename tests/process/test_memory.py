@@ -18,8 +18,8 @@ from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import encode_request
+from tests.free_ports import free_ports
 from tests.process.torture_wire import Wire, wired
-from tests.unit.broker.running import free_ports
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 from tests.process.torture_wire import Wire, figures, leader_of, wired
 
 OFFSET = {"consumerGroup": "readers", "topic": "Paused", "queueId": 0}
@@ -67,10 +69,12 @@ async def _run(directory: Path) -> None:
             await _store(wires[new_leader], 20)
         # What was asked while it was paused is answered by what the new leader knows, or not at all.
         told: list[tuple[int, str | None]] = []
+
+        def note(code: int, response: Response, _: bytes) -> None:
+            told.append((code, response.ext.get("offset")))
+
         for code in (RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MAX_OFFSET):
-            await wires[old_leader].post(
-                code, OFFSET, lambda response, _, code=code: told.append((code, response.ext.get("offset")))
-            )
+            await wires[old_leader].post(code, OFFSET, partial(note, code))
         os.kill(cluster.pid(old_leader), signal.SIGCONT)
         right = {(int(RequestCode.QUERY_CONSUMER_OFFSET), "20"), (int(RequestCode.GET_MAX_OFFSET), "0")}
         unsure = (int(RequestCode.GET_MAX_OFFSET), None)

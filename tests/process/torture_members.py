@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import trio
 
+from mq.protocol.group_admin import GroupAction
 from raftlog.segment import RealDisk
 from raftlog.segment.verify import StoppedLog
 from tests.process.torture_kinds import kind
@@ -11,12 +14,11 @@ from tests.process.torture_run import Torture
 from tests.process.torture_wire import figures
 
 
-async def _must(run: Torture, *change: str) -> None:
+async def _must(run: Torture, action: GroupAction, node: str, *replaced: str) -> None:
     """A change that is done, perhaps only when asked for again: after a change of leader its outcome is not known."""
-    action, node, *replaced = change
     with trio.fail_after(120):
         while True:
-            answer = await run.group.change(action, node, *replaced)  # type: ignore[arg-type] - one of its actions
+            answer = await run.group.change(action, node, *replaced)
             members = {member.node_id: member.role for member in answer.view.members}
             if answer.done or _is_so(members, action, node, *replaced):
                 return
@@ -25,7 +27,7 @@ async def _must(run: Torture, *change: str) -> None:
             await trio.sleep(0.3)
 
 
-def _is_so(members: dict[str, str], action: str, node: str, *replaced: str) -> bool:
+def _is_so(members: Mapping[str, str], action: str, node: str, *replaced: str) -> bool:
     if action == "remove":
         return node not in members
     if action == "add":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -206,7 +207,8 @@ def test_text_that_is_no_utf8_gets_replacement_characters() -> None:
     header = memoryview(b'{"code":105,"opaque":1,"extFields":{"topic":"T\xff"}}')
     with_bad_byte = decode_header(JSON, header)
     assert not isinstance(with_bad_byte, UnknownRequest | HeartBeat)
-    assert with_bad_byte.ext.topic == "T\N{REPLACEMENT CHARACTER}"  # type: ignore[attr-defined]
+    ext = cast("Any", with_bad_byte).ext
+    assert ext.topic == "T\N{REPLACEMENT CHARACTER}"
 
 
 def test_flag_decides_and_not_the_code() -> None:

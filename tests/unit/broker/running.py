@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import trio
 
+from mq.broker.broker import Broker
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.protocol import properties as props
@@ -20,6 +22,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header, encode_request, encode_response
 from mq.protocol.records import StoredMessage, decode_records
+from raftlog import Replica
 from tests.free_ports import free_ports
 
 SECONDS_MAX = 60.0
@@ -311,6 +314,19 @@ async def running(directory: Path, **given: Any) -> AsyncIterator[RunningBroker]
             finally:
                 await broker.close_clients()
             nursery.cancel_scope.cancel()
+
+
+def note_brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
+    """The brokers that start from now on, in a list that grows."""
+    brokers: list[Broker] = []
+    attach = Broker.attach
+
+    def note_and_attach(broker: Broker, replica: Replica) -> None:
+        brokers.append(broker)
+        attach(broker, replica)
+
+    monkeypatch.setattr(Broker, "attach", note_and_attach)
+    return brokers
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,12 @@ def test_every_queue_has_its_readers(queues: list[QueueRef], members: list[str],
 def test_to_share_with_many_is_no_more_work_than_to_be_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     ring_hash = allocation.ring_hash
-    monkeypatch.setattr(allocation, "ring_hash", lambda text: (hashed.append(text), ring_hash(text))[1])
+
+    def note_and_hash(text: str) -> int:
+        hashed.append(text)
+        return ring_hash(text)
+
+    monkeypatch.setattr(allocation, "ring_hash", note_and_hash)
     queues, members = [QueueRef("T", "b", number) for number in range(64)], sorted(f"member{n}" for n in range(60))
     for member in members[:3]:
         query = AssignmentQuery("T", "G", member, "CONSISTENT_HASH")
@@ -207,7 +213,12 @@ async def test_names_of_topics_that_cannot_be_are_not_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(Routes, "find", lambda self, topic, on_queues: (asked.append(topic), on_queues(None)))
+
+    def find_none(_: Routes, topic: str, on_queues: Callable[[None], None]) -> None:
+        asked.append(topic)
+        on_queues(None)
+
+    monkeypatch.setattr(Routes, "find", find_none)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for topic in ("t" * 100_000, "", "a b", "N"):

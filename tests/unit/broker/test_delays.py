@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mq.broker.broker import Broker
 from mq.broker.sending.appender import Appender
 from mq.broker.state.commands import DeleteTopic, encode_command
 from mq.protocol import properties as props
@@ -21,7 +20,7 @@ from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import Host, RawRecord, RecordError, StoredMessage, split_record
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.unit.broker.running import LONG_NAMES, Client, properties, running, send_ext, until
+from tests.unit.broker.running import LONG_NAMES, Client, note_brokers, properties, running, send_ext, until
 
 pytestmark = pytest.mark.trio
 
@@ -157,7 +156,7 @@ async def test_what_cannot_be_delayed_is_refused(tmp_path: Path, clock: WallCloc
             (ResponseCode.NO_PERMISSION, {"i": properties(DELAY="1"), "topic": SCHEDULE_TOPIC}),
             (ResponseCode.INVALID_PARAMETER, {"i": properties(DELAY="1"), "e": 4}),
         ):
-            answer = await client.send(**given)  # type: ignore[arg-type]
+            answer = await client.send(**given)
             assert answer.code == code, (given, answer)
         for level in range(18):
             assert await client.offset(RequestCode.GET_MAX_OFFSET, SCHEDULE_TOPIC, level) == 0
@@ -192,9 +191,7 @@ async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallC
 async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers: list[Broker] = []
-    attach = Broker.attach
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    brokers = note_brokers(monkeypatch)
     async with running(tmp_path, pending_bytes_max=2**20) as broker:
         client = await broker.connect()
         for number in range(100):
@@ -226,9 +223,7 @@ async def test_a_topic_may_become_smaller_meanwhile(tmp_path: Path, clock: WallC
 async def test_a_message_whose_topic_is_gone_is_dropped(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers: list[Broker] = []
-    attach = Broker.attach
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    brokers = note_brokers(monkeypatch)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("Gone", 1)
@@ -248,9 +243,7 @@ async def test_a_message_whose_topic_is_gone_is_dropped(
 async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers: list[Broker] = []
-    attach = Broker.attach
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    brokers = note_brokers(monkeypatch)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for number in range(10):
@@ -323,9 +316,8 @@ async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
 async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers: list[Broker] = []
-    attach, propose, refuse = Broker.attach, RaftCore.propose, Appender._refuse
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    brokers = note_brokers(monkeypatch)
+    propose, refuse = RaftCore.propose, Appender._refuse
     rooms = 0
 
     def fills_up(core: RaftCore, *given: Any) -> Any:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mq.broker.delayed.waiting import WaitingPlaces
 from mq.broker.requests.refusal import RequestRefused
-from mq.broker.sending.appender import Appender, MadeRecord, PendingCommand
+from mq.broker.sending.appender import Appender
 from mq.broker.sending.made import MadeSends
+from mq.broker.sending.pending import MadeRecord, PendingCommand
 from mq.broker.sending.repeats import Repeats
 from mq.broker.sending.sends import Sends
 from mq.broker.sending.special_sends import SpecialSends

@@ -39,7 +39,7 @@ async def keyed(client: Client, count: int, *, nbytes: int = 10) -> None:
         ext = {"a": "P", "b": "T", "c": "TBW102", "d": 4, "e": number % 4, "f": 0, "g": 0, "h": 0, "j": 0}
         ext |= {"k": False, "m": False, "i": properties(KEYS=f"order{number} all", UNIQ_KEY=f"{number:032X}")}
         body = (b"%d" % number).ljust(nbytes)
-        posted.append(await client.post(RequestCode.SEND_MESSAGE_V2, ext, body))  # type: ignore[arg-type]
+        posted.append(await client.post(RequestCode.SEND_MESSAGE_V2, ext, body))
     for opaque in posted:
         assert (await client.answer(opaque)).code == ResponseCode.SUCCESS
 
@@ -112,7 +112,12 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
     assert not [*files.glob("*.tmp")]
     searches: list[KeySearch] = []
     run = KeySearch.run
-    monkeypatch.setattr(KeySearch, "run", lambda search: (searches.append(search), run(search))[1])
+
+    def note_and_run(search: KeySearch) -> Any:
+        searches.append(search)
+        return run(search)
+
+    monkeypatch.setattr(KeySearch, "run", note_and_run)
     made = sorted(files.glob("*.keys"))
     broken = made[1]
     broken.write_bytes(broken.read_bytes()[:-1])

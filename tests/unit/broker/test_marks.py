@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cbor2
 import pytest
 from hypothesis import given
@@ -79,7 +81,8 @@ def test_a_snapshot_with_parts_of_a_newer_version_is_refused_and_changes_nothing
     metadata = Metadata()
     metadata.apply(CompleteEntries(topic="waiting", queue_id=0, offsets=[1]))
     before = metadata.snapshot()
-    for parts in ({"novel": []}, {"marks": "nonsense"}, {"marks": [("waiting", 0, -1, b"")]}):
+    wrong: list[dict[str, Any]] = [{"novel": []}, {"marks": "nonsense"}, {"marks": [("waiting", 0, -1, b"")]}]
+    for parts in wrong:
         damaged = cbor2.dumps(cbor2.loads(before) | {"parts": parts})
         with pytest.raises(SnapshotDamaged):
             metadata.restore(damaged)

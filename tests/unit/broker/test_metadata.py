@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cbor2
 import pytest
 from hypothesis import given
@@ -30,7 +32,7 @@ from mq.broker.state.parts import CommandRefused, CommandUnknown, SnapshotDamage
 from mq.store.dispatch import META_TOPIC
 
 
-def topic(name: str = "T", queues: int = 4, perm: int = 6, **more: bool) -> TopicConfig:
+def topic(name: str = "T", queues: int = 4, perm: int = 6, **more: Any) -> TopicConfig:
     return TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm, **more)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 from trio.testing import MockClock
 
@@ -12,6 +14,7 @@ def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[li
     """When actions with these periods are done, and the reactions to them, in so many seconds of simulated time."""
     clock = MockClock(autojump_threshold=0)
     done: list[list[float]] = [[] for _ in range(len(periods) + 1)]
+    began = 0.0
 
     def note(number: int) -> None:
         done[number].append(round(clock.current_time() - began, 3))
@@ -22,11 +25,8 @@ def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[li
         nonlocal began
         began = clock.current_time()
         with trio.move_on_after(seconds):
-            await repeat(
-                [(period, lambda n=n: note(n)) for n, period in enumerate(periods)], lambda: note(len(periods))
-            )  # type: ignore[misc]
+            await repeat([(period, partial(note, n)) for n, period in enumerate(periods)], partial(note, len(periods)))
 
-    began = 0.0
     trio.run(main, clock=clock)
     return done
 

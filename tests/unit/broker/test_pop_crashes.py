@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -101,7 +102,7 @@ class Log:
 
     def read(self, position: int, nbytes: int) -> bytes:
         if position < 0:
-            raise EntryGone(0, 0)
+            raise EntryGone("log", "position", position, 0)
         return bytes(self.data[position : position + nbytes])
 
     def read_each(self, places: Sequence[Place]) -> list[bytes]:
@@ -191,7 +192,7 @@ class CrashMachine(RuleBasedStateMachine):
         self.acks_asked.clear()
         self.changes_asked.clear()
         self.pops = Pops(
-            settings=BrokerSettings(listen="127.0.0.1:1", peers="n0@127.0.0.1:2", data_dir="/nowhere"),
+            settings=BrokerSettings(listen="127.0.0.1:1", peers="n0@127.0.0.1:2", data_dir=Path("/nowhere")),
             metadata=self.metadata,
             store=cast("Any", self.log),
             appender=cast("Any", self.appender),

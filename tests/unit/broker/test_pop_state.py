@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mq.broker.state.commands import (
-    CommandRefused,
     DeleteGroup,
     DeleteTopic,
     PutTopic,
@@ -20,6 +19,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import Metadata
+from mq.broker.state.parts import CommandRefused
 from mq.broker.state.pops import SPAN_MAX, AckMessages, DeferMessage, PopMessages, offsets_of
 
 GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
@@ -191,7 +191,8 @@ def ready() -> Metadata:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30), st.integers(1, 5))
 def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple[bool, int]], at_once: int) -> None:
     """Against a list of what is acknowledged: pops begin at its first gap, and the group's offset is there."""
-    metadata, done, popped, count, end = ready(), -1, 0, {}, 0
+    metadata, done, popped, end = ready(), -1, 0, 0
+    count: dict[int, int] = {}
     key, open_now = ("G", "T", 0), set[int]()
     for now_ms, (is_pop, which) in enumerate(steps, 1):
         if is_pop:

@@ -166,7 +166,7 @@ async def test_a_pop_without_a_born_time_waits_from_its_arrival(tmp_path: Path, 
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await filled(client, 1)
-        given = {"bornTime": born}
+        given: dict[str, Any] = {"bornTime": born}
         assert [each.body for each in await popped(client, **given)] == [b"0"]
         waiting = await client.post(POP, pop_ext(pollTime=9000, **given))
         await other.wait_for(lambda info: info["raftmq.heldPops"] == "1")
@@ -201,7 +201,7 @@ async def test_a_held_pop_in_order_gets_what_an_acknowledgement_frees_earlier(tm
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 2)
-        order = {"order": True, "queueId": 0}
+        order: dict[str, Any] = {"order": True, "queueId": 0}
         one, two = await popped(client, **order, invisibleTime=10 * MINUTE_MS)
         changed = await client.request(CHANGE, one.ack_ext() | {"invisibleTime": 300})
         assert changed.code == FOUND
@@ -265,7 +265,7 @@ async def test_in_order_a_queue_waits_until_all_is_acknowledged(tmp_path: Path) 
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 4)
-        order = {"order": True, "queueId": 0, "maxMsgNums": 2}
+        order: dict[str, Any] = {"order": True, "queueId": 0, "maxMsgNums": 2}
         first = await pop(client, **order, attemptId="x")
         assert (first.ext["reviveQid"], first.ext["orderCountInfo"]) == ("999", "")
         one, two = read_popped(first)
@@ -284,7 +284,7 @@ async def test_in_order_messages_come_again_from_the_first_open_one(tmp_path: Pa
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 3)
-        order = {"order": True, "queueId": 0, "invisibleTime": 100}
+        order: dict[str, Any] = {"order": True, "queueId": 0, "invisibleTime": 100}
         one, two, _ = await popped(client, **order)
         assert await ack(client, one) == FOUND
         waiting = await client.post(POP, pop_ext(**order, pollTime=9000, bornTime=now_ms()))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.trio
 
 HELD = SUBSCRIPTION | SUSPEND
 PULL = RequestCode.PULL_MESSAGE
-SQL = {"expressionType": "SQL92"}
+SQL: dict[str, Any] = {"expressionType": "SQL92"}
 
 
 async def held_pulls(client: Client) -> int:
@@ -104,9 +104,9 @@ async def test_what_a_consumer_is_told_about_its_expression(tmp_path: Path, seri
             assert answer.code == code, (expression[:20], answer)
             assert answer.remark == remark or str(remark) in str(answer.remark)
             assert (answer.ext, answer.body) == ({}, b"")
-        for body_bytes, code in ((b"", 1), (b"[", 1), (b'{"subscriptionData":7}', 1), (b"{}", 0)):
+        for body_bytes, number in ((b"", 1), (b"[", 1), (b'{"subscriptionData":7}', 1), (b"{}", 0)):
             answer = await client.request(RequestCode.CHECK_CLIENT_CONFIG, body=body_bytes)
-            assert answer.code == code, body_bytes
+            assert answer.code == number, body_bytes
 
 
 async def heartbeat(client: Client, *subscriptions: SubscriptionData, group: str = "G", **given: Any) -> Answer:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.broker import Broker
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import CheckTransactionState
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
-from tests.unit.broker.running import Answer, Client, running
+from tests.unit.broker.running import Answer, Client, note_brokers, running
 from tests.unit.broker.test_check_backs import FAST, grows, often, produce
 from tests.unit.broker.test_replies import three_replicas
 from tests.unit.broker.test_transactions import COMMIT, send_half, stored
@@ -115,9 +114,7 @@ async def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
 
 
 async def test_marks_go_with_what_the_log_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers: list[Broker] = []
-    attach = Broker.attach
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
+    brokers = note_brokers(monkeypatch)
     async with running(tmp_path, **ONE_CHECK) as broker:
         client = await broker.connect()
         for number in range(20):

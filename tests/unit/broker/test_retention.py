@@ -149,7 +149,9 @@ async def test_app_snapshot_and_log_cut(tmp_path: Path, monkeypatch: pytest.Monk
         assert (await client.send("Early", b"first of all")).code == 0
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(3))
         await fill(client)
-        index, encode = brokers[0].snapshot()
+        snapshot_now = brokers[0].snapshot()
+        assert snapshot_now is not None
+        index, encode = snapshot_now
         snapshot = encode()
         await shortened(client, tmp_path / "one" / "commitlog")
         await fill(client, 40, COUNT)

@@ -188,7 +188,8 @@ async def test_a_client_may_send_to_the_retry_topic_itself(tmp_path: Path, clock
         assert (again.reconsume_times, again.properties["RETRY_TOPIC"]) == (2, "T")
         assert (await client.send(RETRY, j=2, l=3)).code == 0
         assert len(await stored(client, RETRY)) == 2
-        for ext in ({"j": 3, "l": 3}, {"j": 16}):
+        more: list[dict[str, Any]] = [{"j": 3, "l": 3}, {"j": 16}]
+        for ext in more:
             answer = await client.send(RETRY, i=text, **ext)
             assert (answer.code, answer.ext["queueId"], answer.ext["transactionId"]) == (0, "0", "0A0B")
         dead = await stored(client, DEAD)

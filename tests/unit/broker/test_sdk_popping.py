@@ -89,7 +89,7 @@ async def test_what_cannot_be_popped_is_said(tmp_path: Path) -> None:
                 pass
         for wrong in ({"invisible": 0}, {"consume_from": "now"}, {"ahead": 0}):
             with pytest.raises(ValueError, match=next(iter(wrong))):
-                PopConsumer(namesrv, "G", "T", **wrong)  # type: ignore[arg-type]
+                PopConsumer(namesrv, "G", "T", **wrong)
 
 
 async def test_a_message_that_comes_late_to_a_pop_is_hidden_from_then_on(tmp_path: Path) -> None:

@@ -121,10 +121,11 @@ async def test_a_check_decides_what_was_left_open(tmp_path: Path) -> None:
         return answer
 
     async with cluster(tmp_path, **FAST) as namesrv, TransactionProducer(namesrv, "P", check=check) as producer:
-        for body, given in (
+        both: list[tuple[bytes, list[bool | Exception | None]]] = [
             (b"yes" * 2000, [None, True]),
             (b"no", [RuntimeError("not now"), False]),
-        ):
+        ]
+        for body, given in both:
             async with producer.transaction(Message("T", body, properties={"own": "x"})) as transaction:
                 answers[transaction.message_id] = list(given)
                 transaction.leave_open()

@@ -11,7 +11,7 @@ from mq.broker.reading.slow_consumers import SlowConsumers, memory_share
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
-from raftlog import Replica
+from raftlog import NodeId, Replica
 from raftlog.consensus.types import PeerState, PeerStatus
 from raftlog.segment import EntryGone
 
@@ -48,7 +48,7 @@ def peer(name: str, applied: int = 100, **given: Any) -> PeerStatus:
         "disk_ok": True,
         "contact_at": 100.0,
     }
-    return PeerStatus(peer=name, applied=applied, **fields | given)
+    return PeerStatus(peer=NodeId(name), applied=applied, **fields | given)
 
 
 class Home:

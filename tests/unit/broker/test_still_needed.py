@@ -13,7 +13,7 @@ import trio
 from mq.broker.broker import Broker
 from mq.protocol.codes import ResponseCode
 from tests.unit.broker.popping import Popped, ack, popped
-from tests.unit.broker.running import Client, RunningBroker, properties, running, until
+from tests.unit.broker.running import Client, RunningBroker, note_brokers, properties, running, until
 from tests.unit.broker.test_delays import WallClock
 from tests.unit.broker.test_replies import three_replicas
 from tests.unit.broker.test_retention import MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
@@ -37,10 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
 
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
-    brokers: list[Broker] = []
-    attach = Broker.attach
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
-    return brokers
+    return note_brokers(monkeypatch)
 
 
 async def wait_with(client: Client, clock: WallClock, kind: str) -> Ending:

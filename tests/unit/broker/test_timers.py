@@ -20,7 +20,7 @@ from mq.protocol.recall import RecallHandle
 from mq.protocol.records import RawRecord, RecordError, split_record
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.unit.broker.running import LONG_NAMES, Answer, Client, properties, running, send_ext
+from tests.unit.broker.running import LONG_NAMES, Answer, Client, note_brokers, properties, running, send_ext
 from tests.unit.broker.test_delays import WallClock, beats, progress, stored, wait_stored
 
 pytestmark = pytest.mark.trio
@@ -39,10 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
 
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
-    brokers: list[Broker] = []
-    attach = Broker.attach
-    monkeypatch.setattr(Broker, "attach", lambda self, replica: (brokers.append(self), attach(self, replica)))
-    return brokers
+    return note_brokers(monkeypatch)
 
 
 async def send_at(client: Client, due_ms: int, body: bytes = b"body", **given: Any) -> Answer:
@@ -434,7 +431,7 @@ async def test_forged_handles_do_no_harm(tmp_path: Path, clock: WallClock) -> No
             {"unique_key": level.ext["transactionId"]},
             {"unique_key": "nobody", "queue_offset": 10**17},
         ):
-            handle = true._replace(**change).encode()  # type: ignore[arg-type]
+            handle = true._replace(**change).encode()
             assert handle is not None
             forged.append((ResponseCode.ILLEGAL_OPERATION, "T", handle))
         other = true._replace(topic="Other").encode()

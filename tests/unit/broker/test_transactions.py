@@ -162,7 +162,7 @@ async def test_an_unknown_outcome_changes_nothing_and_is_not_answered(tmp_path: 
 
 
 @pytest.mark.parametrize(("wanted", "seconds"), [({"DELAY": "1"}, 1), ({"TIMER_DELAY_MS": "1500"}, 1.5)])
-async def test_a_delay_begins_with_the_commit(tmp_path: Path, wanted: dict[str, str], seconds: float) -> None:
+async def test_a_delay_begins_with_the_commit(tmp_path: Path, wanted: dict[str, Any], seconds: float) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         half = await send_half(client, **wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 from rich.console import Console
 
@@ -127,8 +128,13 @@ def test_commits_that_did_not_count_are_for_programs() -> None:
 
 
 def test_requests_that_a_follower_hands_on_are_shown() -> None:
-    sums = {"forwardedSends": "1200", "forwardedOffsets": "30", "forwardedOthers": "4", "forwardedWaiting": "2"}
-    quiet = dict.fromkeys(sums, "0")
+    sums: dict[str, Any] = {
+        "forwardedSends": "1200",
+        "forwardedOffsets": "30",
+        "forwardedOthers": "4",
+        "forwardedWaiting": "2",
+    }
+    quiet: dict[str, Any] = dict.fromkeys(sums, "0")
     [group] = group_statuses(
         [answer(1, figures("n0", "leader", **quiet)), answer(2, figures("n1", "follower", **sums))]
     )
@@ -138,7 +144,12 @@ def test_requests_that_a_follower_hands_on_are_shown() -> None:
 
 
 def test_what_waits_at_the_leader_is_shown() -> None:
-    waiting = {"delayedPending": "1200", "timersPending": "30", "transactionsOpen": "4", "popCheckpoints": "5"}
+    waiting: dict[str, Any] = {
+        "delayedPending": "1200",
+        "timersPending": "30",
+        "transactionsOpen": "4",
+        "popCheckpoints": "5",
+    }
     leader = figures("n0", "leader", peers=peers(), **waiting)
     [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower", **waiting))])
     text = "waiting at n0: 1,200 delayed, 30 timed, 4 transactions, 5 pops"
@@ -146,15 +157,21 @@ def test_what_waits_at_the_leader_is_shown() -> None:
     assert "waiting at n1" not in shown(group), "a follower knows the same, a little later"
     for_programs = json.loads(json.dumps(group.as_json()))["replicas"][1]
     assert [for_programs[name] for name in ("delayed", "timers", "transactions", "pops")] == [1200, 30, 4, 5]
-    leader = figures("n0", "leader", peers=peers(), **dict.fromkeys(waiting, "0") | {"transactionsOpen": "1"})
+    nothing: dict[str, Any] = dict.fromkeys(waiting, "0")
+    leader = figures("n0", "leader", peers=peers(), **nothing | {"transactionsOpen": "1"})
     [group] = group_statuses([answer(0, leader)])
     assert "waiting at n0: 1 transactions " in shown(group)
-    [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers(), **dict.fromkeys(waiting, "0")))])
+    [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers(), **nothing))])
     assert "waiting" not in shown(group)
 
 
 def test_memory_that_clients_take_is_shown_when_it_is_much() -> None:
-    taken = {"unfinishedBytes": "120000000", "unreadBytes": "999999", "heldBytes": "0", "pendingBytes": "2000000"}
+    taken: dict[str, Any] = {
+        "unfinishedBytes": "120000000",
+        "unreadBytes": "999999",
+        "heldBytes": "0",
+        "pendingBytes": "2000000",
+    }
     [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers(), **taken, connections="7"))])
     text = "memory of clients at n0: 120.0 MB unfinished requests, 2.0 MB uncommitted messages"
     assert text in " ".join(shown(group).split())

@@ -32,17 +32,19 @@ from tests.unit.client.fake_cluster import FakeCluster
 
 NAMESRV = "127.0.0.1:9"
 make_any: Any = PushConsumer
+make_pull: Any = PullConsumer
+make_admin: Any = Admin
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (partial(Admin, None), "'host:port', separated by ';', or a list of such, not None"),
+        (partial(make_admin, None), "'host:port', separated by ';', or a list of such, not None"),
         (partial(Admin, ""), "at least one name server"),
         (partial(Admin, "localhost"), "not an address of the form host:port: 'localhost'"),
         (partial(Admin, "http://localhost:9876"), "not an address of the form host:port: 'http"),
-        (partial(PushConsumer, NAMESRV, "G", consume_from="earliest"), "'earliest' is neither 'first' nor 'last' nor"),
-        (partial(PullConsumer, NAMESRV, "G", consume_from=0), "0 is neither 'first' nor 'last' nor"),
+        (partial(make_any, NAMESRV, "G", consume_from="earliest"), "'earliest' is neither 'first' nor 'last' nor"),
+        (partial(make_pull, NAMESRV, "G", consume_from=0), "0 is neither 'first' nor 'last' nor"),
         (partial(PullConsumer, NAMESRV, "G", consume_from=dt.datetime(2026, 1, 1)), "needs a time zone"),  # noqa: DTZ001
         (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=3), "goes with ordered=False"),
     ],

@@ -92,7 +92,8 @@ async def test_who_owes_an_answer_and_is_silent_is_asked_about_and_ended_when_an
     assert not scene.asked_at
     await scene.until(7.0)
     assert scene.asked_at == [6.0, 6.25, 6.5, 6.75, 7.0]
-    assert scene.end.lost is None
+    lost_early = scene.end.lost
+    assert lost_early is None
     scene.leader = "new:1"
     await scene.until(7.25)
     assert scene.end.lost == "not a byte for 2.2 s, and new:1 leads now"
@@ -175,10 +176,10 @@ def pass_leadership(cluster: FakeCluster) -> FakeBroker:
 @asynccontextmanager
 async def cut_off(**options: Any) -> AsyncGenerator[tuple[FakeCluster, Producer]]:
     """A producer without haste of its own; its leader has answered once and is silent now."""
-    options = {"timeout": 60.0, "attempt_timeout": 60.0, "remoting": SOON} | options
+    chosen: dict[str, Any] = {"timeout": 60.0, "attempt_timeout": 60.0, "remoting": SOON} | options
     async with (
         FakeCluster.start(replicas=2, topics={"T": 2, "U": 1}) as cluster,
-        Producer(cluster.namesrv, **options) as producer,
+        Producer(cluster.namesrv, **chosen) as producer,
     ):
         await producer.send(Message("T", b"before"))
         cluster.leader.mute = True

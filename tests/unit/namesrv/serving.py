@@ -39,8 +39,8 @@ class Server:
 async def name_server(**settings: Any) -> AsyncIterator[Server]:
     with trio.fail_after(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
-            chosen = NamesrvSettings(**{"listen_host": "127.0.0.1", "listen_port": 0, "data_dir": None} | settings)
-            server = Server(await nursery.start(serve, chosen))
+            given: dict[str, Any] = {"listen_host": "127.0.0.1", "listen_port": 0, "data_dir": None} | settings
+            server = Server(await nursery.start(serve, NamesrvSettings(**given)))
             try:
                 yield server
             finally:

@@ -268,8 +268,8 @@ async def test_an_answer_longer_than_a_frame_is_refused() -> None:
             fields |= {"compressed": "true"}
             response, _ = await broker.ask(103, fields, body.encode_compressed())
             assert response.code == ResponseCode.SUCCESS
-        response, names = await broker.ask(206)
-        assert (response.code, names) == (ResponseCode.SYSTEM_ERROR, b"")
+        response, body_bytes = await broker.ask(206)
+        assert (response.code, body_bytes) == (ResponseCode.SYSTEM_ERROR, b"")
         assert "fit into a frame" in str(response.remark)
 
 

@@ -73,7 +73,8 @@ def test_one_that_stops_is_dropped_when_others_wait() -> None:
     stopped = receiver.begin(4 * MIB)
     for now in range(10):
         receiver.intake.look(now)
-    assert not stopped.closed
+    closed_early = stopped.closed
+    assert not closed_early
     waiting = receiver.begin(MIB)
     receiver.intake.look(10)
     assert stopped.closed

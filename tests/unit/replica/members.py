@@ -117,13 +117,13 @@ class Member:
 
     async def append_all(self, bodies: Iterable[bytes]) -> int:
         """Append and wait until all of it is applied here."""
-        index: int | Refusal = 0
+        last = 0
         for body in bodies:
             index = self.append(body)
             assert isinstance(index, int), index
-        await self.until(lambda member: member.replica.applied_index >= index)
-        assert isinstance(index, int)
-        return index
+            last = index
+        await self.until(lambda member: member.replica.applied_index >= last)
+        return last
 
     async def change(self, change: ConfChange) -> None:
         """Change the membership and wait until that is committed here, on the leader."""

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId
 from raftlog.segment import RealDisk, staging
+from raftlog.segment.disk import write_fully
 from raftlog.transport import Lane
 from tests.free_ports import free_ports
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
@@ -202,7 +203,6 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
     """Whether the disk tells beforehand that it has no room, or refuses a write."""
     monkeypatch.setattr("raftlog.catchup.ROOM_SECONDS", 0.05)
     full = True
-    write_fully = staging.write_fully
 
     def write(*arguments: Any) -> None:
         if full:

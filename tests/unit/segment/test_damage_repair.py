@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_bit_flip_committed_is_repaired_from_peers(home: LogHome, peer: LogHome,
 def test_any_damage_to_one_replica_is_repaired(home: LogHome, peer: LogHome, seed: int) -> None:
     """Flipped bits, lost and misplaced blocks, missing and shortened files, all at once."""
     rng = random.Random(seed)
-    how = {"segment_bytes": 16384, "entries": 150, "size": 1500, "seed": seed}
+    how: dict[str, Any] = {"segment_bytes": 16384, "entries": 150, "size": 1500, "seed": seed}
     clean = rng.random() < 0.7
     names = sorted(closed(home, clean=clean, **how))
     healthy = write(peer, **how)
@@ -147,7 +148,7 @@ def test_missing_segment_is_made_again(home: LogHome, peer: LogHome, start: int)
 
 
 def test_large_entries_come_in_pieces(home: LogHome, peer: LogHome) -> None:
-    how = {"segment_bytes": 4 << 20, "entries": 12, "size": 1 << 20}
+    how: dict[str, Any] = {"segment_bytes": 4 << 20, "entries": 12, "size": 1 << 20}
     before = closed(home, **how)
     for pos in (1000, 3 << 20, (4 << 20) + 100):
         flip(home, pos)
@@ -255,7 +256,8 @@ def test_nothing_is_cut_before_every_peer_has_refused(home: LogHome) -> None:
     pos, _ = repair.wanted() or (0, 0)
     for _ in range(5):
         repair.refused(pos, "n2")
-    assert not repair.done
+    done_early = repair.done
+    assert not done_early
     repair.refused(pos, "n3")
     assert repair.done
     alone = LogHome()

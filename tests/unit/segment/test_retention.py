@@ -66,7 +66,7 @@ def situation(**given: int) -> Situation:
     ],
 )
 def test_what_goes(policy: dict[str, int], now: dict[str, int], base: int | None) -> None:
-    chosen = RetentionPolicy(**{"age_ms_max": 2 * HOUR_MS} | policy)  # type: ignore[arg-type]
+    chosen = RetentionPolicy(**{"age_ms_max": 2 * HOUR_MS} | policy)
     assert droppable(SEGMENTS, newest_ms, chosen, situation(**now)) == base
 
 
