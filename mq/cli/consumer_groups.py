@@ -27,11 +27,18 @@ def create(
     retries: Annotated[int, typer.Option(min=-1, help="How often a message comes again before it is dead.")] = 16,
     broadcast: Annotated[bool, typer.Option(help="Whether each member may get all messages.")] = True,
     enabled: Annotated[bool, typer.Option(help="Whether the group gets any messages.")] = True,
+    orderly: Annotated[
+        bool, typer.Option(help="Whether gRPC clients behind RocketMQ's proxy get each queue's messages in order.")
+    ] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Create a consumer group in every broker group, or change it."""
     config = SubscriptionGroupConfig(
-        group_name=group, retry_max_times=retries, consume_broadcast_enable=broadcast, consume_enable=enabled
+        group_name=group,
+        retry_max_times=retries,
+        consume_broadcast_enable=broadcast,
+        consume_enable=enabled,
+        consume_message_orderly=orderly,
     )
 
     async def main() -> None:
@@ -140,7 +147,8 @@ def describe(group: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
     for broker, config in sorted(configs.items()):
         console.print(
             f"{group} in {broker}: {'enabled' if config.consume_enable else 'DISABLED'}, "
-            f"up to {config.retry_max_times} retries, broadcast {'yes' if config.consume_broadcast_enable else 'no'}",
+            f"up to {config.retry_max_times} retries, broadcast {'yes' if config.consume_broadcast_enable else 'no'}, "
+            f"orderly {'yes' if config.consume_message_orderly else 'no'}",
             highlight=False,
         )
     table = Table("topic", "broker group", "queue", "offset", "next message", "behind", "last consumed was stored")
@@ -165,6 +173,7 @@ def _as_json(
             broker: {
                 "enabled": config.consume_enable,
                 "broadcast": config.consume_broadcast_enable,
+                "orderly": config.consume_message_orderly,
                 "retries": config.retry_max_times,
             }
             for broker, config in sorted(configs.items())

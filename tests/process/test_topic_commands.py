@@ -49,11 +49,11 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         await commands.run("topic", "create", "T", "--queues", "2", "--perm", "r")
         assert (await commands.json("topic", "describe", "T"))[0]["perm"] == 4
 
-        await commands.run("consumer-group", "create", "G", "--retries", "3", "--no-broadcast")
+        await commands.run("consumer-group", "create", "G", "--retries", "3", "--no-broadcast", "--orderly")
         assert await commands.json("consumer-group", "list") == ["G"]
         await commands.run("consume", "T", "--group", "G", "--count", "3")
         group = await commands.json("consumer-group", "describe", "G")
-        assert group["brokers"] == {"broker-a": {"enabled": True, "broadcast": False, "retries": 3}}
+        assert group["brokers"] == {"broker-a": {"enabled": True, "broadcast": False, "orderly": True, "retries": 3}}
         assert sum(queue["offset"] for queue in group["queues"]) == 3
         assert sum(queue["behind"] for queue in group["queues"]) == 0
 

@@ -185,6 +185,7 @@ def _config(wanted: SubscriptionGroupConfig) -> GroupConfig:
         broker_id=wanted.broker_id,
         which_broker_when_consume_slowly=wanted.which_broker_when_consume_slowly,
         notify_consumer_ids_changed_enable=wanted.notify_consumer_ids_changed_enable,
+        consume_orderly=wanted.consume_message_orderly,
     )
 
 
@@ -199,4 +200,5 @@ def _shown(config: GroupConfig) -> SubscriptionGroupConfig:
         broker_id=config.broker_id,
         which_broker_when_consume_slowly=config.which_broker_when_consume_slowly,
         notify_consumer_ids_changed_enable=config.notify_consumer_ids_changed_enable,
+        consume_message_orderly=config.consume_orderly,
     )

@@ -60,7 +60,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What newer tools say about a topic, such as which kind of messages it holds. Kept and shown."""
 
 
-class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A consumer group."""
 
     name: str
@@ -72,6 +72,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
+    consume_orderly: bool = False
+    """Kept and shown: RocketMQ's proxy asks for it, and pops in order for the gRPC clients of such a group."""
 
 
 class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ def commit(*rows: tuple[str, str, int, int]) -> CommitOffsets:
 EXAMPLES: list[Command] = [
     put(),
     PutTopic(config=topic(), timestamp_ms=5, unless_there=True),
-    PutGroup(config=GroupConfig(name="g"), timestamp_ms=5, unless_there=True),
+    PutGroup(config=GroupConfig(name="g", consume_orderly=True), timestamp_ms=5, unless_there=True),
     DeleteTopic(name="T", timestamp_ms=5),
     PutGroup(config=GroupConfig(name="g", retry_times_max=-1), timestamp_ms=5),
     DeleteGroup(name="g", timestamp_ms=5, remove_offsets=True),

@@ -41,13 +41,19 @@ SHOWN_TOPIC = {
     "order": True,
     "attributes": {},
 }
-GROUP = {"groupName": "G", "retryMaxTimes": 3, "retryQueueNums": 2, "consumeBroadcastEnable": False}
+GROUP = {
+    "groupName": "G",
+    "retryMaxTimes": 3,
+    "retryQueueNums": 2,
+    "consumeBroadcastEnable": False,
+    "consumeMessageOrderly": True,
+}
 SHOWN_GROUP = {
     "groupName": "G",
     "consumeEnable": True,
     "consumeFromMinEnable": True,
     "consumeBroadcastEnable": False,
-    "consumeMessageOrderly": False,
+    "consumeMessageOrderly": True,
     "retryQueueNums": 2,
     "retryMaxTimes": 3,
     "brokerId": 0,
