@@ -229,6 +229,10 @@ class MemoryDisk:
         """Every read of this disk may have to wait."""
         return False
 
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        """Every read of this disk may have to wait."""
+        return None
+
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         """Knows of no holes."""
         return [(offset, end)]

@@ -251,7 +251,7 @@ class Areas:
             delay_max_ms=settings.timer_delay_max_seconds * 1000,
             wall_clock_ms=wall_clock_ms,
         )
-        self.cold_reads = ColdReads(log=replica.log, in_background=in_background, clock=clock)
+        self.cold_reads = ColdReads(log=replica.log, in_background=in_background)
         slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=clock)
         self.offsets = Offsets(
             metadata=metadata,
@@ -278,7 +278,7 @@ class Areas:
             subscriptions=subscriptions,
             slow_consumers=slow_consumers,
             polling=polling,
-            read=replica.log.pread,
+            read=partial(replica.log.pread, trusts_page_cache=True),
             read_each=replica.log.pread_each,
             cold_reads=self.cold_reads,
             log_end=lambda: replica.log.end_pos,
@@ -295,7 +295,7 @@ class Areas:
             appender=self.appender,
             tails=self.tails,
             subscriptions=subscriptions,
-            read=replica.log.pread,
+            read=partial(replica.log.pread, trusts_page_cache=True),
             read_each=replica.log.pread_each,
             pulls_waiting=polling.waiting,
             is_young=self.offsets.is_young,

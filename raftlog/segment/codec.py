@@ -127,13 +127,15 @@ def is_blank(start: bytes | memoryview, nbytes: int) -> bool:
     return nbytes >= BLANK_BYTES_MIN and start[:BLANK_BYTES_MIN] == _BLANK.pack(BLANK, nbytes)
 
 
-def verify_entry(buffer: memoryview, at: int, index: int | None, term: int, pos: int | None, chain: int) -> EntryRef:
+def verify_entry(
+    buffer: memoryview, at: int, index: int | None, term: int, pos: int | None, chain: int | None
+) -> EntryRef:
     """Check the entry at ``buffer[at:]`` against its predecessor.
 
     Args:
         index, pos: what the header must say, or None when it is not known; then only the chain vouches for them.
         term: the predecessor's; terms never fall.
-        chain: after the predecessor.
+        chain: after the predecessor; None when it is not known: then only the body's checksum is verified.
 
     Raises:
         FrameCorrupt: with the first field that is wrong.
@@ -159,10 +161,9 @@ def verify_entry(buffer: memoryview, at: int, index: int | None, term: int, pos:
         raise FrameCorrupt(offset, "unknown format", FLAGS, flags)
     if (crc := _crc32(buffer[at + HEADER_BYTES : at + size])) != body_crc:
         raise FrameCorrupt(offset, "checksum of the body differs", body_crc, crc)
-    chain = chain_after(buffer[at : at + HEADER_BYTES], chain)
-    if chain != its_chain:
+    if chain is not None and (chain := chain_after(buffer[at : at + HEADER_BYTES], chain)) != its_chain:
         raise FrameCorrupt(offset, "chain does not link", chain, its_chain)
-    return EntryRef(its_index, its_term, kind, its_pos, size, chain)
+    return EntryRef(its_index, its_term, kind, its_pos, size, its_chain)
 
 
 def scan_entries(buffer: memoryview, chain: int) -> list[EntryRef]:

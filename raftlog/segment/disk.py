@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raftlog.segment.page_cache import is_cached
+from raftlog.segment.page_cache import is_cached, pread_cached
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,6 +35,11 @@ class Disk(Protocol):
         """Whether all these bytes are there to be read without a wait for the disk. May be False although they are.
 
         Through this descriptor nothing is read ahead any more.
+        """
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        """All ``length`` bytes from ``offset``, if they are there to be read without a wait for the disk; None if they
+        are not, or if nobody can tell.
         """
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
@@ -104,6 +109,9 @@ class RealDisk:
 
     def is_cached(self, fd: int, length: int, offset: int) -> bool:
         return is_cached(fd, length, offset)
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
+        return pread_cached(fd, length, offset)
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

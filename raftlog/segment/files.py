@@ -129,6 +129,17 @@ class SegmentFiles:
         except OSError:
             return False
 
+    def pread_cached(self, pos: int, length: int) -> bytes | None:
+        """As `pread`, if the page cache has all of it; None otherwise, and for bytes of two files."""
+        start = pos - pos % self.segment_bytes
+        if pos + length > start + self.segment_bytes:
+            return None
+        try:
+            with self._open.use(start, self.path) as fd:
+                return self._disk.pread_cached(fd, length, pos - start)
+        except OSError:
+            return None
+
     def pread_padded(self, pos: int, length: int) -> bytes:
         """Like `pread` within one file, but what the file lacks reads as zero."""
         start = pos - pos % self.segment_bytes

@@ -5,6 +5,7 @@ All of it can be rebuilt from the entries, so none of it is ever synced.
 
 from __future__ import annotations
 
+import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
@@ -39,8 +40,24 @@ class SegmentInfo(msgspec.Struct, frozen=True):
     closed: bool
 
 
+class AnchorSpan(msgspec.Struct, frozen=True):
+    """Entries from one anchor up to another one of the same file: `LogIndex.span_at`.
+
+    ``index``, ``pos`` and ``term`` are of the first entry. ``end_index`` and ``end_pos`` are of the entry behind the
+    last one: None if none is known, and ``end_pos`` also if that entry begins the next file.
+    """
+
+    index: int
+    pos: int
+    term: int
+    end_index: int | None
+    end_pos: int | None
+
+
 class LogIndex:
     """Sparse index, term runs and configurations of the entries present.
+
+    It belongs to the thread of the log, except for `span_at`.
 
     An *anchor* is the index and position of one entry. The first entry of each file is one, and so is the first entry
     that begins at least `ANCHOR_BYTES` behind the anchor before it.
@@ -51,17 +68,20 @@ class LogIndex:
         self._indexes = array("Q")
         self._positions = array("Q")
         self._next_anchor_pos = 0
+        self._lock = threading.Lock()
+        """Held while anchors or term runs change in more than one step, and by readers of other threads."""
         self.term_runs: list[tuple[int, int]] = []
         self.configs: list[tuple[int, bytes]] = []
 
     def note(self, index: int, term: int, pos: int) -> None:
         """Take the next entry."""
-        if pos >= self._next_anchor_pos:
-            self._indexes.append(index)
-            self._positions.append(pos)
-            self._set_next_anchor(pos)
         if not self.term_runs or self.term_runs[-1][1] != term:
             self.term_runs.append((index, term))
+        if pos >= self._next_anchor_pos:
+            with self._lock:
+                self._indexes.append(index)
+                self._positions.append(pos)
+            self._set_next_anchor(pos)
 
     def note_config(self, index: int, body: bytes) -> None:
         """Remember that the entry at ``index``, just taken, is a configuration."""
@@ -70,25 +90,27 @@ class LogIndex:
     def truncate(self, from_index: int) -> None:
         """Forget the entries from ``from_index`` on."""
         keep = bisect_left(self._indexes, from_index)
-        del self._indexes[keep:]
-        del self._positions[keep:]
+        with self._lock:
+            del self._indexes[keep:]
+            del self._positions[keep:]
+            while self.term_runs and self.term_runs[-1][0] >= from_index:
+                self.term_runs.pop()
         self._next_anchor_pos = 0
         if keep:
             self._set_next_anchor(self._positions[-1])
-        while self.term_runs and self.term_runs[-1][0] >= from_index:
-            self.term_runs.pop()
         while self.configs and self.configs[-1][0] >= from_index:
             self.configs.pop()
 
     def drop_prefix(self, first_index: int) -> None:
         """Forget the entries before ``first_index``, which begins a file."""
-        keep = bisect_left(self._indexes, first_index)
-        del self._indexes[:keep]
-        del self._positions[:keep]
-        runs = self.term_runs
-        keep = bisect_right(runs, first_index, key=_first) - 1
-        if keep >= 0:
-            runs[: keep + 1] = [(first_index, runs[keep][1])]
+        with self._lock:
+            keep = bisect_left(self._indexes, first_index)
+            del self._indexes[:keep]
+            del self._positions[:keep]
+            runs = self.term_runs
+            keep = bisect_right(runs, first_index, key=_first) - 1
+            if keep >= 0:
+                runs[: keep + 1] = [(first_index, runs[keep][1])]
         self.configs = [config for config in self.configs if config[0] >= first_index]
 
     def first_at(self, pos: int) -> int | None:
@@ -140,6 +162,22 @@ class LogIndex:
         at = bisect_right(self._positions, pos) - 1
         assert at >= 0, f"no anchor at or before position {pos}"
         return self._indexes[at], self._positions[at], self._indexes[at + 1] if at + 1 < len(self._indexes) else None
+
+    def span_at(self, pos: int, end: int) -> AnchorSpan | None:
+        """From the last anchor at or before the physical offset ``pos`` up to the first one at or behind ``end``, or at
+        the next file if that comes first; None when there is no anchor before ``pos``. For any thread.
+        """
+        with self._lock:
+            at = bisect_right(self._positions, pos) - 1
+            if at < 0:
+                return None
+            index, begin = self._indexes[at], self._positions[at]
+            file_end = begin - begin % self.segment_bytes + self.segment_bytes
+            behind = bisect_left(self._positions, min(max(end, begin + 1), file_end), at + 1)
+            known = behind < len(self._positions)
+            end_index = self._indexes[behind] if known else None
+            end_pos = self._positions[behind] if known and self._positions[behind] < file_end else None
+            return AnchorSpan(index, begin, self.term_at(index), end_index, end_pos)
 
     def anchors_before(self, pos: int) -> list[int]:
         """Positions of the anchors that lie before ``pos``, the last one first."""

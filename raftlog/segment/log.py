@@ -40,6 +40,7 @@ from raftlog.segment.reading import LogReads
 from raftlog.segment.sidecar import closed_files
 from raftlog.segment.staging import Manifest
 from raftlog.segment.tail import Tail
+from raftlog.segment.verified_reads import VerifiedReads
 from raftlog.segment.writer import InlineWriter, LogWriter
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -76,7 +77,8 @@ class SegmentLog(LogReads):
         self._segment_bytes = opened.files.segment_bytes
         self._writer = writer
         self._tail = Tail(self.last_index + 1, tail_bytes_max)
-        self._pieces = PieceReader(self._files, self._tail)
+        self._verified = VerifiedReads(self._files, self._index, self._tail, self.end_pos)
+        self._pieces = PieceReader(self._verified, self._segment_bytes, self._tail)
         self._pending: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None
@@ -270,6 +272,7 @@ class SegmentLog(LogReads):
         self._tail.truncate(from_index)
         self._pieces.forget()
         self._index.truncate(from_index)
+        self._verified.cut(end)
         self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
         self._file_end = min(self._file_end, self._end_of_file(end))
 

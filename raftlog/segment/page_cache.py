@@ -28,11 +28,25 @@ def is_cached(fd: int, length: int, offset: int) -> bool:
     more: whoever asks reads elsewhere what is not there, and a read of what is there would otherwise begin to read
     megabytes behind it, which a fast processor then waits for after all.
     """
+    found = _cached_by_count(fd, length, offset)
+    return _is_read_at_once(fd, length, offset) if found is None else found
+
+
+def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
+    """``length`` >= 1 bytes from ``offset`` of a file if the page cache has all of them; None if it lacks some, or the
+    system does not tell. A read that does not wait (RWF_NOWAIT) tells nothing: a fast disk has answered it by then.
+
+    A page that is dropped between the look and the read, a microsecond later, comes from the disk.
+    """
+    return os.pread(fd, length, offset) if _cached_by_count(fd, length, offset) else None
+
+
+def _cached_by_count(fd: int, length: int, offset: int) -> bool | None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     counts = _Counts()
     if _syscall(_CACHESTAT, fd, _Range(offset, length), counts, 0) == 0:
         return counts[0] > (offset + length - 1) // _PAGE_BYTES - offset // _PAGE_BYTES
-    return ctypes.get_errno() == errno.ENOSYS and _is_read_at_once(fd, length, offset)
+    return None if ctypes.get_errno() == errno.ENOSYS else False
 
 
 def _is_read_at_once(fd: int, length: int, offset: int) -> bool:

@@ -8,11 +8,11 @@ queue of a topic, say) often reads the next one soon after, whose pieces were al
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from raftlog.segment.files import SegmentFiles
 from raftlog.segment.tail import Tail, blank_bytes
+from raftlog.segment.verified_reads import VerifiedReads
 
 Piece = tuple[int, int]
 """Physical offset and length."""
@@ -43,10 +43,11 @@ class PieceReader:
     owner says when some of them are no longer part of it.
     """
 
-    __slots__ = ("_files", "_kept", "_tail")
+    __slots__ = ("_kept", "_segment_bytes", "_tail", "_verified")
 
-    def __init__(self, files: SegmentFiles, tail: Tail) -> None:
-        self._files = files
+    def __init__(self, verified: VerifiedReads, segment_bytes: int, tail: Tail) -> None:
+        self._verified = verified
+        self._segment_bytes = segment_bytes
         self._tail = tail
         self._kept: list[_Run] = []
 
@@ -90,11 +91,11 @@ class PieceReader:
 
     def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
         """As `_find`, from the files."""
-        files = self._files
         start, length = pieces[first]
         end = start + length
         wanted = length
-        run_end = min(start + RUN_BYTES_MAX, files.start_of(start) + files.segment_bytes)
+        segment_bytes = self._segment_bytes
+        run_end = min(start + RUN_BYTES_MAX, start - start % segment_bytes + segment_bytes)
         following = first + 1
         for pos, length in pieces[following:]:
             if pos - end > GAP_BYTES_MAX or pos + length > run_end:
@@ -102,21 +103,21 @@ class PieceReader:
             end = pos + length
             wanted += length
             following += 1
-        data = files.pread(start, end - start)
+        data = self._verified.read(start, end, trusts_page_cache=True)
         if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
             self._kept.append(_Run(start, end, data))
             del self._kept[:-KEPT_MAX]
         return start, data, following
 
 
-def read_across(files: SegmentFiles, tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
+def read_across(read: Callable[[int, int], bytes], tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
     """The bytes ``pos..end``, the first of which lie before the tail's entries and the last within.
 
     What lies between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe one that
-    is not written yet. Raises as `PieceReader.read` does.
+    is not written yet. ``read(pos, end)`` reads what is on disk. Raises as that does.
     """
     tail_pos = tail.pos
     assert tail_pos is not None, f"no entry is in memory, {pos}..{end} is read"
-    head = files.pread(pos, min(end, disk_end) - pos) if pos < disk_end else b""
+    head = read(pos, min(end, disk_end)) if pos < disk_end else b""
     gap = blank_bytes(disk_end, tail_pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
     return head + gap + tail.read(tail_pos, end)

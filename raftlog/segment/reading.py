@@ -13,6 +13,7 @@ from raftlog.segment.meta import Base
 from raftlog.segment.pieces import Buffer, Piece, PieceReader, read_across
 from raftlog.segment.reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.tail import Tail
+from raftlog.segment.verified_reads import OnDamage, VerifiedReads
 
 
 class LogReads:
@@ -30,6 +31,7 @@ class LogReads:
     _index: LogIndex
     _tail: Tail
     _pieces: PieceReader
+    _verified: VerifiedReads
 
     @property
     def memory_pos(self) -> int:
@@ -51,7 +53,11 @@ class LogReads:
         self._check_index(index)
         if (entry := self.entry(index)) is not None:
             return EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
-        return find_entry(self._files, *self._index.anchor(index), index)
+        try:
+            return find_entry(self._files, *self._index.anchor(index), index)
+        except StorageCorrupt as damage:
+            self._verified.on_damage(damage)
+            raise
 
     def entry_at(self, pos: int) -> EntryRef | None:
         """The entry that takes up the byte at the physical offset ``pos``; None when no present one does.
@@ -66,7 +72,11 @@ class LogReads:
         else:
             index, anchor_pos, behind = self._index.anchor_at(pos)
             last = min(behind or self._tail.first, self._tail.first) - 1
-            ref = find_entry_at(self._files, index, anchor_pos, last, pos)
+            try:
+                ref = find_entry_at(self._files, index, anchor_pos, last, pos)
+            except StorageCorrupt as damage:
+                self._verified.on_damage(damage)
+                raise
         return ref if ref.pos <= pos < ref.pos + ref.size else None
 
     def anchors(self, pos: int, end: int) -> list[int]:
@@ -144,12 +154,15 @@ class LogReads:
         base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base.ref, (0, 0))
         return partial(read_behind, self._files, base, anchor, before, self._tail.first, bytes_max)
 
-    def pread(self, pos: int, length: int) -> bytes:
+    def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
         """Read bytes by physical offset, wherever they are by now: in memory, on disk, or both.
+
+        What comes from disk is verified, see `verified_reads`. ``trusts_page_cache`` is for what only consumers get.
 
         Raises:
             EntryGone: they lie below the base, or some of them do.
-            StorageCorrupt, StorageFailed: the disk does not give them.
+            StorageCorrupt: an entry is damaged.
+            StorageFailed: the disk refused.
         """
         if pos < self._base.pos:
             raise EntryGone(self._files.directory, "position", pos, self._base.pos)
@@ -157,29 +170,56 @@ class LogReads:
         assert pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
         tail_pos = self._tail.pos
         if tail_pos is None or end <= tail_pos:
-            return self._files.pread(pos, length)
+            return self._verified.read(pos, end, trusts_page_cache=trusts_page_cache)
         if pos >= tail_pos:
             return self._tail.read(pos, end)
-        return read_across(self._files, self._tail, self._end_before_tail(), pos, end)
+        return read_across(self._verified.read, self._tail, self._end_before_tail(), pos, end)
 
     def pread_each(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
-        """Read ascending pieces, each (position, length) within one entry. Raises as `pread` does."""
+        """Read ascending pieces, each (position, length) within one entry, as `pread` that trusts the page cache."""
         if pieces[0][0] < self._base.pos:
             raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)
         return self._pieces.read(pieces)
 
     def read_range(self, pos: int, length: int) -> bytes:
-        """Read bytes below `durable_pos` from the files, blanks included. For any thread, unlike the rest.
+        """Read bytes below `durable_pos` from the files, blanks included, verified. For any thread, unlike the rest.
 
         Raises:
             EntryGone: they lie below the base, or some of them do.
-            StorageCorrupt, StorageFailed: the disk does not give them. They are not verified.
+            StorageCorrupt: an entry is damaged.
+            StorageFailed: the disk refused.
         """
-        return self._files.pread(pos, length)
+        return self._verified.read(pos, pos + length, keeps=False)
 
-    def is_cached(self, pos: int, length: int) -> bool:
-        """Whether `read_range` gets these bytes without a wait for the disk. May be False although it does."""
-        return self._files.is_cached(pos, length)
+    def load(self, pos: int, length: int) -> None:
+        """Have bytes below `durable_pos` verified and in memory, so that `pread` does not wait. For any thread.
+
+        Raises as `read_range`.
+        """
+        self._verified.load(pos, pos + length)
+
+    def has(self, pos: int, length: int) -> bool:
+        """Whether `pread` that trusts the page cache gets these bytes of the files without a wait for the disk."""
+        return self._verified.has(pos, pos + length)
+
+    @property
+    def trusted_pos(self) -> int:
+        """From here on `pread` may trust the page cache; it rises when that has dropped something."""
+        return self._verified.trusted_pos
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many verified bytes of files are in memory, besides the newest entries."""
+        return self._verified.kept_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """How many bytes were read from files and verified since the log was opened."""
+        return self._verified.loaded_bytes
+
+    def tell_damage(self, on_damage: OnDamage) -> None:
+        """Have ``on_damage`` called each time a read finds an entry damaged, in the thread of the reader."""
+        self._verified.on_damage = on_damage
 
     def _last_before(self, index: int) -> EntryRef:
         return self.locate(index) if index > self.base[0] else self._base.ref

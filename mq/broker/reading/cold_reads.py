@@ -1,14 +1,15 @@
-"""Old records are brought into the page cache by worker threads before the event loop reads them.
+"""Old records are verified and brought into memory by worker threads before the event loop reads them.
 
-A read that waits for the disk on the event loop lets everything else wait: acknowledgements, heartbeats, all other
-clients. So whoever is about to read what may be on the disk only has it brought first, and reads then, at the speed of
-memory. Who reads on where somebody has read before, or behind it, gets whole chunks of the log, which are then taken to
-be in memory for a while, and the one behind them is brought as well: consumers that read old messages in order hardly
-wait. Who reads here and there gets the records alone. What is in the page cache anyway, as the system says without a
-wait, is read at once.
+A read that waits for the disk on the event loop, or for a checksum of megabytes, lets everything else wait:
+acknowledgements, heartbeats, all other clients. So a handler that is about to read what may be on the disk only has it
+loaded first, and reads then, at the speed of memory. A client that reads on where somebody has read before, or behind
+it, gets whole chunks of the log, and the one behind them is loaded as well: consumers that read old messages in order
+hardly wait. One that reads here and there gets the entries of its records alone. What is in memory anyway is read at
+once.
 
-Nothing depends on it for being right. Where too many wait already, or the disk fails, or memory is so short that a
-chunk is gone again, records are read as if nobody had brought them.
+Nothing depends on it for being right: the log verifies what it hands out in any case, see
+`raftlog.segment.verified_reads`. Where too many wait already, or the disk fails, or so much is read that a chunk is
+forgotten again, records are read as if nobody had loaded them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,11 @@ from mq.broker.reading.record_reader import Place
 from raftlog import Job
 from raftlog.segment import SegmentError
 
-CHUNK_BYTES = 1024 * 1024
-CHUNKS_MAX = 2
+CHUNK_BYTES = 256 * 1024
+CHUNKS_MAX = 8
 """Records that lie in more chunks are brought by themselves: few of what lies around them would be read."""
-SEEN_MAX = 256
-"""So many chunks are remembered, 256 MiB of the log."""
-KEPT_SECONDS = 10.0
-"""So long a chunk is taken to be in memory after it was brought."""
+SEEN_MAX = 1024
+"""So many chunks are remembered that somebody has read of: 256 MiB of the log."""
 AHEAD_MAX = 4
 """Nothing is brought ahead of those who read in order while so many chunks are under way."""
 WAITING_MAX = 1024
@@ -41,16 +40,16 @@ _RUN_BYTES_MAX = 1024 * 1024
 
 
 class ColdLog(Protocol):
-    """A log as far as it is needed here; `read_range` is for any thread."""
+    """A log as far as it is needed here; see `raftlog.segment.reading.LogReads`. `load` is for any thread."""
 
     @property
     def base_pos(self) -> int: ...
     @property
-    def end_pos(self) -> int: ...
+    def trusted_pos(self) -> int: ...
     @property
     def memory_pos(self) -> int: ...
-    def is_cached(self, pos: int, length: int, /) -> bool: ...
-    def read_range(self, pos: int, length: int, /) -> bytes: ...
+    def has(self, pos: int, length: int, /) -> bool: ...
+    def load(self, pos: int, length: int, /) -> None: ...
 
 
 class _Waiting:
@@ -68,35 +67,33 @@ class ColdReads:
 
     Args:
         in_background: carries out a job in a thread of its own, and its end on the event loop.
-        clock: monotonic seconds.
 
     Attributes:
-        start_pos: what lies before this physical offset was there when the process started.
         waiting: how many reads wait.
         brought: how many times something was brought.
     """
 
-    def __init__(self, *, log: ColdLog, in_background: Callable[[Job], None], clock: Callable[[], float]) -> None:
+    def __init__(self, *, log: ColdLog, in_background: Callable[[Job], None]) -> None:
         self._log = log
         self._in_background = in_background
-        self._clock = clock
-        self._seen: OrderedDict[int, float] = OrderedDict()
-        """Chunks that were read of lately, and when all of them was brought; before anything if it was not."""
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        """Chunks that were read of lately, the newest last."""
         self._under_way: dict[int, list[_Waiting]] = {}
-        self.start_pos = log.end_pos
         self.waiting = 0
         self.brought = 0
 
+    @property
+    def start_pos(self) -> int:
+        """What lies before this physical offset must be verified when it is read from disk."""
+        return self._log.trusted_pos
+
     def are_there(self, begin: int, end: int) -> bool:
-        """Whether all between two physical offsets is known to be in memory, and what those need who read on behind it.
+        """Whether all between two physical offsets is in memory, and what those need who read on behind it.
 
         Quick, so that most who read in order need not look closer; False says nothing.
         """
         first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
-        if last - first > CHUNKS_MAX:
-            return False
-        seen, since = self._seen, self._clock() - KEPT_SECONDS
-        return all(map(since.__lt__, [seen.get(chunk, since) for chunk in range(first, last + 1)]))
+        return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
     def bring(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
         """Have the records of ascending places brought into memory, and call ``then`` once that has been tried.
@@ -108,13 +105,12 @@ class ColdReads:
         chunks = _chunks_of(places)
         if len(chunks) > CHUNKS_MAX:
             return self._bring_alone(places, then)
-        now = self._clock()
-        missing = [chunk for chunk in chunks if not self._is_known(chunk, now)]
-        if missing and missing[0] not in self._seen and missing[0] - 1 not in self._seen:
-            for chunk in missing:
-                self._note(chunk, -KEPT_SECONDS)
+        missing = [chunk for chunk in chunks if not self._has_chunk(chunk)]
+        is_read_in_order = bool(missing) and (missing[0] in self._seen or missing[0] - 1 in self._seen)
+        for chunk in chunks:
+            self._note(chunk)
+        if missing and not is_read_in_order:
             return self._bring_alone(places, then)
-        missing = [chunk for chunk in missing if chunk in self._under_way or not self._is_there(chunk, now)]
         if missing:
             self.waiting += 1
             waiting = _Waiting(len(missing), then)
@@ -125,36 +121,28 @@ class ColdReads:
             for chunk in new:
                 self._bring_chunk(chunk)
         ahead = chunks[-1] + 1
-        if len(self._under_way) < AHEAD_MAX and ahead not in self._under_way and not self._is_there(ahead, now):
+        if len(self._under_way) < AHEAD_MAX and ahead not in self._under_way and not self._has_chunk(ahead):
             self._under_way[ahead] = []
             self._bring_chunk(ahead)
         return bool(missing)
 
-    def _is_known(self, chunk: int, now: float) -> bool:
-        return now - self._seen.get(chunk, -KEPT_SECONDS) < KEPT_SECONDS or chunk * CHUNK_BYTES >= self._log.memory_pos
-
-    def _is_there(self, chunk: int, now: float) -> bool:
-        if self._is_known(chunk, now):
-            return True
+    def _has_chunk(self, chunk: int) -> bool:
         begin = chunk * CHUNK_BYTES
-        is_there = self._are_cached(self._on_disk([(begin, begin + CHUNK_BYTES)]))
-        if is_there:
-            self._note(chunk, now)
-        return is_there
+        return chunk not in self._under_way and self._has([(begin, begin + CHUNK_BYTES)])
 
-    def _are_cached(self, runs: list[tuple[int, int]]) -> bool:
-        is_cached = self._log.is_cached
-        return all(is_cached(begin, stop - begin) for begin, stop in runs)
+    def _has(self, runs: list[tuple[int, int]]) -> bool:
+        has = self._log.has
+        return all(has(begin, stop - begin) for begin, stop in self._on_disk(runs))
 
-    def _note(self, chunk: int, since: float) -> None:
-        self._seen[chunk] = since
+    def _note(self, chunk: int) -> None:
+        self._seen[chunk] = None
         self._seen.move_to_end(chunk)
         if len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
 
     def _bring_alone(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
         runs = self._on_disk(_runs_of(places))
-        if self._are_cached(runs):
+        if self._has(runs):
             return False
         self.waiting += 1
         self._start(runs, partial(self._arrived, _Waiting(1, then)))
@@ -174,15 +162,14 @@ class ColdReads:
         self.brought += 1
 
         def job() -> Callable[[], None]:
-            with suppress(SegmentError):  # whoever reads it next is told
+            with suppress(SegmentError):  # who reads it next is told
                 for begin, stop in runs:
-                    log.read_range(begin, stop - begin)
+                    log.load(begin, stop - begin)
             return end
 
         self._in_background(job)
 
     def _chunk_arrived(self, chunk: int) -> None:
-        self._note(chunk, self._clock())
         for waiting in self._under_way.pop(chunk):
             self._arrived(waiting)
 

@@ -111,7 +111,6 @@ class Pulls:
         self._polling = polling
         self._records = RecordReader(read, read_each, settings.segment_bytes)
         self._cold_reads = cold_reads
-        self._start_pos = cold_reads.start_pos
         self._log_end = log_end
         self._store_offset = store_offset
         self._reset_to = reset_to
@@ -240,7 +239,7 @@ class Pulls:
         first = QUEUE_ENTRY.unpack_from(entries)[0]
         lag = self._log_end() - first
         lag_max = self._slow_consumers.lag_max
-        is_old = first < self._start_pos
+        is_old = first < self._cold_reads.start_pos
         if lag <= lag_max:
             wanted, budget = most, settings.pull_bytes_max
         else:

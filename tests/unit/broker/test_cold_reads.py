@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.broker.reading import cold_reads
-from mq.broker.reading.cold_reads import CHUNK_BYTES, KEPT_SECONDS, WAITING_MAX, ColdReads
+from mq.broker.reading.cold_reads import CHUNK_BYTES, WAITING_MAX, ColdReads
 from raftlog import Job
 from raftlog.segment.errors import StorageFailed
 
@@ -16,30 +16,33 @@ class Log:
     def __init__(self, *, base_pos: int = 0, memory_pos: int = 64 * PLACE) -> None:
         self.base_pos = base_pos
         self.memory_pos = memory_pos
-        self.end_pos = memory_pos + 1000
+        self.trusted_pos = memory_pos
         self.read: list[tuple[int, int]] = []
         self.fails = False
-        self.cached: tuple[int, int] = (0, 0)
+        self.kept: set[tuple[int, int]] = set()
 
-    def is_cached(self, pos: int, length: int) -> bool:
-        return self.cached[0] <= pos and pos + length <= self.cached[1]
+    def has(self, pos: int, length: int) -> bool:
+        end = pos + length
+        for begin, stop in sorted(self.kept):
+            if begin <= pos < stop:
+                pos = stop
+        return pos >= end
 
-    def read_range(self, pos: int, length: int) -> bytes:
+    def load(self, pos: int, length: int) -> None:
         if self.fails:
             raise StorageFailed("segment", 5, "read")
         self.read.append((pos, pos + length))
-        return b""
+        self.kept.add((pos, pos + length))
 
 
 class Stage:
     """Cold reads of a log, whose jobs are carried out when the test says so."""
 
     def __init__(self, **log: int) -> None:
-        self.now = 100.0
         self.log = Log(**log)
         self.jobs: list[Job] = []
         self.done: list[str] = []
-        self.cold = ColdReads(log=self.log, in_background=self.jobs.append, clock=lambda: self.now)
+        self.cold = ColdReads(log=self.log, in_background=self.jobs.append)
 
     def bring(self, name: str, *places: tuple[int, int]) -> bool:
         return self.cold.bring(places, lambda: self.done.append(name))
@@ -99,6 +102,7 @@ def test_what_lies_in_many_chunks_is_brought_by_itself() -> None:
     places = [(number * CHUNK_BYTES, 700) for number in range(40)]
     assert stage.bring("wide", *places)
     assert stage.work() == [(position, position + 700) for position, _ in places]
+    stage.log.kept.clear()
     assert stage.bring("again", *places), "nobody remembers that they were brought"
 
 
@@ -111,9 +115,9 @@ def test_what_lies_between_two_records_that_are_read_together_is_brought_along()
     assert len(stage.work()) == 2
 
 
-def test_what_the_page_cache_has_is_not_brought() -> None:
+def test_what_is_in_memory_anyway_is_not_brought() -> None:
     stage = Stage()
-    stage.log.cached = (PLACE, 2 * PLACE)
+    stage.log.kept.add((PLACE, 2 * PLACE))
     for position in range(PLACE, 7 * CHUNK_BYTES, 50_000):
         assert not stage.bring("", (position, 500)), position
     assert stage.jobs == []
@@ -132,28 +136,31 @@ def test_who_reads_on_is_known_to_have_all_at_one_look() -> None:
     assert stage.cold.are_there(PLACE, PLACE + 1000)
     assert not stage.cold.are_there(5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 1000), "the next one is to be brought ahead"
     assert not stage.cold.are_there(PLACE, 60 * PLACE)
-    stage.now += KEPT_SECONDS
+    stage.log.kept.clear()
     assert not stage.cold.are_there(PLACE, PLACE + 1000)
 
 
-def test_after_a_while_a_chunk_is_brought_again() -> None:
+def test_a_chunk_that_was_forgotten_is_brought_again() -> None:
     stage = Stage()
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE, 500))
     stage.work()
-    stage.now += KEPT_SECONDS
+    stage.log.kept.clear()
     assert stage.bring("late", (PLACE, 500))
     assert stage.work() == [stage.chunk(4), stage.chunk(5)]
 
 
 def test_only_so_many_chunks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_reads, "SEEN_MAX", 4)
+    monkeypatch.setattr(cold_reads, "SEEN_MAX", 3)
     stage = Stage()
     for number in (10, 10, 20, 20, 30, 30):
         stage.bring("", (number * CHUNK_BYTES, 500))
         stage.work()
-    assert not stage.bring("kept", (30 * CHUNK_BYTES, 500))
-    assert stage.bring("forgotten", (10 * CHUNK_BYTES, 500))
+    stage.log.kept.clear()
+    assert stage.bring("in order", (31 * CHUNK_BYTES, 500))
+    assert stage.work() == [stage.chunk(31), stage.chunk(32)]
+    assert stage.bring("elsewhere", (11 * CHUNK_BYTES, 500))
+    assert stage.work() == [(11 * CHUNK_BYTES, 11 * CHUNK_BYTES + 500)]
 
 
 def test_what_is_in_memory_or_gone_is_not_read() -> None:
@@ -186,7 +193,7 @@ def test_only_so_many_wait() -> None:
 
 def test_a_job_may_be_carried_out_at_once() -> None:
     done: list[str] = []
-    cold = ColdReads(log=Log(), in_background=lambda job: job()(), clock=lambda: 1.0)
+    cold = ColdReads(log=Log(), in_background=lambda job: job()())
     for name in ("a", "b"):
         assert cold.bring([(5 * CHUNK_BYTES - 100, 200)], lambda name=name: done.append(name))  # type: ignore[misc]
     assert not cold.bring([(5 * CHUNK_BYTES - 100, 200)], lambda: done.append("c"))

@@ -8,7 +8,21 @@ import pytest
 
 from raftlog.segment import EntryGone, SegmentLog, pieces
 from raftlog.segment.codec import HEADER_BYTES
+from raftlog.segment.verified_reads import VerifiedReads
 from tests.unit.segment.log_home import LogHome
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is read of files, by position and length, from now on."""
+    reads: list[tuple[int, int]] = []
+    read = VerifiedReads.read
+
+    def noted(self: VerifiedReads, pos: int, end: int, **options: bool) -> bytes:
+        reads.append((pos, end - pos))
+        return read(self, pos, end, **options)
+
+    monkeypatch.setattr(VerifiedReads, "read", noted)
+    return reads
 
 
 def some_pieces(log: SegmentLog, rng: random.Random) -> list[tuple[int, int]]:
@@ -50,18 +64,11 @@ def test_reads_are_bounded_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     home = LogHome(segment_bytes=64 * 1024)
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes(100) for _ in range(50)])
-    reads: list[int] = []
-    pread = log.files.pread
-
-    def counted(pos: int, length: int) -> bytes:
-        reads.append(length)
-        return pread(pos, length)
-
-    monkeypatch.setattr(log.files, "pread", counted)
+    reads = counted(monkeypatch)
     refs = [log.locate(index) for index in range(1, 50)]
     reads.clear()
     log.pread_each([(ref.pos + HEADER_BYTES, 100) for ref in refs])
-    assert max(reads) <= 700
+    assert max(length for _, length in reads) <= 700
     assert len(reads) <= 50 * (100 + HEADER_BYTES) // 700 * 2
     home.close_all()
 
@@ -86,14 +93,8 @@ def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypa
     log = home.open(tail_bytes_max=0)
     for _ in range(48):
         home.put(log, rng.randbytes(100))
-    reads: list[tuple[int, int]] = []
     pread = log.files.pread
-
-    def counted(pos: int, length: int) -> bytes:
-        reads.append((pos, length))
-        return pread(pos, length)
-
-    monkeypatch.setattr(log.files, "pread", counted)
+    reads = counted(monkeypatch)
     places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 49))]
     bodies = [pread(pos, length) for pos, length in places]
     reads.clear()
@@ -116,14 +117,7 @@ def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     home = LogHome(segment_bytes=64 * 1024)
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes([number]) * 100 for number in range(100)])
-    reads: list[int] = []
-    pread = log.files.pread
-
-    def counted(pos: int, length: int) -> bytes:
-        reads.append(length)
-        return pread(pos, length)
-
-    monkeypatch.setattr(log.files, "pread", counted)
+    reads = counted(monkeypatch)
     places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 100))]
     runs = [(places[at], places[at + 4]) for at in range(0, 90, 10)]
     for run in runs:

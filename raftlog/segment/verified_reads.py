@@ -1,0 +1,235 @@
+"""Reads of entries that are on disk: nothing is handed out whose entry was not verified.
+
+The guarantee. Bytes that `VerifiedReads.read` returns come from a buffer of this process in which the checksum of every
+entry was verified after the buffer was read from its file. The page cache proves nothing: the kernel may have dropped a
+page and read it again from a disk that has damaged it meanwhile. So verified bytes are kept in memory of our own, at
+most `KEPT_BYTES_MAX`, and what is not kept is read and verified anew.
+
+A reader may ask for less, by ``trusts_page_cache``: bytes that this process has written itself since it opened the log,
+and that the page cache still has, are returned as they are. Their checksums were computed or verified when they were
+appended. The kernel is asked before each such read; the first time it has dropped a page, everything up to there has
+to be verified from then on. What this misses: another program reads a page of ours from a bad disk after the kernel
+has dropped it, or somebody changes a file of ours. The scrub finds that. What is appended to the log again must never
+be read this way.
+
+How an entry is found. The index knows where entries begin, about 64 KiB apart (anchors). Entries are verified from one
+anchor to the next, at least: header fields against the index, the body against its checksum, and the chain from the
+second entry on. The chain of the first entry is verified by the scrub and at the opening of a log that may be damaged;
+no body depends on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from raftlog.segment.codec import HEADER, HEADER_BYTES, is_blank, verify_entry
+from raftlog.segment.errors import EntryGone, FrameCorrupt, StorageCorrupt
+from raftlog.segment.files import SegmentFiles
+from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, LogIndex
+from raftlog.segment.tail import Tail, blank_bytes
+
+KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Verified bytes of one log that are kept in memory; a single read may exceed it while it is under way."""
+
+OnDamage = Callable[[StorageCorrupt], None]
+
+
+class VerifiedRun(NamedTuple):
+    """Whole entries of one file, verified, from the physical offset ``begin`` up to ``end``.
+
+    ``next`` is where the next entry begins: it is ``end``, or the end of the file if a blank lies there.
+    """
+
+    begin: int
+    end: int
+    next: int
+    data: bytes
+
+
+class VerifiedReads:
+    """Reads and verifies entries of one log, for any thread, as long as they are on disk.
+
+    Attributes:
+        on_damage: told of damage in the thread that finds it, before the reader is.
+        loaded_bytes: how many bytes were read from files and verified so far.
+    """
+
+    def __init__(self, files: SegmentFiles, index: LogIndex, tail: Tail, end_pos: int) -> None:
+        self.on_damage: OnDamage = lambda damage: None
+        self.loaded_bytes = 0
+        self._files = files
+        self._index = index
+        self._tail = tail
+        self._lock = threading.Lock()
+        # Runs do not overlap. `_begins` has where they begin, ascending; `_runs` is in the order of their last use.
+        self._begins: list[int] = []
+        self._runs: OrderedDict[int, VerifiedRun] = OrderedDict()
+        self._kept_bytes = 0
+        self._cuts = 0
+        self._written_from = end_pos
+        """Bytes from here on were written by this process, and no read has found them missing in the page cache."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many verified bytes are in memory."""
+        return self._kept_bytes
+
+    @property
+    def trusted_pos(self) -> int:
+        """From here on a read may trust the page cache."""
+        return self._written_from
+
+    def read(self, pos: int, end: int, *, keeps: bool = True, trusts_page_cache: bool = False) -> bytes:
+        """The bytes of the log from ``pos`` to ``end``, all of which are on disk; blanks between files included.
+
+        Args:
+            keeps: whether to keep in memory what had to be read; not worth it for what is read once.
+            trusts_page_cache: see the module. Never for what is to be appended again.
+
+        Raises:
+            EntryGone: some of them lie below the base.
+            StorageCorrupt: an entry is damaged, or a file is missing or too short; `on_damage` was told.
+            StorageFailed: the disk refused.
+        """
+        if (run := self._kept(pos)) is not None and end <= run.end:
+            return run.data[pos - run.begin : end - run.begin]
+        if trusts_page_cache and (data := self._read_page_cache(pos, end)) is not None:
+            return data
+        parts: list[bytes] = []
+        while pos < end:
+            run = self._kept(pos) or self._load(pos, end, keeps=keeps)
+            if pos < run.end:
+                stop = min(end, run.end)
+                parts.append(run.data[pos - run.begin : stop - run.begin])
+            else:
+                stop = min(end, run.next)
+                parts.append(blank_bytes(run.end, run.next)[pos - run.end : stop - run.end])
+            pos = stop
+        return b"".join(parts)
+
+    def load(self, pos: int, end: int) -> None:
+        """Have the bytes from ``pos`` to ``end`` verified and in memory. Raises as `read` does."""
+        while pos < end:
+            run = self._kept(pos) or self._load(pos, end, keeps=True)
+            pos = run.next
+
+    def has(self, pos: int, end: int) -> bool:
+        """Whether a read that trusts the page cache gets these bytes without a wait for the disk."""
+        if pos >= self._written_from and self._files.is_cached(pos, end - pos):
+            return True
+        with self._lock:
+            while pos < end:
+                at = bisect_right(self._begins, pos) - 1
+                run = self._runs[self._begins[at]] if at >= 0 else None
+                if run is None or run.next <= pos:
+                    return False
+                pos = run.next
+        return True
+
+    def cut(self, pos: int) -> None:
+        """Forget what lies behind ``pos``: the log was cut there. The index must have forgotten it before."""
+        with self._lock:
+            self._cuts += 1
+            for begin in self._begins[max(0, bisect_left(self._begins, pos) - 1) :]:
+                if self._runs[begin].next > pos:
+                    self._remove(begin)
+
+    def _kept(self, pos: int) -> VerifiedRun | None:
+        with self._lock:
+            at = bisect_right(self._begins, pos) - 1
+            if at < 0:
+                return None
+            run = self._runs[self._begins[at]]
+            if run.next <= pos:
+                return None
+            self._runs.move_to_end(run.begin)
+            return run
+
+    def _read_page_cache(self, pos: int, end: int) -> bytes | None:
+        if pos < self._written_from:
+            return None
+        if (data := self._files.pread_cached(pos, end - pos)) is None:
+            with self._lock:
+                self._written_from = max(self._written_from, end)
+        return data
+
+    def _load(self, pos: int, end: int, *, keeps: bool) -> VerifiedRun:
+        """Read and verify the entries from the last anchor before ``pos`` on, up to the first one behind ``end``, or to
+        the end of their file. The run may end before ``pos`` if only a blank lies there.
+        """
+        while True:
+            cuts = self._cuts
+            span = self._index.span_at(pos, end)
+            if span is None:
+                raise EntryGone(self._files.directory, "position", pos, self._files.base_pos)
+            try:
+                run = self._verify(span, end)
+            except StorageCorrupt as damage:
+                if cuts != self._cuts:
+                    continue  # the log was cut meanwhile, and other entries lie there or will
+                self.on_damage(damage)
+                raise
+            with self._lock:
+                self.loaded_bytes += len(run.data)
+                if keeps and cuts == self._cuts:
+                    self._keep(run)
+            return run
+
+    def _verify(self, span: AnchorSpan, end: int) -> VerifiedRun:
+        files, begin = self._files, span.pos
+        file_end = files.start_of(begin) + files.segment_bytes
+        index_end = self._tail.first if span.end_index is None else min(span.end_index, self._tail.first)
+        end = min(end, file_end)
+        window = span.end_pos or min(max(end, begin + ANCHOR_BYTES) + HEADER_BYTES, file_end)
+        data = files.pread(begin, window - begin)
+        view = memoryview(data)
+        index, term, chain, at = span.index, span.term, None, 0
+        behind: int | None = None
+        while begin + at < end or index < index_end:
+            pos = begin + at
+            if len(view) - at < HEADER_BYTES:
+                data += files.pread(begin + len(data), min(ANCHOR_BYTES, file_end - begin - len(data)))
+                view = memoryview(data)
+            if is_blank(view[at : at + 8], file_end - pos):
+                behind = file_end
+                break
+            size = HEADER.unpack_from(view, at)[1] if len(view) - at >= HEADER_BYTES else HEADER_BYTES
+            if size > len(view) - at and pos + size <= file_end:
+                data += files.pread(begin + len(data), at + size - len(data))
+                view = memoryview(data)
+            try:
+                entry = verify_entry(view, at, index, term, pos, chain)
+                if index == span.index and entry.term != span.term:
+                    raise FrameCorrupt(pos, "term differs from the index", span.term, entry.term)
+            except FrameCorrupt as error:
+                raise StorageCorrupt(files.path(files.start_of(begin)), pos, str(error)) from error
+            index, term, chain = index + 1, entry.term, entry.chain
+            at += entry.size
+        return VerifiedRun(begin, begin + at, behind or begin + at, data if at == len(data) else data[:at])
+
+    def _keep(self, run: VerifiedRun) -> None:
+        """Keep what of a run is not kept yet. Two threads may have loaded ranges that overlap."""
+        first = max(0, bisect_right(self._begins, run.begin) - 1)
+        for begin in self._begins[first : bisect_left(self._begins, run.next)]:
+            kept = self._runs[begin]
+            if run.begin <= begin and kept.next <= run.next:
+                self._remove(begin)
+            elif kept.begin <= run.begin < kept.next:
+                if run.next <= kept.next:
+                    return
+                run = VerifiedRun(kept.next, run.end, run.next, run.data[kept.next - run.begin :])
+            elif run.begin < begin < run.next:
+                run = VerifiedRun(run.begin, begin, begin, run.data[: begin - run.begin])
+        self._begins.insert(bisect_left(self._begins, run.begin), run.begin)
+        self._runs[run.begin] = run
+        self._kept_bytes += len(run.data)
+        while self._kept_bytes > KEPT_BYTES_MAX and len(self._runs) > 1:
+            self._remove(next(iter(self._runs)))
+
+    def _remove(self, begin: int) -> None:
+        self._kept_bytes -= len(self._runs.pop(begin).data)
+        del self._begins[bisect_left(self._begins, begin)]

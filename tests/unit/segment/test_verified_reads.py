@@ -1,0 +1,260 @@
+"""Nothing that a disk has damaged is read out of a log."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from raftlog.segment import HEADER_BYTES, EntryGone, RealDisk, SegmentLog, StorageCorrupt, verified_reads
+from raftlog.segment.codec import EntryRef
+from tests.unit.segment.log_home import LogHome
+
+TAIL_BYTES = 1
+"""Of memory: nearly all entries are on disk only."""
+
+
+def filled(home: LogHome, count: int = 60, seed: int = 1) -> tuple[SegmentLog, list[EntryRef], list[bytes]]:
+    log = home.open(tail_bytes_max=TAIL_BYTES)
+    rng = random.Random(seed)
+    bodies = [rng.randbytes(rng.randint(1, 900)) for _ in range(count)]
+    for body in bodies:
+        home.put(log, body)
+    return log, [log.locate(index) for index in range(1, count + 1)], bodies
+
+
+def read_all(log: SegmentLog, ref: EntryRef) -> list[bytes]:
+    """The body of an entry, read in each way there is."""
+    pos, length = ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES
+    (piece,) = log.pread_each([(pos, length)])
+    return [log.pread(pos, length), log.pread(pos, length, trusts_page_cache=True), bytes(piece)]
+
+
+def test_every_read_gives_what_was_appended(home: LogHome) -> None:
+    log, refs, bodies = filled(home)
+    for ref, body in zip(refs, bodies, strict=True):
+        assert read_all(log, ref) == [body] * 3
+    for ref, body in zip(refs[:-1], bodies, strict=False):
+        assert log.read_range(ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES) == body
+    home.close_all()
+
+
+def test_reads_across_files_have_the_blanks_in_between(home: LogHome) -> None:
+    log, refs, _ = filled(home)
+    end = refs[-2].pos + refs[-2].size
+    stored = b"".join(home.disk.content(home.segment(start)) for start in log.files.starts)
+    rng = random.Random(2)
+    for _ in range(300):
+        begin = rng.randrange(end)
+        stop = rng.randint(begin + 1, min(end, begin + 9000))
+        assert log.pread(begin, stop - begin) == stored[begin:stop], (begin, stop)
+        assert log.read_range(begin, stop - begin) == stored[begin:stop], (begin, stop)
+    home.close_all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_is_never_read(seed: int) -> None:
+    home = LogHome()
+    log, refs, bodies = filled(home, seed=seed)
+    rng = random.Random(seed)
+    victim = rng.randrange(len(refs) - 1)
+    told: list[int] = []
+    log.tell_damage(lambda damage: told.append(damage.physical_offset))
+    at = refs[victim].pos + rng.randrange(HEADER_BYTES, refs[victim].size)
+    start = log.files.start_of(at)
+    home.disk.flip_bit(home.segment(start), at - start, rng.randrange(8))
+    for read in (log.pread, log.read_range):
+        with pytest.raises(StorageCorrupt, match="checksum of the body differs") as caught:
+            read(refs[victim].pos + HEADER_BYTES, 1)
+        assert caught.value.physical_offset == refs[victim].pos
+    with pytest.raises(StorageCorrupt):
+        log.pread_each([(refs[victim].pos + HEADER_BYTES, 1)])
+    assert told == [refs[victim].pos] * 3
+    others = [number for number in range(len(refs)) if log.files.start_of(refs[number].pos) != start]
+    for number in others:
+        assert read_all(log, refs[number]) == [bodies[number]] * 3
+    home.close_all()
+
+
+def test_a_flipped_bit_in_a_header_is_found_by_the_chain_or_the_index(home: LogHome) -> None:
+    log, refs, _ = filled(home)
+    second = next(n for n in range(1, 60) if log.files.start_of(refs[n].pos) == log.files.start_of(refs[n - 1].pos) > 0)
+    first = next(n for n in range(60) if refs[n].pos == log.files.start_of(refs[second].pos))
+    start = refs[first].pos
+    for number, field in [(first, 19), (first, 7), (first, 30), (second, 3), (second, 38)]:
+        at = refs[number].pos - start + field
+        home.disk.flip_bit(home.segment(start), at)
+        with pytest.raises(StorageCorrupt):
+            log.pread(refs[number].pos + HEADER_BYTES, 1)
+        home.disk.flip_bit(home.segment(start), at)
+        assert log.pread(refs[number].pos, 1) == b"\0"
+        log.truncate(log.last_index)  # forget what was just verified
+        home.put(log, b"x")
+        log.files.reopen()
+        home.close_all()
+        log = home.open(tail_bytes_max=TAIL_BYTES)
+    home.close_all()
+
+
+def test_what_is_kept_was_verified_and_is_not_read_again(home: LogHome) -> None:
+    log, refs, bodies = filled(home)
+    ref, body = refs[3], bodies[3]
+    assert not log.has(ref.pos, ref.size)
+    log.load(ref.pos, ref.size)
+    assert log.has(ref.pos, ref.size)
+    home.disk.flip_bit(home.segment(log.files.start_of(ref.pos)), ref.pos + HEADER_BYTES - log.files.start_of(ref.pos))
+    assert read_all(log, ref) == [body] * 3
+    home.close_all()
+
+
+def test_memory_is_bounded(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verified_reads, "KEPT_BYTES_MAX", 9000)
+    log, refs, bodies = filled(home)
+    order = list(range(59))
+    random.Random(3).shuffle(order)
+    for number in order:
+        assert log.pread(refs[number].pos + HEADER_BYTES, len(bodies[number])) == bodies[number]
+        assert log.kept_bytes <= 9000
+    assert log.kept_bytes > 0
+    home.close_all()
+
+
+def test_what_was_cut_is_not_read_any_more(home: LogHome) -> None:
+    log, refs, _ = filled(home)
+    log.load(0, refs[-2].pos)
+    log.truncate(30)
+    for number in range(30, 61):
+        home.put(log, b"new %d" % number * 20)
+    for number in range(30, 61):
+        ref = log.locate(number)
+        assert log.pread(ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES) == b"new %d" % number * 20
+    home.close_all()
+
+
+def test_a_cut_while_a_thread_reads_is_no_damage(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, refs, _ = filled(home)
+    told: list[StorageCorrupt] = []
+    log.tell_damage(told.append)
+    pread, begun = log.files.pread, list[int]()
+
+    def slow(pos: int, length: int) -> bytes:
+        if not begun:
+            begun.append(pos)
+            log.truncate(31)
+            for _ in range(31, 61):
+                home.put(log, b"n" * 300)
+        return pread(pos, length)
+
+    monkeypatch.setattr(log.files, "pread", slow)
+    log.load(refs[30].pos, 10)
+    assert begun
+    assert not told
+    for number in range(31, 60):
+        ref = log.locate(number)
+        assert log.pread(ref.pos + HEADER_BYTES, 300) == b"n" * 300
+    home.close_all()
+
+
+def test_what_lies_below_the_base_is_gone(home: LogHome) -> None:
+    log, refs, _ = filled(home)
+    second = log.segments()[1]
+    log.drop_prefix(second.start, b"", log.last_index)
+    home.submit(log)
+    with pytest.raises(EntryGone):
+        log.read_range(refs[0].pos, 10)
+    with pytest.raises(EntryGone):
+        log.load(refs[0].pos, 10)
+    home.close_all()
+
+
+def test_many_threads_read_while_the_log_grows_and_is_cut(tmp_path: Path) -> None:
+    home = LogHome(disk=RealDisk(), segment_bytes=1 << 18)  # type: ignore[arg-type]
+    log = SegmentLog.open(
+        str(tmp_path / "log"), cluster_id="c", node_id="n", segment_bytes=1 << 18, disk=home.disk, tail_bytes_max=1
+    )
+    rng = random.Random(4)
+    for _ in range(800):
+        home.put(log, bytes([rng.randrange(256)]) * rng.randint(100, 3000))
+    stable = [(ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES) for ref in map(log.locate, range(1, 400))]
+    wrong: list[object] = []
+    log.tell_damage(wrong.append)
+    over = threading.Event()
+
+    def read(seed: int) -> None:
+        chance = random.Random(seed)
+        while not over.is_set():
+            pos, length = chance.choice(stable)
+            if len(set(log.read_range(pos, length))) != 1:
+                wrong.append(pos)
+            log.load(pos, length)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        log.truncate(rng.randint(401, log.last_index))
+        for _ in range(20):
+            home.put(log, bytes([rng.randrange(256)]) * rng.randint(100, 3000))
+    over.set()
+    for thread in threads:
+        thread.join()
+    log.close()
+    assert not wrong
+
+
+def test_only_what_this_process_wrote_is_taken_from_the_page_cache(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+
+    def opened() -> SegmentLog:
+        return SegmentLog.open(
+            str(directory), cluster_id="c", node_id="n", segment_bytes=1 << 16, disk=RealDisk(), tail_bytes_max=1
+        )
+
+    home = LogHome(disk=RealDisk())  # type: ignore[arg-type]
+    log = opened()
+    for _ in range(30):
+        home.put(log, b"o" * 1000)
+    log.close()
+    log = opened()
+    home.ticket = 0
+    for _ in range(60):
+        home.put(log, b"n" * 1000)
+    old, new = log.locate(3), log.locate(40)
+    before = log.loaded_bytes
+    is_told = log.files.pread_cached(new.pos, 10) is not None
+    assert log.pread(new.pos + HEADER_BYTES, 1000, trusts_page_cache=True) == b"n" * 1000
+    assert (log.loaded_bytes == before) == is_told, "what the page cache has of our own was verified again"
+    before = log.loaded_bytes
+    assert log.pread(new.pos + HEADER_BYTES, 1000) == b"n" * 1000
+    assert (log.loaded_bytes > before) == is_told, "what may be appended again was taken from the page cache"
+    log.pread(old.pos + HEADER_BYTES, 1000, trusts_page_cache=True)
+    assert log.loaded_bytes > before
+    log.close()
+
+
+def test_what_the_page_cache_dropped_is_verified_from_then_on(tmp_path: Path) -> None:
+    log = SegmentLog.open(
+        str(tmp_path / "log"), cluster_id="c", node_id="n", segment_bytes=1 << 16, disk=RealDisk(), tail_bytes_max=1
+    )
+    home = LogHome(disk=RealDisk())  # type: ignore[arg-type]
+    for _ in range(60):
+        home.put(log, b"n" * 1000)
+    ref = log.locate(10)
+    with open(log.files.path(0), "r+b") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if log.files.pread_cached(ref.pos, ref.size) is not None:
+            pytest.skip("this file system keeps its pages")
+        assert not log.has(ref.pos, ref.size)
+        # The kernel reads the page again, from a disk that has damaged it.
+        file.seek(ref.pos + HEADER_BYTES + 7)
+        file.write(b"?")
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for _ in range(2):  # the first read brings the page back
+            with pytest.raises(StorageCorrupt):
+                log.pread(ref.pos + HEADER_BYTES, 1000, trusts_page_cache=True)
+    log.close()
