@@ -156,6 +156,7 @@ class Cluster:
         check_group([process.core for process in processes])
         for process in processes:
             process.log.check_invariants()
+            process.check_durable()
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
         """Let ``event`` happen then."""

@@ -119,6 +119,8 @@ class Node:
         assert self.process is None, f"{self.node_id} runs already"
         assert self.repair is None, f"{self.node_id} is being repaired"
         self.replacing |= bool({"READY", "INSTALL"} & set(self.disk.names(f"{DIRECTORY}/reset")))
+        if self.disk.has_lost and self._world.buggify("evicted-cache"):
+            self.disk.evict(self._rng)
         if self._world.buggify("crash-while-opening"):
             self.disk.cut_power_after(self._rng.randrange(12))
         try:
@@ -454,6 +456,20 @@ class Process:
             raise Violation(f"{self.node_id}: the core believes in {core.durable}, durable is {log.durable_index}")
         if replica.applied_index != self._applied:
             raise Violation(f"{self.node_id}: applied {self._applied}, the replica says {replica.applied_index}")
+
+    def check_durable(self) -> None:
+        """Raise `Violation` if the log counts bytes as durable that are in the cache only, after a sync that failed."""
+        disk, log = self.node.disk, self.log
+        if not disk.has_lost:
+            return
+        for start in (int(name) for name in disk.names(DIRECTORY) if name.isdigit()):
+            if log.base_pos <= start < log.durable_pos:
+                end = min(self._segment_bytes, log.durable_pos - start)
+                if (at := disk.first_undurable(f"{DIRECTORY}/{start:020d}", 0, end)) is not None:
+                    raise Violation(
+                        f"durability: {self.node_id} counts {log.durable_pos} bytes as durable, "
+                        f"its disk has not got what lies at {start + at}"
+                    )
 
     # -- PeerSender --------------------------------------------------------------------------------------------
 

@@ -137,6 +137,8 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         more += _disputed_changes(rng, 2 * config.election_timeout_seconds_max, safety_seconds)
     if "depose" in kinds and rng.random() < 0.5:
         more += [(rng.uniform(1.0, safety_seconds), Nap()) for _ in range(rng.randint(2, 5))]
+    if "disk-error" in kinds and rng.random() < 0.7:
+        more += _failed_syncs(rng, machines, safety_seconds)
     return replace(scenario, faults=tuple(sorted((*faults, *more), key=lambda timed: timed[0]))) if more else scenario
 
 
@@ -207,6 +209,19 @@ def _late_successors(rng: random.Random, victim: NodeId, patience: float, second
     while at < seconds - patience:
         faults += [(at, LateSuccessor(victim)), (at + patience, Heal())]
         at += patience + rng.uniform(0.5, 2.0)
+    return faults
+
+
+def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+    """Again and again: a sync fails, the process starts anew, and a while later the machine loses its power."""
+    faults: list[Timed] = []
+    at = rng.uniform(0.5, 2.0)
+    while at < seconds:
+        node = rng.choice(nodes)
+        faults += [(at + rng.uniform(0.0, 0.2), DiskError(node, "fdatasync", errno.EIO)) for _ in range(2)]
+        cut = at + rng.uniform(0.3, 3.0)
+        faults += [(cut, PowerCut(node)), (cut + rng.uniform(0.0, 0.5), Restart(node))]
+        at += rng.uniform(1.0, 4.0)
     return faults
 
 

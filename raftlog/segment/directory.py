@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from raftlog.segment.codec import EntryRef
+from raftlog.segment.codec import SYNC_BYTES_MAX, EntryRef
 from raftlog.segment.disk import Disk, write_fully
 from raftlog.segment.errors import (
     DirectoryLocked,
@@ -26,7 +26,7 @@ from raftlog.segment.errors import (
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.notes import DAMAGED
+from raftlog.segment.notes import DAMAGED, REPLACING
 from raftlog.segment.recovery import (
     Corrupt,
     Decision,
@@ -192,7 +192,7 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
         # What the lost slot said about this term is unknown. A node that votes for itself votes for nobody else.
         voted_for = stored.node_id
     end_pos = last.pos + last.size
-    notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
+    notes = {key: value for key, value in stored.notes.items() if key not in (DAMAGED, REPLACING)}
     return msgspec.structs.replace(
         stored,
         term=term,
@@ -201,6 +201,7 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
         durable_chain=last.chain,
         clean=False,
         boot_id=boot_id,
+        cut_end=0,
         notes=notes,
     )
 
@@ -210,6 +211,7 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[E
     starts = files.starts
     read = files.pread_padded
     base = stored.starts_at.ref
+    _write_again(files, stored)
     # Who found damage while running wants it looked at, wherever it is.
     last, stop, unsaved = scan_log(files, base, 0 if DAMAGED in stored.notes else stored.durable_pos, index)
     if (stale := stale_end(read, index, last, stored)) is not None:
@@ -235,12 +237,34 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[E
         if isinstance(decision, TruncateAt):
             file_end = tail_start + segment_bytes
             files.zero(decision.pos, end_of_data(files.pread_padded, decision.pos, file_end))
-        # What the last process wrote may be in the page cache only; from here on it counts as durable.
-        files.sync(tail_start)
+        if not stored.clean:
+            _end_cut(files, end_pos, stored.cut_end)
     for start, sidecar in unsaved:
         files.write_sidecar(start, sidecar)
     files.reopen()
     return last, found
+
+
+def _write_again(files: SegmentFiles, stored: MetaState) -> None:
+    """Make durable, before it is read, what the last process may have left in the cache only.
+
+    What lies below the stored durable position was synced. Behind it, a sync may have been missing, or may have failed.
+    """
+    if replacing := stored.notes.get(REPLACING):
+        begin, end = map(int, replacing.split())
+        files.write_again(begin, end)
+    if (starts := files.starts) and not stored.clean:
+        files.write_again(stored.durable_pos, starts[-1] + files.segment_bytes)
+
+
+def _end_cut(files: SegmentFiles, end_pos: int, cut_end: int) -> None:
+    """Zero what a cut was to zero, from the end backwards: the disk may have entries where the cache has zeros."""
+    start = files.start_of(end_pos)
+    end = min(cut_end, start + files.segment_bytes)
+    while end > end_pos:
+        begin = max(end_pos, end - SYNC_BYTES_MAX)
+        files.zero(begin, end)
+        end = begin
 
 
 def _translate(directory: str, number: int, path: str) -> DirectoryUnusable | StorageFailed:

@@ -18,6 +18,7 @@ from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.descriptors import Descriptors
 from raftlog.segment.disk import Buffer, Disk, Write, write_fully
 from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
+from raftlog.segment.recovery import end_of_data
 
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
 _FILL_BYTES_PER_SECOND: Final = 128 * 1024 * 1024
@@ -193,6 +194,22 @@ class SegmentFiles:
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "fdatasync") from error
 
+    def write_again(self, pos: int, end: int) -> None:
+        """Write what is read in ``pos..end`` to where it was read from, and sync it. Raises `StorageFailed`.
+
+        After a sync that failed, the system may have bytes in its cache only and take them for written: no sync writes
+        them then, and they are gone with the cache. Zeros behind the last other byte of a file are left out.
+        """
+        for start in self.starts:
+            begin, file_end = max(pos, start), min(end, start + self.segment_bytes)
+            if begin >= file_end:
+                continue
+            data_end = end_of_data(self.pread_padded, begin, file_end)
+            for at in range(begin, data_end, SYNC_BYTES_MAX):
+                self.write(at, [self.pread_padded(at, min(SYNC_BYTES_MAX, data_end - at))])
+            # Even without any such byte: what waits in the cache to be written is made durable, too.
+            self.sync(start)
+
     def zero(self, pos: int, end: int) -> None:
         """Zero the bytes ``pos`` to ``end`` of one file, durably. Raises `StorageFailed`."""
         for begin in range(pos, end, SYNC_BYTES_MAX):
@@ -241,13 +258,18 @@ class SegmentFiles:
             return b""
 
     def write_sidecar(self, start: int, content: bytes) -> None:
-        """Keep something beside a segment that can be made again: it is not synced, and a failure is kept quiet."""
+        """Keep something beside a segment that can be made again: a failure is kept quiet.
+
+        It is synced before it gets its name, so what is found under that name is what was written. A power cut may
+        take the name away again.
+        """
         path = self.sidecar_path(start)
         try:
             fd = self._disk.open(path + ".tmp", create=True)
             try:
                 self._disk.truncate(fd, 0)
                 write_fully(self._disk.pwritev, fd, [content], 0)
+                self._disk.fdatasync(fd)
             finally:
                 self._disk.close(fd)
             self._disk.rename(path + ".tmp", path)

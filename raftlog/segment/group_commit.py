@@ -197,11 +197,12 @@ class GroupCommit:
         self._end_pos = self._durable_pos = cut.pos
         self._last_index = self._durable_index = cut.last_index
         self._chain = self._durable_chain = cut.chain
-        if cut.pos < self._state.durable_pos:
-            self._write_meta(self._state)
         start = self._files.start_of(cut.pos)
-        self._files.drop_behind(start)
         end = min(cut.old_end, start + self._segment_bytes)
+        # If a sync of these zeros fails, the next opening reads them all the same, and must know to write them again.
+        self._write_meta(self._state, cut_end=end)
+        self._markers_stale = True
+        self._files.drop_behind(start)
         # From the end backwards, in synced steps that begin with an entry and are no longer than a write: so a crash
         # on the way leaves what a torn write leaves, never a hole with good entries far behind it.
         limit = end
@@ -214,7 +215,7 @@ class GroupCommit:
                 limit = step
         self._prepared = -1
 
-    def _write_meta(self, state: MetaState, *, clean: bool = False) -> None:
+    def _write_meta(self, state: MetaState, *, clean: bool = False, cut_end: int = 0) -> None:
         state = msgspec.structs.replace(
             state,
             durable_pos=self._durable_pos,
@@ -222,6 +223,7 @@ class GroupCommit:
             # An entry may be committed by others before it is durable here; only what is both counts after a crash.
             commit_hint=min(self._commit_hint, self._durable_index),
             clean=clean,
+            cut_end=cut_end,
         )
         try:
             self._meta.write(state)

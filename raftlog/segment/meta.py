@@ -54,8 +54,9 @@ class MetaState(msgspec.Struct, frozen=True):
     ``durable_pos`` and ``commit_hint`` lag behind the truth, never ahead of it: what lies below ``durable_pos`` was
     synced, and the entry ``commit_hint`` was committed and synced here. ``durable_chain`` is the chain after the entry
     that ends at ``durable_pos``; None if a version wrote this that did not keep it. ``clean`` says that the log was
-    closed in order, ``boot_id`` which start of the machine wrote this. ``base`` is None for a log that has its
-    beginning. ``store_id`` was drawn when the directory was made (empty before the directory is opened for the first
+    closed in order, ``boot_id`` which start of the machine wrote this. ``cut_end`` is where the zeros end that a cut
+    is writing over the entries it removes; 0 while there is none. ``base`` is None for a log that has its beginning.
+    ``store_id`` was drawn when the directory was made (empty before the directory is opened for the first
     time since there are such names). ``notes`` are small values of whoever uses the log, which mean nothing here.
     """
 
@@ -70,6 +71,7 @@ class MetaState(msgspec.Struct, frozen=True):
     clean: bool = False
     boot_id: str = ""
     base: Base | None = None
+    cut_end: int = 0
     store_id: str = ""
     notes: dict[str, bytes] = {}
 
@@ -103,7 +105,10 @@ def decode_slot(data: bytes) -> tuple[int, MetaState] | None:
 
 
 class MetaFile:
-    """The open vote file of a directory. ``state`` is what is durable, or None when no slot is valid."""
+    """The open vote file of a directory. ``state`` is what it says, or None when no slot is valid.
+
+    What was read is durable after the first `write`; before, a power cut may bring back the state before it.
+    """
 
     def __init__(self, disk: Disk, path: str) -> None:
         self.path = path
@@ -118,6 +123,9 @@ class MetaFile:
         newest = max(valid, key=lambda slot: slot[0], default=None)
         self.state: MetaState | None = None if newest is None else newest[1]
         self._seq = 0 if newest is None else newest[0]
+        # What is read may be in the system's cache only, if the sync of it failed, and the disk may have an older slot
+        # in its place. The other slot is on the disk, and must not be written over before this one is there, too.
+        self._undurable = b"" if newest is None else slots[decoded.index(newest)]
         # Writing goes on in the other slot, whichever that is: after a fault the sequence need not be even.
         self._newest_slot = 1 if newest is None else decoded.index(newest)
         self.damaged_slots = sum(
@@ -126,6 +134,9 @@ class MetaFile:
 
     def write(self, state: MetaState) -> None:
         """Make ``state`` durable. After an `OSError` the object must not be used for writing again."""
+        if self._undurable:
+            write_fully(self._disk.write_synced, self._fd, [self._undurable], self._newest_slot * SLOT_BYTES)
+            self._undurable = b""
         slot = 1 - self._newest_slot
         data = encode_slot(state, self._seq + 1)
         write_fully(self._disk.write_synced, self._fd, [data], slot * SLOT_BYTES)

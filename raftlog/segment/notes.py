@@ -10,6 +10,9 @@ CONF: Final = "conf"
 DAMAGED: Final = "damaged"
 """Look at every entry: a running node found damage at this position, in decimal, or a repair was not finished."""
 
+REPLACING: Final = "replacing"
+"""First position and end, in decimal, of bytes that a repair is replacing: they may be in the cache only."""
+
 ABSTAINING: Final = "abstaining"
 """Entries that this replica acknowledged may be missing: it must not vote before it has caught up."""
 

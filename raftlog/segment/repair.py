@@ -38,7 +38,7 @@ from raftlog.segment.disk import Buffer, Disk, write_fully
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.notes import ABSTAINING, DAMAGED
+from raftlog.segment.notes import ABSTAINING, DAMAGED, REPLACING
 from raftlog.segment.recovery import DamagedRange, end_of_all
 
 P = ParamSpec("P")
@@ -192,8 +192,8 @@ class Repair:
     def finish(self) -> None:
         """Make the repair durable and release the directory. Raises `StorageFailed`."""
         assert self.done, f"{self.directory}: {self.missing} are still damaged"
-        if DAMAGED in self._state.notes:
-            self._write_meta(notes={key: value for key, value in self._state.notes.items() if key != DAMAGED})
+        if notes := self._state.notes.keys() & {DAMAGED, REPLACING}:
+            self._write_meta(notes={key: value for key, value in self._state.notes.items() if key not in notes})
         self.close()
 
     def close(self) -> None:
@@ -320,7 +320,10 @@ class Repair:
     def _cut(self) -> None:
         end, base = self._end(), self._state.starts_at
         self._copy(end)
-        notes = {key: value for key, value in self._state.notes.items() if key != DAMAGED} | {ABSTAINING: b"1"}
+        notes = {key: value for key, value in self._state.notes.items() if key not in (DAMAGED, REPLACING)}
+        notes[ABSTAINING] = b"1"
+        start = self._files.start_of(end)
+        data_end = max(end, self._data_end())
         # What is left may end with entries of a stale block, which were not the committed ones.
         self._write_meta(
             notes=notes,
@@ -328,9 +331,8 @@ class Repair:
             durable_chain=self._last.chain,
             commit_hint=min(self._state.commit_hint, base.index),
             clean=False,
+            cut_end=min(data_end, start + self._segment_bytes),
         )
-        start = self._files.start_of(end)
-        data_end = max(end, self._data_end())
         self._replacing(end, data_end)
         self._files.drop_behind(start)
         if start in self._files.starts:
@@ -354,6 +356,8 @@ class Repair:
         begin = pos = self._ranges[0].pos
         if begin < end:
             self._replacing(begin, end)
+            # If a sync fails, the next opening reads these bytes all the same, and must know to write them again.
+            self._write_meta(notes={**self._state.notes, REPLACING: b"%d %d" % (begin, end)})
         while pos < end:
             start = self._files.start_of(pos)
             file_end = min(end, start + self._segment_bytes)

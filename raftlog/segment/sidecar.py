@@ -1,9 +1,9 @@
 """What is known about a closed file, kept beside it, so that opening a long log reads its last file only.
 
-A sidecar (``NNN.index``) is never synced and may be missing, old or torn: it has a checksum, and it counts only if the
-file's first entry continues the file before, its last one is where the sidecar says, with that chain, and a blank
-follows. An equal chain means equal entries all the way, so a sidecar of an earlier content can say nothing wrong. What
-it does not tell is whether the bytes in between are still what they were.
+A sidecar (``NNN.index``) is synced before it gets its name, and may be missing or old: it has a checksum, and it counts
+only if the file's first entry continues the file before, its last one is where the sidecar says, with that chain, and a
+blank follows. An equal chain means equal entries all the way, so a sidecar of an earlier content can say nothing wrong.
+What it does not tell is whether the bytes in between are still what they were.
 """
 
 from __future__ import annotations

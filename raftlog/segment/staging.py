@@ -210,7 +210,8 @@ class Staging:
         files.close()
         self._files = SegmentFiles(self._disk, self._root, segment_bytes, Preallocation.NONE)
         if not self._log_done and self._start in present:
-            # Nobody finished this file. What it has in its beginning need not come again.
+            # Nobody finished this file. What it has in its beginning need not come again, but its sync may have failed.
+            self._files.write_again(self._start, self._start + segment_bytes)
             self._got = set(range(self._start, self._start + segment_bytes, PIECE_BYTES))
             self._verify()
 
@@ -284,19 +285,26 @@ class Staging:
 
     def _has_snapshot(self) -> bool:
         if SNAPSHOT_NAME in self._disk.listdir(self._root):
-            if self._snapshot_is_right():
+            if self._snapshot_is_right(write_again=True):
                 return True
             _remove(self._disk, self._root, [SNAPSHOT_NAME])
         return self.manifest.snapshot_bytes == 0
 
-    def _snapshot_is_right(self) -> bool:
+    def _snapshot_is_right(self, *, write_again: bool = False) -> bool:
+        """Whether the snapshot is whole, and then durable.
+
+        What an earlier attempt left may be in the cache only, if its sync failed: it is to be written again.
+        """
         fd = self._disk.open(self._snapshot_path)
         try:
             if self._disk.size(fd) != self.manifest.snapshot_bytes:
                 return False
             crc = 0
             for pos in range(0, self.manifest.snapshot_bytes, PIECE_BYTES):
-                crc = zlib.crc32(self._disk.pread(fd, PIECE_BYTES, pos), crc)
+                data = self._disk.pread(fd, PIECE_BYTES, pos)
+                if write_again:
+                    write_fully(self._disk.pwritev, fd, [data], pos)
+                crc = zlib.crc32(data, crc)
             if crc != self.manifest.snapshot_crc:
                 return False
             self._disk.fdatasync(fd)
@@ -380,6 +388,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
         durable_chain=manifest.last.chain,
         commit_hint=manifest.end_index,
         clean=False,
+        cut_end=0,
         notes=notes,
     )
     # Both slots, so that no damage to one of them brings back the base of a log that is gone.

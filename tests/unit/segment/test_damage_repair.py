@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -342,6 +343,33 @@ def test_a_failing_disk_ends_the_repair(home: LogHome, peer: LogHome) -> None:
         run(repair, n2=served_by(write(peer)))
     repair.close()
     repair.close()
+
+
+def test_repaired_bytes_are_on_the_disk_when_a_repair_is_finished(home: LogHome, peer: LogHome) -> None:
+    """Also those of an attempt whose sync failed: they are read as repaired, and no sync writes them any more."""
+    want = closed(home)
+    good = write(peer)
+    for attempt in (None, 0, 1, 2, 3):
+        for at in (1000, 6000):
+            flip(home, at)
+        repair = Repair(home.disk, damaged(home), peers=["n2"])
+        if attempt is not None:
+            home.disk.fail("fdatasync", errno.EIO, after=attempt)
+        try:
+            run(repair, n2=served_by(good))
+        except StorageFailed:
+            repair.close()
+        home.disk.no_faults()
+        try:
+            log = home.open()
+        except LogDamaged as error:
+            run(Repair(home.disk, error, peers=["n2"]), n2=served_by(good))
+            log = home.open()
+        log.close()
+        assert segments(home) == want
+        for name, content in want.items():
+            path = f"{DIRECTORY}/{name}"
+            assert home.disk.first_undurable(path, 0, len(content)) is None, f"{name} after a failure of sync {attempt}"
 
 
 def test_noted_damage_in_a_closed_file_is_looked_for_and_repaired(home: LogHome, peer: LogHome) -> None:

@@ -282,3 +282,71 @@ def test_the_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -
     assert log.last_index == 1
     log.close(clean=False)
     assert 4000 < disk.nbytes < 8 * 1024 * 1024
+
+
+@pytest.mark.parametrize("synced_write", [True, False])
+def test_failed_sync_marks_pages_clean_and_a_power_cut_brings_the_old_content_back(synced_write: bool) -> None:
+    disk, fd = synced_file(bytes(2000))
+    disk.fail("fdatasync", errno.EIO)
+
+    def write() -> None:
+        if synced_write:
+            disk.write_synced(fd, [b"x" * 1000], 0)
+        else:
+            disk.pwritev(fd, [b"x" * 1000], 0)
+            disk.fdatasync(fd)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        write()
+    disk.fdatasync(fd)
+    disk.write_synced(fd, [b"y"], 1900)
+    assert disk.content("/file")[:1000] == b"x" * 1000, "the cache keeps it"
+    assert disk.durable("/file", 0, 1000) == bytes(1000), "a later sync does not write it"
+    disk.kill()
+    fd = disk.open("/file")
+    disk.fdatasync(fd)
+    assert disk.pread(fd, 1000, 0) == b"x" * 1000
+    assert disk.has_lost
+    survived = set()
+    for seed in range(30):
+        again, fd = synced_file(bytes(2000))
+        again.fail("fdatasync", errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            again.write_synced(fd, [b"x" * 1000], 0)
+        again.write_synced(fd, [b"y"], 1900)
+        again.crash(random.Random(seed))
+        content = again.content("/file")
+        assert content[1900:1901] == b"y"
+        survived.add((content[0], content[600]))
+    assert (0, 0) in survived, "nothing of it is on the disk for certain"
+    assert len(survived) > 1, "part of it may have got there all the same"
+
+
+def test_bytes_that_a_failed_sync_lost_are_durable_when_they_were_written_again() -> None:
+    disk, fd = synced_file(bytes(2000))
+    disk.fail("fdatasync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.write_synced(fd, [b"x" * 1000], 0)
+    disk.write_synced(fd, [disk.pread(fd, 1000, 0)], 0)
+    disk.crash(random.Random(1))
+    assert disk.content("/file") == b"x" * 1000 + bytes(1000)
+
+
+def test_eviction_drops_what_a_failed_sync_lost_and_keeps_what_waits_to_be_written() -> None:
+    outcomes = set()
+    for seed in range(30):
+        disk, fd = synced_file(bytes(4000))
+        disk.fail("fdatasync", errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.write_synced(fd, [b"x" * 1024], 0)
+        disk.pwritev(fd, [b"dirty"], 3000)
+        disk.evict(random.Random(seed))
+        assert not disk.has_lost
+        before = disk.content("/file")
+        outcomes.add(before[:1024].count(b"x"))
+        assert before[3000:3005] == b"dirty"
+        disk.fdatasync(fd)
+        disk.crash(random.Random(seed))
+        assert disk.content("/file") == before, "what is read after an eviction is on the disk"
+    assert 0 in outcomes
+    assert outcomes <= {0, 512, 1024}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import zlib
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 import raftlog.segment.staging
 from chaos.disk import PowerCut
-from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from raftlog.segment import CONFIG, NORMAL, SegmentLog, StorageFailed
 from raftlog.segment.staging import Manifest, Staging, decode_manifest, discard, encode_manifest
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
@@ -165,6 +166,38 @@ def test_reset_interrupted_while_gathering(home: LogHome, leader: LogHome) -> No
         staging.finish()
         assert_replaced(home, source, manifest).close()
         home = LogHome()
+
+
+def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_complete(
+    home: LogHome, leader: LogHome
+) -> None:
+    """It is read, verified and not asked for again, though no sync writes it any more."""
+    source = leader.opened[-1]
+    manifest = manifest_of(source)
+    home.open()
+    snapshot_failed = False
+    for after in range(40):
+        staging = Staging(home.disk, DIRECTORY, manifest)
+        home.disk.fail("fdatasync", errno.EIO, after=after)
+        what = ""
+        try:
+            while (wanted := staging.wanted()) is not None:
+                what, pos, nbytes = wanted
+                data = source.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes]
+                assert staging.take(wanted[0], pos, data)
+        except StorageFailed:
+            snapshot_failed |= what == "snapshot"
+            staging.close()
+        home.disk.no_faults()
+        staging = Staging(home.disk, DIRECTORY, manifest)
+        pull(staging, source, rng=random.Random(after))
+        staging.finish()
+        root = f"{DIRECTORY}/reset"
+        for name in home.disk.names(root):
+            path = f"{root}/{name}"
+            assert home.disk.first_undurable(path, 0, len(home.disk.content(path))) is None, f"{name}, failure {after}"
+        discard(home.disk, DIRECTORY)
+    assert snapshot_failed
 
 
 def test_pieces_that_do_not_belong_are_refused_and_asked_for_again(home: LogHome, leader: LogHome) -> None:
