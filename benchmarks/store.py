@@ -87,7 +87,7 @@ async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
         cluster.kill("n0")
         await trio.sleep(0.5)
         data = cluster.directory / "n0"
-        shutil.rmtree(data / "consumequeue")
+        shutil.rmtree(data / "queues")
         for each in ("checkpoint", "checkpoint.previous"):
             (data / each).unlink(missing_ok=True)
         await start("with all queues rebuilt from the log", None)

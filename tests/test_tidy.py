@@ -38,6 +38,7 @@ PURE = (
     "mq/client/allocation.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
+    "mq/store/queue_blocks.py",
 )
 """Same input, same output: no clock, no chance, no waiting, no files, no log in here."""
 

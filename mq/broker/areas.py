@@ -34,6 +34,7 @@ from mq.broker.reading.key_queries import KeyQueries
 from mq.broker.reading.long_polling import LongPolling
 from mq.broker.reading.lookup import Lookup
 from mq.broker.reading.pulls import HeldPull, Pulls
+from mq.broker.reading.queue_repair import QueueRepair
 from mq.broker.reading.reads import PatientReads
 from mq.broker.reading.slow_consumers import SlowConsumers
 from mq.broker.reading.subscriptions import Subscriptions
@@ -252,6 +253,15 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
         )
         self.cold_reads = ColdReads(log=replica.log, in_background=in_background)
+        self.queue_repair = QueueRepair(
+            store=store,
+            log=replica.log,
+            segment_bytes=replica.log.files.segment_bytes,
+            applied_index=applied_index,
+            in_background=in_background,
+            clock=clock,
+            lines=log,
+        )
         slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=clock)
         self.offsets = Offsets(
             metadata=metadata,

@@ -402,7 +402,8 @@ class Broker:
             self._announce()
 
     def flush_queues(self) -> None:
-        """Let consume queues reach their files, and forget what is gone from the log, a few at a time."""
+        """Let consume queues reach their files, forget what is gone from the log, and restore damaged blocks."""
+        self.areas.queue_repair.run()
         self._store.flush_some()
         self._store.expire_some(self._replica.log.base_pos)
 
@@ -491,4 +492,5 @@ class Broker:
             **self.areas.pops.counters(),
             **self.areas.forwarder.counters(),
             "forwardedTaken": self.areas.forwarded.taken,
+            "queueBlocksRestored": self.areas.queue_repair.restored,
         }

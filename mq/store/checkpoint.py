@@ -29,7 +29,9 @@ CHECKPOINT_NAME = "checkpoint"
 PREVIOUS_NAME = "checkpoint.previous"
 SNAPSHOT_NAME = "snapshot"
 
-_QUEUE_DIRECTORY = "consumequeue"
+QUEUE_DIRECTORY = "queues"
+FORMER_QUEUE_DIRECTORY = "consumequeue"
+"""Queue files without checksums, which an earlier version wrote: removed, for the log has what was in them."""
 _MAGIC = b"RAFTMQC1"
 _HEAD = Struct(">8sIQ")
 
@@ -125,7 +127,7 @@ def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> Q
 def open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Checkpoint) -> QueueStore:
     """The queues as a checkpoint has them. Raises QueueFileDamaged, OSError."""
     return QueueStore.open(
-        os.path.join(directory, _QUEUE_DIRECTORY),
+        os.path.join(directory, QUEUE_DIRECTORY),
         settings,
         queues=checkpoint.queues,
         dropped_count=checkpoint.dropped_count,

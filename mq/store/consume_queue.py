@@ -1,23 +1,37 @@
 """One consume queue: for each message of a queue, where its record lies in the log.
 
-Entry number n (its queue offset) is 20 bytes at byte 20*n of the queue, in files of equal size named by the byte at
-which they start:
+An entry is 20 bytes. Files hold equal numbers of them, in blocks that have a checksum (`mq.store.queue_blocks`), and
+are named by 20 times the queue offset of their first entry:
 
-    consumequeue/<topic>/<queue_id>/00000000000000000000
+    queues/<topic>/<queue_id>/00000000000000000000
 
-New entries gather in memory and reach the files in larger pieces. Losing them costs nothing: the log has them.
+New entries gather in memory and reach the files in larger pieces. Losing them costs nothing: the log has them. What a
+file gives is verified once when it is brought into memory. A block that is not what was written is noted as damaged
+(`QueueFiles.damaged`); reading it raises QueueFileDamaged until `ConsumeQueue.restore` has put it right.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import zlib
 
 from mq.protocol import names
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
+from mq.store.queue_blocks import (
+    ENTRIES_PER_BLOCK,
+    TRAILER,
+    BlockDamaged,
+    block_bytes,
+    queue_seed,
+    seal,
+    seed_of,
+    verify_count,
+)
 from mq.store.queue_files import QueueFiles
 
-ENTRIES_PER_FILE = 300_000
+ENTRIES_PER_FILE = 1470 * ENTRIES_PER_BLOCK
 
 
 def topic_directory(topic: str) -> str:
@@ -37,16 +51,20 @@ class ConsumeQueue:
     Args:
         files: where the queue's files are.
         topic, queue_id: which queue; the topic's name is checked before it becomes part of a path.
-        entries_per_file: 300,000 in production; the same for the life of a data directory.
+        entries_per_file: whole blocks, 299,880 in production; the same for the life of a data directory.
+        entries_per_block: the same for the life of a data directory.
         min_offset, max_offset: what there is already, as the checkpoint says.
         tail: the last entries of that, which are not in the files but came with the checkpoint.
     """
 
     __slots__ = (
+        "_checksum",
         "_directory",
+        "_entries_per_block",
         "_entries_per_file",
         "_files",
         "_flushed_offset",
+        "_queue_seed",
         "_tail",
         "key",
         "max_offset",
@@ -62,6 +80,7 @@ class ConsumeQueue:
         queue_id: int,
         *,
         entries_per_file: int = ENTRIES_PER_FILE,
+        entries_per_block: int = ENTRIES_PER_BLOCK,
         min_offset: int = 0,
         max_offset: int = 0,
         tail: bytes = b"",
@@ -69,11 +88,16 @@ class ConsumeQueue:
         assert queue_id >= 0, f"{topic}: queue id {queue_id}"
         assert 0 <= min_offset <= max_offset, f"{topic}/{queue_id}: offsets {min_offset}..{max_offset}"
         assert len(tail) <= (max_offset - min_offset) * QUEUE_ENTRY_BYTES, f"{topic}/{queue_id}: {len(tail)} bytes"
+        assert entries_per_file % entries_per_block == 0, f"{entries_per_file} entries, {entries_per_block} in a block"
         self._files = files
         self._directory = os.path.join(topic_directory(topic), str(queue_id))
         self._entries_per_file = entries_per_file
+        self._entries_per_block = entries_per_block
+        # Of the entries in files that belong to a block which is not full yet; None while it is not known.
+        self._checksum: int | None = None
         self._flushed_offset = max_offset - len(tail) // QUEUE_ENTRY_BYTES
         self._tail = bytearray(tail)
+        self._queue_seed = queue_seed(topic, queue_id)
         self.topic = topic
         self.queue_id = queue_id
         self.key = topic, queue_id
@@ -81,6 +105,11 @@ class ConsumeQueue:
         """The first offset that can be read."""
         self.max_offset = max_offset
         """The offset that the next message of this queue gets."""
+
+    @property
+    def entries_per_block(self) -> int:
+        """Entries that have a checksum together, from a multiple of this number on."""
+        return self._entries_per_block
 
     @property
     def tail(self) -> bytes:
@@ -135,40 +164,77 @@ class ConsumeQueue:
         if offset >= self._flushed_offset:
             start = (offset - self._flushed_offset) * QUEUE_ENTRY_BYTES
             return bytes(self._tail[start : start + (end - offset) * QUEUE_ENTRY_BYTES])
+        per_block = self._entries_per_block
         parts: list[bytes] = []
-        while offset < (in_files := min(end, self._flushed_offset)):
-            stop = min(in_files, self._file_end(offset))
-            parts.append(self._read_file(offset, stop - offset))
+        in_files = min(end, self._flushed_offset)
+        while offset < in_files:
+            start = offset - offset % per_block
+            stop = min(in_files, start + per_block)
+            block = self._files.block(self, start)
+            if block is None or len(block) < (stop - start) * QUEUE_ENTRY_BYTES:
+                block = self._bring(start)
+            parts.append(block[(offset - start) * QUEUE_ENTRY_BYTES : (stop - start) * QUEUE_ENTRY_BYTES])
             offset = stop
         if offset < end:
             parts.append(bytes(self._tail[: (end - offset) * QUEUE_ENTRY_BYTES]))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def flush(self) -> None:
-        """Move entries from memory to the page cache. Raises OSError; what was not written stays in memory."""
+        """Move entries from memory to the page cache.
+
+        Where the block that they continue is damaged they stay in memory, for `restore` to come. Raises OSError; what
+        was not written stays in memory.
+        """
         while self._tail:
             offset = self._flushed_offset
-            count = min(self.max_offset, self._file_end(offset)) - offset
-            size = count * QUEUE_ENTRY_BYTES
-            self._files.write(self._path(offset), self._position(offset), self._tail[:size])
-            self._tail = self._tail[size:]  # whoever captured the old one goes on reading it
-            self._flushed_offset += count
+            inside = offset % self._entries_per_block
+            checksum, before = self._checksum, b""
+            if inside and offset == self.min_offset:
+                # Nothing before it in the block can be read; zeros take its place, so that the checksum is known.
+                before = bytes(inside * QUEUE_ENTRY_BYTES)
+                checksum = zlib.crc32(before, self._seed(offset - inside))
+            elif inside and checksum is None:
+                return
+            end = min(self.max_offset, self._file_end(offset))
+            pieces, checksum = self._blocks(offset, end, checksum)
+            start = offset - inside if before else offset
+            self._files.write(self._path(offset), self._position(start), b"".join((before, *pieces)))
+            self._extend_kept(offset - inside, inside, pieces[0])
+            self._tail = self._tail[(end - offset) * QUEUE_ENTRY_BYTES :]  # whoever captured the old one reads it on
+            self._flushed_offset = end
+            self._checksum = checksum
 
-    def truncate_to(self, max_offset: int) -> None:
-        """Forget entries from ``max_offset`` on, in memory and in files. Raises OSError."""
-        assert self.min_offset <= max_offset <= self.max_offset, f"{self}: truncate to {max_offset}"
-        if max_offset >= self._flushed_offset:
-            self._tail = self._tail[: (max_offset - self._flushed_offset) * QUEUE_ENTRY_BYTES]
-        else:
-            self._tail = bytearray()
-            self._flushed_offset = max_offset
-            self._cut_files()
-        self.max_offset = max_offset
+    def damaged_entries(self, start: int) -> tuple[int, int] | None:
+        """Which entries of the damaged block at queue offset ``start`` are to be restored, as [first, end).
+
+        None if no entry of it that is in files can be read any more.
+        """
+        first = max(start, self.min_offset)
+        end = min(start + self._entries_per_block, self._flushed_offset)
+        return (first, end) if first < end else None
+
+    def restore(self, start: int, first: int, entries: bytes) -> bool:
+        """Write the block at queue offset ``start`` anew, with ``entries`` of the log from queue offset ``first`` on.
+
+        Returns whether it is whole then; it is not when it has grown since `damaged_entries`. Raises OSError.
+        """
+        wanted = self.damaged_entries(start)
+        if wanted is not None:
+            if wanted[0] < first or wanted[1] != first + len(entries) // QUEUE_ENTRY_BYTES:
+                return False
+            before = bytes((first - start) * QUEUE_ENTRY_BYTES)
+            block, checksum = seal(before + entries, start, self._seed(start), self._entries_per_block)
+            self._files.write(self._path(start), self._position(start), block)
+            if wanted[1] == self._flushed_offset:
+                self._checksum = checksum
+        self._files.restored(self, start)
+        return True
 
     def expire(self, log_start: int) -> int:
         """Forget entries of records before physical offset ``log_start``, where the log now begins.
 
-        Returns the new min_offset. Whole files below it are retired. Raises OSError.
+        Returns the new min_offset. Whole files below it are retired. Raises OSError, and QueueFileDamaged with the
+        queue as it was.
         """
         low, high = self.min_offset, self.max_offset
         while low < high:
@@ -178,32 +244,47 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
+        self.begin_at(low)
+        return low
+
+    def begin_at(self, low: int) -> None:
+        """Forget entries before queue offset ``low``. Whole files below it are retired."""
+        low = min(low, self.max_offset)
         if low > self.min_offset:
             for start in range(self._file_start(self.min_offset), self._file_start(low), self._entries_per_file):
                 self._files.retire(self._path(start))
             if low > self._flushed_offset:
                 self._tail = self._tail[(low - self._flushed_offset) * QUEUE_ENTRY_BYTES :]
                 self._flushed_offset = low
+                self._checksum = None
             self.min_offset = low
-        return low
 
     def check_files(self, log_end: int) -> None:
         """Verify after opening that the files hold what the tail does not, and cut what lies behind it.
 
-        ``log_end`` is the physical offset up to which the log had been dispatched when max_offset was noted.
-        Raises QueueFileDamaged if something is missing, OSError.
+        ``log_end`` is the physical offset up to which the log had been dispatched when max_offset was noted. Contents
+        are verified when they are read, and the block that new entries continue now; that is noted if it is damaged.
+
+        Raises QueueFileDamaged if a file is missing or too short, or goes on behind the log, OSError.
         """
-        end = self._flushed_offset
+        end, per_block = self._flushed_offset, self._entries_per_block
         first_file = self._file_start(self.min_offset) if self.min_offset < end else end
         for start in range(first_file, end, self._entries_per_file):
-            expected = (min(end, start + self._entries_per_file) - start) * QUEUE_ENTRY_BYTES
+            blocks = -(-(min(end, start + self._entries_per_file) - start) // per_block)
+            expected = blocks * block_bytes(per_block)
             path = self._path(start)
             actual = self._files.size(path)
             if actual < expected:
                 raise QueueFileDamaged(path, "file is too short", expected, actual)
         self._cut_files()
         if self.min_offset < end:
-            physical_offset, size, _ = QUEUE_ENTRY.unpack(self.read(end - 1, 1))
+            try:
+                if inside := end % per_block:
+                    self._continue_block(end - inside, inside)
+                last = self.read(end - 1, 1)
+            except QueueFileDamaged:
+                return  # it is noted, and restored from the log
+            physical_offset, size, _ = QUEUE_ENTRY.unpack(last)
             if size <= 0 or physical_offset + size > log_end:
                 path = self._path(end - 1)
                 raise QueueFileDamaged(path, "last entry ends behind the log", log_end, physical_offset + size)
@@ -216,22 +297,87 @@ class ConsumeQueue:
         repeated = entries[skipped * QUEUE_ENTRY_BYTES :]
         if not repeated:
             return
-        known = self.read(first_offset + skipped, len(repeated) // QUEUE_ENTRY_BYTES)
+        try:
+            known = self.read(first_offset + skipped, len(repeated) // QUEUE_ENTRY_BYTES)
+        except QueueFileDamaged:
+            return  # what is stored is noted as damaged; there is nothing to compare with
         assert known == repeated, f"{self}: the run at {first_offset} contradicts what is stored"
 
-    def _read_file(self, offset: int, count: int) -> bytes:
-        path = self._path(offset)
-        expected = count * QUEUE_ENTRY_BYTES
-        data = self._files.read(path, self._position(offset), expected)
-        if len(data) != expected:
-            raise QueueFileDamaged(path, "short read", expected, len(data))
-        return data
+    def _blocks(self, offset: int, end: int, checksum: int | None) -> tuple[list[bytes], int]:
+        """What is written for the first entries of the tail, [offset, end), and the checksum of the last block.
+
+        ``checksum`` is that of the block's entries before ``offset``, which is of no account at a block's beginning.
+        """
+        per_block, tail = self._entries_per_block, bytes(self._tail[: (end - offset) * QUEUE_ENTRY_BYTES])
+        pieces: list[bytes] = []
+        at = value = 0
+        while offset < end:
+            start = offset - offset % per_block
+            stop = min(end, start + per_block)
+            entries = tail[at : at + (stop - offset) * QUEUE_ENTRY_BYTES]
+            if offset == start:
+                block, value = seal(entries, start, self._seed(start), per_block)
+                pieces.append(block)
+            else:
+                assert checksum is not None, f"{self}: the checksum before {offset} is not known"
+                value = zlib.crc32(entries, checksum)
+                padding = bytes((start + per_block - stop) * QUEUE_ENTRY_BYTES)
+                pieces += (entries, padding, TRAILER.pack(start, stop - start, value))
+            at += len(entries)
+            offset = stop
+        return pieces, value
+
+    def _extend_kept(self, start: int, count: int, entries: bytes) -> None:
+        """Add what was just written to a block that is in memory: whoever reads at the end needs not read it back."""
+        if count and (kept := self._files.block(self, start)) is not None and len(kept) == count * QUEUE_ENTRY_BYTES:
+            self._files.keep_block(self, start, kept + entries)
+
+    def _bring(self, start: int) -> bytes:
+        """The entries that are in files of the block at ``start``, verified and kept in memory for a while."""
+        count = min(self._flushed_offset - start, self._entries_per_block)
+        data, seed = self._read_block(start), self._seed(start)
+        try:
+            if count == self._entries_per_block:
+                verify_count(data, start, count, seed, count)
+            elif (value := zlib.crc32(data[: count * QUEUE_ENTRY_BYTES], seed)) != self._checksum:
+                raise BlockDamaged("checksum of the block", self._checksum or 0, value)
+        except BlockDamaged as damage:
+            raise self._damaged(start, damage.reason, damage.expected, damage.actual) from damage
+        return self._files.keep_block(self, start, data[: count * QUEUE_ENTRY_BYTES])
+
+    def _continue_block(self, start: int, count: int) -> None:
+        """Take over the checksum of a block that is not full, after opening."""
+        data = self._read_block(start)
+        try:
+            self._checksum = verify_count(data, start, count, self._seed(start), self._entries_per_block)
+        except BlockDamaged as damage:
+            raise self._damaged(start, damage.reason, damage.expected, damage.actual) from damage
+
+    def _read_block(self, start: int) -> bytes:
+        size = block_bytes(self._entries_per_block)
+        try:
+            return self._files.read(self._path(start), self._position(start), size)
+        except FileNotFoundError as error:
+            raise self._damaged(start, "the file is missing", size, 0) from error
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise self._damaged(start, "the disk does not give it", size, 0) from error
+
+    def _damaged(self, start: int, reason: str, expected: int, actual: int) -> QueueFileDamaged:
+        error = QueueFileDamaged(self._path(start), f"block of offset {start}: {reason}", expected, actual)
+        self._files.damaged.setdefault((self, start), str(error))
+        return error
+
+    def _seed(self, start: int) -> int:
+        return seed_of(self._queue_seed, start)
 
     def _cut_files(self) -> None:
-        """Leave nothing in files at or behind the flushed offset."""
+        """Leave no whole block in files behind the flushed offset."""
         for start_byte, path in self._files.list(self._directory):
             start = start_byte // QUEUE_ENTRY_BYTES
-            keep = min(self._flushed_offset - start, self._entries_per_file) * QUEUE_ENTRY_BYTES
+            kept = min(self._flushed_offset - start, self._entries_per_file)
+            keep = -(-kept // self._entries_per_block) * block_bytes(self._entries_per_block)
             if keep <= 0 or start < self._file_start(self.min_offset):
                 self._files.remove(path)
             elif self._files.size(path) > keep:
@@ -244,7 +390,8 @@ class ConsumeQueue:
         return self._file_start(offset) + self._entries_per_file
 
     def _position(self, offset: int) -> int:
-        return offset % self._entries_per_file * QUEUE_ENTRY_BYTES
+        blocks, inside = divmod(offset % self._entries_per_file, self._entries_per_block)
+        return blocks * block_bytes(self._entries_per_block) + inside * QUEUE_ENTRY_BYTES
 
     def _path(self, offset: int) -> str:
         start = offset - offset % self._entries_per_file

@@ -13,6 +13,7 @@ which is there from when a replica begins from one until its first checkpoint af
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import msgspec
 
 from mq.store.checkpoint import (
     CHECKPOINT_NAME,
+    FORMER_QUEUE_DIRECTORY,
     PREVIOUS_NAME,
     SNAPSHOT_NAME,
     Checkpoint,
@@ -108,6 +110,7 @@ def open_store(
     """
     settings, log = settings or QueueStoreSettings(), log or LogBounds()
     os.makedirs(directory, exist_ok=True)
+    shutil.rmtree(os.path.join(directory, FORMER_QUEUE_DIRECTORY), ignore_errors=True)
     faults: list[str] = []
     checkpoint = _usable(directory, CHECKPOINT_NAME, log, faults, as_snapshot=False)
     received = None if incoming is None else _usable("", incoming, log, faults, as_snapshot=True)

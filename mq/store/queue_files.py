@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 
 import msgspec
 
 OPEN_FILES_MAX = 512
+
+BLOCKS_KEPT = 1024
+"""Verified blocks in memory, 4 MiB at most."""
+
+BlockKey = tuple[Hashable, int]
+"""A consume queue and the queue offset at which one of its blocks begins."""
 
 _FILE_NAME = re.compile(r"[0-9]{20}")
 
@@ -62,11 +68,40 @@ class QueueFiles:
         self._changes = Changes(set(), set(), set(), set())
         self.created_count = 0
         """How many files were created so far."""
+        self._blocks: OrderedDict[BlockKey, bytes] = OrderedDict()
+        self.damaged: dict[BlockKey, str] = {}
+        """Blocks that were found to be damaged and are not restored yet, with what is wrong."""
 
     @property
     def open_count(self) -> int:
         """How many descriptors are open now."""
         return len(self._descriptors)
+
+    def block(self, queue: Hashable, start: int) -> bytes | None:
+        """The verified entries of a block as far as they are in memory, None if they are not."""
+        return self._blocks.get((queue, start))
+
+    def keep_block(self, queue: Hashable, start: int, entries: bytes) -> bytes:
+        """Keep verified entries of a block in memory for a while; returns them."""
+        self._blocks[queue, start] = entries
+        if len(self._blocks) > BLOCKS_KEPT:
+            self._blocks.popitem(last=False)
+        return entries
+
+    def restored(self, queue: Hashable, start: int) -> None:
+        """A damaged block is whole again, or not needed any more."""
+        self._blocks.pop((queue, start), None)
+        self.damaged.pop((queue, start), None)
+
+    def forget_blocks(self) -> None:
+        """Keep no block in memory: what is read next comes out of files."""
+        self._blocks.clear()
+
+    def forget_queue(self, queue: Hashable) -> None:
+        """A queue was dropped."""
+        for table in (self._blocks, self.damaged):
+            for key in [key for key in table if key[0] is queue]:
+                del table[key]
 
     def read(self, path: str, position: int, size: int) -> bytes:
         """Up to ``size`` bytes from byte ``position``; fewer at the end of the file. Raises OSError."""

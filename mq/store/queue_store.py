@@ -6,12 +6,14 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import ANNOTATION_FORMAT, QUEUE_ENTRY_BYTES, RUN_HEAD, QueueRun, decode_runs
 from mq.store.errors import QueueFileDamaged
+from mq.store.queue_blocks import ENTRIES_PER_BLOCK
 from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles, outside
 
 QueueKey = tuple[str, int]
@@ -53,7 +55,9 @@ class QueueStoreSettings:
     """How queue files are kept."""
 
     entries_per_file: int = ENTRIES_PER_FILE
-    """Entries of 20 bytes in one file. Fixed for the life of a data directory."""
+    """Entries of 20 bytes in one file, whole blocks. Fixed for the life of a data directory."""
+    entries_per_block: int = ENTRIES_PER_BLOCK
+    """Entries that have a checksum together. Fixed for the life of a data directory."""
     open_files_max: int = OPEN_FILES_MAX
     """Descriptors kept open over all queues."""
     flush_bytes: int = 4096
@@ -62,8 +66,16 @@ class QueueStoreSettings:
     """A queue with fewer is written after so many flushes, for what is in memory makes each checkpoint larger."""
 
     def __post_init__(self) -> None:
-        for name in ("entries_per_file", "open_files_max", "flush_bytes", "flush_age_calls"):
+        for name in ("entries_per_file", "entries_per_block", "open_files_max", "flush_bytes", "flush_age_calls"):
             assert getattr(self, name) >= 1, f"{name} is {getattr(self, name)}"
+
+
+class DamagedBlock(NamedTuple):
+    """A block of a queue, the queue offset at which it begins, and what is wrong with it."""
+
+    queue: ConsumeQueue
+    start: int
+    reason: str
 
 
 class _All:
@@ -261,7 +273,9 @@ class QueueStore:
         if not doomed:
             return
         for key in doomed:
-            self._queues.pop(key).max_offset = _GONE
+            queue = self._queues.pop(key)
+            queue.max_offset = _GONE
+            self._files.forget_queue(queue)
             del self._by_name[key[0].encode(), key[1]]
             for table in (self._dirty, self._full, self._grown):
                 table.pop(key, None)
@@ -278,7 +292,7 @@ class QueueStore:
         """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
 
         Begins a new round when ``log_start`` has grown. Returns how many queues are left in this round; call again
-        until 0. Raises OSError, QueueFileDamaged.
+        until 0. A queue with a damaged block follows when that is restored. Raises OSError.
         """
         if log_start > self._expire_before:
             self._expire_before = log_start
@@ -286,8 +300,38 @@ class QueueStore:
         for _ in range(min(limit, len(self._to_expire))):
             queue = self._queues.get(self._to_expire.popleft())
             if queue is not None:
-                queue.expire(self._expire_before)
+                with suppress(QueueFileDamaged):
+                    queue.expire(self._expire_before)
         return len(self._to_expire)
+
+    def damaged(self) -> list[DamagedBlock]:
+        """Blocks that were found to be damaged and are not restored yet, in the order in which they were found."""
+        return [
+            DamagedBlock(queue, start, reason)
+            for (queue, start), reason in self._files.damaged.items()
+            if isinstance(queue, ConsumeQueue)
+        ]
+
+    def restore(self, block: DamagedBlock, first: int, entries: bytes) -> bool:
+        """Put a damaged block right, with its entries from queue offset ``first`` on as the log has them.
+
+        Returns whether it is whole then; it is not when it has grown meanwhile. Raises OSError.
+        """
+        queue = block.queue
+        if self._queues.get(queue.key) is not queue:
+            self._files.forget_queue(queue)  # its topic was deleted
+            return True
+        if not queue.restore(block.start, first, entries):
+            return False
+        if queue.pending_bytes:
+            self._note_tail(queue)  # it may have waited for this block
+        if self._expire_before:
+            self._to_expire.append(queue.key)
+        return True
+
+    def forget_blocks(self) -> None:
+        """Keep no block of a file in memory: what is read next is verified anew."""
+        self._files.forget_blocks()
 
     def capture(self) -> tuple[int, Callable[[], Iterator[tuple[str, list[QueueRow]]]]]:
         """All queues by topic as they are now, to be gone through later and in another thread; capturing is fast.
@@ -346,6 +390,7 @@ class QueueStore:
             topic,
             queue_id,
             entries_per_file=self._settings.entries_per_file,
+            entries_per_block=self._settings.entries_per_block,
             min_offset=min_offset,
             max_offset=max_offset,
             tail=tail,

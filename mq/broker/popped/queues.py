@@ -21,6 +21,7 @@ from mq.protocol.receipts import RETRY, Receipt
 from mq.protocol.records import RecordError, decode_record, encode_message
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
+from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
@@ -164,6 +165,8 @@ class PopQueues:
             except EntryGone as gone:
                 queue.expire(gone.first)  # the log was shortened, and this queue is not told yet
                 continue
+            except QueueFileDamaged:
+                return None  # until it is restored from the log; other queues do not wait for it
             return self._taken(wish, key, before, begin, picked, queue.max_offset)
         if before < 0 and wish.at_end and not of_retry:
             # From now on the group gets all that comes, however many they are when it asks again.

@@ -22,6 +22,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
+from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
@@ -38,6 +39,8 @@ _SUSPEND_SECONDS_MAX = 60.0
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
 """A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
 _DRAIN_SECONDS = 0.05
+_REPAIR_SECONDS = 0.25
+"""A pull waits so long for a damaged queue file before its client is to ask again, or another replica."""
 
 PullRequest = PullMessage | LitePullMessage
 
@@ -47,7 +50,7 @@ class HeldPull(NamedTuple):
 
     ``offset`` is what it asks for, or further on if nothing up to there was wanted. ``deadline`` is the monotonic time
     in seconds until which it may be held, 0 if it was not held yet. ``is_brought`` says that its messages were brought
-    into memory if they were old.
+    into memory if they were old, ``has_waited`` that it waited for a damaged queue file to be restored.
     """
 
     connection: ClientConnection
@@ -57,6 +60,7 @@ class HeldPull(NamedTuple):
     offset: int
     deadline: float = 0.0
     is_brought: bool = False
+    has_waited: bool = False
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may be wanted."""
@@ -208,7 +212,10 @@ class Pulls:
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, high, low, high, "OFFSET_OVERFLOW_BADLY")
         elif offset < high:
             if pull.connection.waiting_bytes < _WAITING_BYTES_MAX:
-                return self._found(pull, queue, offset, low, high)
+                try:
+                    return self._found(pull, queue, offset, low, high)
+                except QueueFileDamaged:
+                    return self._while_restored(pull, offset, low, high)
             if self._hold(pull, self._clock() + _DRAIN_SECONDS):
                 return None
             return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "CLIENT_READS_TOO_SLOWLY")
@@ -218,6 +225,15 @@ class Pulls:
             if self._hold(pull._replace(deadline=deadline), deadline):
                 return None
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
+
+    def _while_restored(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
+        """Answer a pull of what a damaged queue file has: it waits for a moment, then it may try another replica."""
+        if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
+            return None
+        other = self._slow_consumers.other_replica()
+        return self._empty(
+            pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested=other
+        )
 
     def _hold(self, pull: HeldPull, until: float) -> bool:
         if pull.connection.closed:
@@ -318,9 +334,20 @@ class Pulls:
         places, nbytes, scanned, end = _choose(entries, subscription, wanted, budget)
         return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scanned, end, len(places))
 
-    def _empty(self, pull: HeldPull, code: ResponseCode, offset: int, low: int, high: int, remark: str) -> bytes:
+    def _empty(
+        self,
+        pull: HeldPull,
+        code: ResponseCode,
+        offset: int,
+        low: int,
+        high: int,
+        remark: str,
+        suggested: int = LEADER_ID,
+    ) -> bytes:
         self._missed.nums += 1
-        return pull_response_header(pull.request.opaque, code, offset, low, high, 0, remark, 0, pull.serialization)
+        return pull_response_header(
+            pull.request.opaque, code, offset, low, high, suggested, remark, 0, pull.serialization
+        )
 
 
 def _few(entries: bytes) -> bytes:

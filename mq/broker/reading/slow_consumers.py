@@ -83,6 +83,12 @@ class SlowConsumers:
             return config.which_broker_when_consume_slowly
         return fit[zlib.crc32(f"{group}\n{topic}\n{queue_id}".encode()) % len(fit)]
 
+    def other_replica(self) -> int:
+        """The broker id of another replica that serves pulls, or this one's when there is none."""
+        if not self._replica.is_leader:
+            return LEADER_ID
+        return min((follower.broker_id for follower in self._heard()), default=LEADER_ID)
+
     def _heard(self) -> list[_Follower]:
         now = self._clock()
         if now >= self._refresh_at:

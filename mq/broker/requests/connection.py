@@ -20,6 +20,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import Response, encode_request, encode_response
 from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.store.errors import QueueFileDamaged
 from raftlog import Reactor, StreamSocket, Unsent
 
 _ONEWAY = 2
@@ -269,6 +270,11 @@ def answer_failure(error: Exception, request: Any, serialization: int, client: s
         return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
     if isinstance(error, AssertionError):
         raise error
+    if isinstance(error, QueueFileDamaged):
+        # It is on record, and restored from the log in a moment.
+        remark = f"ask again, or another replica: {error}"
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        return encode_response(request.opaque, code, remark=remark, serialization=serialization)
     # Whatever a client sends may fail its own request, never the process.
     log.error("request_failed", client=client, code=request.code, exc_info=error)
     remark = f"{type(error).__name__}: {error}"

@@ -282,7 +282,7 @@ async def test_progress_survives_the_loss_of_everything_but_the_log(tmp_path: Pa
         clock.now_ms += 1000
         await wait_stored(client, 1)
     (tmp_path / "checkpoint").unlink()
-    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "queues")
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.send(i=properties(DELAY="1"))

@@ -160,7 +160,7 @@ async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pyt
             # A checkpoint that is being written may be gone before it is copied.
             shutil.copytree(live, copy, ignore=shutil.ignore_patterns("checkpoint.tmp"))
     (scratch / "checkpoint").unlink()
-    shutil.rmtree(scratch / "consumequeue")
+    shutil.rmtree(scratch / "queues")
     for directory in (crashed, scratch):
         async with running(directory, listen=address, **SMALL):
             pass

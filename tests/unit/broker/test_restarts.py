@@ -91,7 +91,7 @@ async def test_what_came_after_a_checkpoint_survives_a_crash(tmp_path: Path) -> 
         await check(broker, rounds=2)
 
 
-@pytest.mark.parametrize("lost", ["checkpoint", "consumequeue"])
+@pytest.mark.parametrize("lost", ["checkpoint", "queues"])
 async def test_everything_but_the_log_can_be_lost(tmp_path: Path, lost: str) -> None:
     async with running(tmp_path) as broker:
         await fill(broker)

@@ -84,7 +84,7 @@ async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> Non
         assert (await client.pull(offset=0)).code == ResponseCode.PULL_OFFSET_MOVED
     # Compared only while no further file can go.
     low = 0
-    for lost in (None, "checkpoint", "consumequeue"):
+    for lost in (None, "checkpoint", "queues"):
         if lost == "checkpoint":
             (tmp_path / lost).write_bytes(b"rubbish")
         elif lost is not None:

@@ -83,7 +83,7 @@ async def test_a_file_instead_of_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("name", ["commitlog", "consumequeue"])
+@pytest.mark.parametrize("name", ["commitlog", "queues"])
 async def test_a_file_where_a_directory_belongs(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("mine")

@@ -228,7 +228,7 @@ async def test_what_was_due_while_nobody_led_comes_at_once_and_once(tmp_path: Pa
                 await beats(client)
                 assert sorted(map(int, await bodies(client))) == list(range(100))
         (tmp_path / directory / "checkpoint").unlink()
-        shutil.rmtree(tmp_path / directory / "consumequeue")
+        shutil.rmtree(tmp_path / directory / "queues")
         async with running(tmp_path / directory) as broker:
             client = await broker.connect()
             await beats(client)

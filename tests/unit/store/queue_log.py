@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
-TINY = QueueStoreSettings(entries_per_file=4, open_files_max=3, flush_bytes=100, flush_age_calls=2)
+TINY = QueueStoreSettings(entries_per_file=4, entries_per_block=2, open_files_max=3, flush_bytes=100, flush_age_calls=2)
 ENTRY_BYTES = 50
 
 

@@ -80,7 +80,7 @@ def test_without_a_checkpoint_queue_files_count_for_nothing(tmp_path: Path) -> N
     opened = open_store(str(tmp_path), TINY)
     assert opened.checkpoint == Checkpoint()
     assert len(opened.queues) == 0
-    assert [path for path in (tmp_path / "consumequeue").rglob("*") if path.is_file()] == []
+    assert [path for path in (tmp_path / "queues").rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("position", [0, 7, 8, 11, 12, 19, 20, 40, -1])
@@ -128,7 +128,7 @@ def _shorten(path: Path) -> None:
 def test_queue_files_short_of_the_checkpoint_mean_rebuild(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     store, log = fill(tmp_path)
     take(tmp_path, store, log)
-    damage(tmp_path / "consumequeue" / "A" / "1" / "00000000000000000080")
+    damage(tmp_path / "queues" / "A" / "1" / "00000000000000000080")
     opened = open_store(str(tmp_path), TINY)
     assert opened.rebuild_reason is not None
     assert "00000000000000000080" in opened.rebuild_reason
@@ -192,7 +192,7 @@ def test_queue_files_are_synced_before_the_checkpoint_is_written(
         note(descriptor)
 
     def rename(source: str, target: str) -> None:
-        root = tmp_path / "consumequeue"
+        root = tmp_path / "queues"
         missing = [str(path) for path in (root, *root.rglob("*")) if str(path) not in synced]
         assert missing == []
         assert source in synced
@@ -269,7 +269,7 @@ def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> N
     store, log = fill(tmp_path)
     take(tmp_path, store, log)
     apply(store, log.drop("A"))
-    dropped = tmp_path / "consumequeue" / ".dropped"
+    dropped = tmp_path / "queues" / ".dropped"
     assert any(path.is_file() for path in dropped.rglob("*"))
     take(tmp_path, store, log)
     assert not any(path.is_file() for path in dropped.rglob("*"))
@@ -321,7 +321,7 @@ def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_p
     checkpointer = Checkpointer(str(tmp_path), store)
     take(tmp_path, store, log, checkpointer=checkpointer)
     before = contents(store)
-    oldest = tmp_path / "consumequeue" / "A" / "1" / "00000000000000000000"
+    oldest = tmp_path / "queues" / "A" / "1" / "00000000000000000000"
     assert store.expire_some(9 * ENTRY_BYTES) == 0
     assert oldest.exists()
     assert contents(open_store(str(tmp_path), TINY).queues) == before

@@ -141,7 +141,7 @@ def test_without_the_log_s_beginning_the_checkpoint_before_is_good_enough(tmp_pa
     if lost == "checkpoint":
         (own / "checkpoint").write_bytes(b"rubbish")
     else:
-        for path in (own / "consumequeue").rglob("000*"):
+        for path in (own / "queues").rglob("000*"):
             path.write_bytes(b"")
     opened = open_store(str(own), TINY, log=bounds(log, 15))
     assert opened.rebuild_reason is not None

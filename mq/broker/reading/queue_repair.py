@@ -1,0 +1,173 @@
+"""Damaged blocks of consume queue files are derived from the log again, one after the other, by a worker thread.
+
+Whoever reads such a block is refused with QueueFileDamaged, and asks again or asks another replica; the rest of the
+queue, and all other queues, are read as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import QueueFileDamaged
+from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
+from mq.store.queue_store import DamagedBlock, QueueStore
+from raftlog import Job, SegmentError
+from raftlog.segment.codec import EntryRef
+
+Log = structlog.stdlib.BoundLogger
+
+_PAUSE_SECONDS = 1.0
+"""After a failure, before the same block is tried again."""
+
+
+class RepairLog(Protocol):
+    """A log as far as it is needed here; `read_range` is for any thread."""
+
+    @property
+    def base_pos(self) -> int: ...
+    @property
+    def durable_pos(self) -> int: ...
+    @property
+    def durable_index(self) -> int: ...
+    def entry_at(self, pos: int, /) -> EntryRef | None: ...
+    def locate(self, index: int, /) -> EntryRef: ...
+    def read_range(self, pos: int, length: int, /) -> bytes: ...
+
+
+class QueueRepair:
+    """Restores damaged blocks of a broker's consume queues.
+
+    Args:
+        segment_bytes: no log entry crosses a multiple of this.
+        applied_index: the last entry that was dispatched to the queues.
+        clock: monotonic seconds.
+
+    Attributes:
+        restored: how many blocks were restored.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: QueueStore,
+        log: RepairLog,
+        segment_bytes: int,
+        applied_index: Callable[[], int],
+        in_background: Callable[[Job], None],
+        clock: Callable[[], float],
+        lines: Log,
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._segment_bytes = segment_bytes
+        self._applied_index = applied_index
+        self._in_background = in_background
+        self._clock = clock
+        self._lines = lines
+        self._at_work = False
+        self._wait_until: dict[tuple[str, int, int], float] = {}
+        self.restored = 0
+
+    def run(self) -> None:
+        """Begin with a damaged block if there is one and no other is being restored; called by a timer."""
+        if self._at_work or not (blocks := self._store.damaged()):
+            return
+        now = self._clock()
+        self._wait_until = {key: at for key, at in self._wait_until.items() if at > now}
+        for block in blocks:
+            if _key(block) not in self._wait_until:
+                self._begin(block)
+                return
+
+    def _begin(self, block: DamagedBlock) -> None:
+        queue, start = block.queue, block.start
+        self._lines.warning(
+            "queue_block_damaged", topic=queue.topic, queue_id=queue.queue_id, offset=start, reason=block.reason
+        )
+        wanted = queue.damaged_entries(start)
+        try:
+            if wanted is None:
+                self._restore(block, start, b"")
+                return
+            rebuild = BlockRebuild(self._place(block, *wanted), self._log.read_range, self._segment_bytes)
+        except (SegmentError, OSError) as error:
+            self._failed(block, error)
+            return
+        self._at_work = True
+        self._in_background(partial(self._step, block, rebuild))
+
+    def _place(self, block: DamagedBlock, first: int, end: int) -> WantedEntries:
+        """Where in the log the entries must be: between those before and behind them that can be read."""
+        queue, log = block.queue, self._log
+        begin_pos, from_base = log.base_pos, True
+        before = block.start - 1
+        while before >= queue.min_offset:
+            try:
+                position, _, _ = QUEUE_ENTRY.unpack(queue.read(before, 1))
+            except QueueFileDamaged:
+                before -= queue.entries_per_block
+                continue
+            if (entry := log.entry_at(position)) is not None:
+                begin_pos, from_base = entry.pos, False
+            break
+        last = log.locate(min(self._applied_index(), log.durable_index))
+        end_pos = min(last.pos + last.size, log.durable_pos)
+        behind = end
+        while behind < queue.max_offset:
+            try:
+                position, _, _ = QUEUE_ENTRY.unpack(queue.read(behind, 1))
+            except QueueFileDamaged:
+                behind += queue.entries_per_block
+                continue
+            if (entry := log.entry_at(position)) is not None:
+                end_pos = min(end_pos, entry.pos + entry.size)  # the last wanted ones may be in the same log entry
+            break
+        return WantedEntries(queue.topic, queue.queue_id, first, end, begin_pos, end_pos, from_base)
+
+    def _step(self, block: DamagedBlock, rebuild: BlockRebuild) -> Callable[[], None]:
+        """In a worker thread."""
+        try:
+            is_done = rebuild.step()
+        except (RebuildFailed, SegmentError) as error:
+            return partial(self._failed, block, error)
+        return partial(self._stepped, block, rebuild, is_done)
+
+    def _stepped(self, block: DamagedBlock, rebuild: BlockRebuild, is_done: bool) -> None:
+        if not is_done:
+            self._in_background(partial(self._step, block, rebuild))
+            return
+        try:
+            first, entries = rebuild.result()
+            if first > rebuild.wanted.first:
+                block.queue.begin_at(first)  # the log does not have what was before
+            self._restore(block, first, entries)
+        except (RebuildFailed, OSError) as error:
+            self._failed(block, error)
+
+    def _restore(self, block: DamagedBlock, first: int, entries: bytes) -> None:
+        queue = block.queue
+        self._at_work = False
+        if self._store.restore(block, first, entries):
+            self.restored += 1
+            self._lines.info("queue_block_restored", topic=queue.topic, queue_id=queue.queue_id, offset=block.start)
+
+    def _failed(self, block: DamagedBlock, error: Exception) -> None:
+        queue = block.queue
+        self._at_work = False
+        self._wait_until[_key(block)] = self._clock() + _PAUSE_SECONDS
+        self._lines.warning(
+            "queue_block_not_restored",
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            offset=block.start,
+            error=str(error),
+        )
+
+
+def _key(block: DamagedBlock) -> tuple[str, int, int]:
+    return block.queue.topic, block.queue.queue_id, block.start

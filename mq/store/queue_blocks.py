@@ -1,0 +1,83 @@
+"""Blocks of a consume queue file, each with a checksum over its entries and over whose entries they are.
+
+A block has room for `ENTRIES_PER_BLOCK` entries of 20 bytes. Behind them are 16 bytes, the *trailer*, big endian:
+
+======  ==========  ==========================================================================================
+offset  field       meaning
+======  ==========  ==========================================================================================
+0       first       queue offset of the block's first entry
+8       count       how many entries the checksum covers; the rest of the block is zero, or not valid any more
+12      checksum    CRC-32 of these entries, seeded with that of "<topic>/<queue id>/" and ``first`` as 8 bytes
+======  ==========  ==========================================================================================
+
+The seed makes a block that belongs to another queue, or to another place of this one, as wrong as a flipped bit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import Final
+
+from mq.store.dispatch import QUEUE_ENTRY_BYTES
+
+ENTRIES_PER_BLOCK: Final = 204
+"""With these a block is 4096 bytes: one page, and one block of the disk."""
+
+TRAILER: Final = Struct(">QII")
+
+
+class BlockDamaged(Exception):
+    """A block is not what was written there. ``expected`` and ``actual`` are what differs."""
+
+    def __init__(self, reason: str, expected: int, actual: int) -> None:
+        super().__init__(f"{reason}: expected {expected}, found {actual}")
+        self.reason = reason
+        self.expected = expected
+        self.actual = actual
+
+
+def block_bytes(entries_per_block: int) -> int:
+    """Size of a block in a file."""
+    return entries_per_block * QUEUE_ENTRY_BYTES + TRAILER.size
+
+
+def queue_seed(topic: str, queue_id: int) -> int:
+    """Where the checksums of a queue's blocks begin."""
+    return zlib.crc32(f"{topic}/{queue_id}/".encode())
+
+
+def seed_of(queue: int, first: int) -> int:
+    """The checksum of a block without entries, of the queue with this `queue_seed`."""
+    return zlib.crc32(first.to_bytes(8, "big"), queue)
+
+
+def seal(entries: bytes | bytearray, first: int, seed: int, entries_per_block: int) -> tuple[bytes, int]:
+    """A block as it is written, from all its entries so far; returns it and the checksum of the entries."""
+    count = len(entries) // QUEUE_ENTRY_BYTES
+    checksum = zlib.crc32(entries, seed)
+    padding = bytes((entries_per_block - count) * QUEUE_ENTRY_BYTES)
+    return b"".join((entries, padding, TRAILER.pack(first, count, checksum))), checksum
+
+
+def verify_count(data: bytes, first: int, count: int, seed: int, entries_per_block: int) -> int:
+    """Check the first ``count`` entries of a block by its own trailer, which may cover more of them.
+
+    Returns the checksum of these ``count`` entries. Raises BlockDamaged.
+    """
+    if len(data) != block_bytes(entries_per_block):
+        raise BlockDamaged("short block", block_bytes(entries_per_block), len(data))
+    its_first, its_count, its_checksum = TRAILER.unpack_from(data, len(data) - TRAILER.size)
+    if its_first != first:
+        raise BlockDamaged("block of another queue offset", first, its_first)
+    if not count <= its_count <= entries_per_block:
+        raise BlockDamaged("number of entries in the block", count, its_count)
+    if count == its_count:
+        checksum = whole = zlib.crc32(memoryview(data)[: count * QUEUE_ENTRY_BYTES], seed)
+    else:
+        view = memoryview(data)
+        checksum = zlib.crc32(view[: count * QUEUE_ENTRY_BYTES], seed)
+        whole = zlib.crc32(view[count * QUEUE_ENTRY_BYTES : its_count * QUEUE_ENTRY_BYTES], checksum)
+    if whole != its_checksum:
+        raise BlockDamaged("checksum of the block", its_checksum, whole)
+    return checksum

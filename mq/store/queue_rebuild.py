@@ -1,0 +1,126 @@
+"""The entries of a damaged block of a consume queue, derived from the log anew.
+
+The log is read in small steps, each of which a worker thread takes, so that nothing else waits for long. Only bytes
+with a correct checksum count.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from mq.protocol.records import RecordError
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, scan_runs
+from raftlog.segment.codec import BLANK, HEADER, HEADER_BYTES, NORMAL
+
+STEP_BYTES: Final = 256 * 1024
+"""Bytes of the log that one step reads, unless an entry is larger."""
+
+Read = Callable[[int, int], bytes]
+"""``read(physical_offset, nbytes)`` of the log, from any thread."""
+
+
+class RebuildFailed(Exception):
+    """The log does not have the entries, or not undamaged. Trying again helps once the log was repaired."""
+
+
+class WantedEntries(NamedTuple):
+    """Entries [first, end) of a queue, and the part [begin_pos, end_pos) of the log to look for them in.
+
+    ``begin_pos`` is where a log entry begins. ``from_base`` says that it is the first one of the log: then the first
+    ones of the wanted entries may be gone from it.
+    """
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    begin_pos: int
+    end_pos: int
+    from_base: bool
+
+
+class BlockRebuild:
+    """Finds `WantedEntries`: call `step` until it returns True, then `result`."""
+
+    def __init__(self, wanted: WantedEntries, read: Read, segment_bytes: int) -> None:
+        self.wanted = wanted
+        self._read = read
+        self._segment_bytes = segment_bytes
+        self._topic = wanted.topic.encode()
+        self._pos = wanted.begin_pos
+        self._step_bytes = STEP_BYTES
+        self._entries = bytearray()
+        self._first = wanted.first
+        self._queue_end = 0
+
+    def step(self) -> bool:
+        """Read on in the log; returns whether all of it was read. Raises RebuildFailed, SegmentError."""
+        segment_end = self._pos - self._pos % self._segment_bytes + self._segment_bytes
+        end = min(segment_end, self.wanted.end_pos)
+        if self._pos >= end:
+            return True
+        data = self._read(self._pos, min(self._step_bytes, end - self._pos))
+        at = 0
+        while at + HEADER.size <= len(data) or _is_blank(data, at):
+            if _is_blank(data, at):
+                self._pos = segment_end
+                return self._pos >= self.wanted.end_pos
+            kind, size, _, _, pos, _, _, body_crc, body_len = HEADER.unpack_from(data, at)
+            if pos != self._pos + at or size != HEADER_BYTES + body_len:
+                raise RebuildFailed(f"the log has no entry at {self._pos + at}")
+            if at + size > len(data):
+                break
+            if kind == NORMAL and data.find(self._topic, at, at + size) >= 0:
+                self._take(data[at + HEADER_BYTES : at + size], body_crc, pos)
+            at += size
+        if not at:
+            if self._step_bytes >= self._segment_bytes:
+                raise RebuildFailed(f"the log's entry at {self._pos} does not end within its segment")
+            self._step_bytes *= 4
+        else:
+            self._step_bytes = STEP_BYTES
+        self._pos += at
+        return self._pos >= self.wanted.end_pos
+
+    def result(self) -> tuple[int, bytes]:
+        """The first queue offset that the log has of those wanted, and the entries from there on.
+
+        Raises RebuildFailed when some are missing that must be there.
+        """
+        wanted = self.wanted
+        found_end = self._first + len(self._entries) // QUEUE_ENTRY_BYTES
+        if not self._entries and wanted.from_base:
+            return wanted.end, b""
+        if found_end != wanted.end or (self._first != wanted.first and not wanted.from_base):
+            raise RebuildFailed(
+                f"the log has entries {self._first} to {found_end} of {wanted.topic}/{wanted.queue_id},"
+                f" {wanted.first} to {wanted.end} are missing"
+            )
+        return self._first, bytes(self._entries)
+
+    def _take(self, body: bytes, body_crc: int, pos: int) -> None:
+        if zlib.crc32(body) != body_crc:
+            raise RebuildFailed(f"the log's entry at {pos} is damaged")
+        try:
+            runs, _ = scan_runs(body)
+        except RecordError as error:
+            raise RebuildFailed(f"the log's entry at {pos} holds no records: {error}") from error
+        for run in runs:
+            if run.topic != self.wanted.topic or run.queue_id != self.wanted.queue_id:
+                continue
+            if run.first_offset < self._queue_end:
+                self._entries.clear()  # what came before was of a topic that was deleted and made again
+            self._queue_end = run.end_offset
+            first = max(run.first_offset, self.wanted.first)
+            end = min(run.end_offset, self.wanted.end)
+            if first < end:
+                if not self._entries:
+                    self._first = first
+                skip = first - run.first_offset
+                self._entries += run.entries[skip * QUEUE_ENTRY_BYTES : (end - run.first_offset) * QUEUE_ENTRY_BYTES]
+
+
+def _is_blank(data: bytes, at: int) -> bool:
+    return at + 4 <= len(data) and int.from_bytes(data[at : at + 4], "big") == BLANK
