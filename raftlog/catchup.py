@@ -21,13 +21,13 @@ import trio
 from raftlog import wire
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
-from raftlog.ranges import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RANGE_BYTES_MAX, RangeRefused
+from raftlog.ranges import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRefused
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.staging import Manifest, Staging, What, decode_manifest, discard, encode_manifest
 from raftlog.transport import Lane, Transport
-from raftlog.wire import RangeReq, RangeResp, ResetOffer, WireError
+from raftlog.wire import RANGE_BYTES_MAX, RangeReq, RangeResp, ResetOffer, WireError
 
 Log = structlog.stdlib.BoundLogger
 Snapshot = Callable[[], tuple[int, Callable[[], bytes]] | None]

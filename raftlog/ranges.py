@@ -17,9 +17,8 @@ from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import EntryGone
 from raftlog.segment.log import SegmentLog
 from raftlog.transport import Lane, Transport
-from raftlog.wire import RangeReq, RangeResp
+from raftlog.wire import RANGE_BYTES_MAX, RangeReq, RangeResp
 
-RANGE_BYTES_MAX: Final = 1024 * 1024
 ANSWER_SECONDS_MAX: Final = 2.0
 """Who asked and has no answer by then asks again, or somebody else."""
 

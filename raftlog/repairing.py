@@ -31,7 +31,6 @@ from raftlog.ranges import (
     GONE,
     NOT_HERE,
     NOT_YET,
-    RANGE_BYTES_MAX,
     RangeRefused,
     RangeServer,
 )
@@ -40,7 +39,7 @@ from raftlog.segment.errors import LogDamaged
 from raftlog.segment.notes import MEMBERS, STORES
 from raftlog.segment.repair import Repair
 from raftlog.transport import Lane, Transport
-from raftlog.wire import Kind, RangeReq, RangeResp
+from raftlog.wire import RANGE_BYTES_MAX, Kind, RangeReq, RangeResp
 
 Log = structlog.stdlib.BoundLogger
 

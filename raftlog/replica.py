@@ -23,6 +23,8 @@ from raftlog.consensus.effects import Effects, Fetch, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
+from raftlog.consensus.validation import MessageRefused
+from raftlog.received_entries import CheckBody, ReceivedEntries
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.errors import EntryGone, SegmentError
 from raftlog.segment.log import SegmentLog
@@ -114,6 +116,7 @@ class Replica:
         on_conf: told which entry's configuration is in force from now on, and of nodes that entries removed.
         on_reset: told of a peer that needs more than the log still has, again and again while it does.
         in_background: takes a job that waits for the disk; its end may be called at any later time, or never.
+        check_body: what `Application.apply` demands of a body. Entries of peers that fail it do not enter the log.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Replica:
         on_conf: ConfHandler = lambda index, conf, removed: None,
         on_reset: Callable[[NodeId], None] = lambda peer: None,
         in_background: Callable[[Job], None] = lambda job: job()(),
+        check_body: CheckBody = lambda body: None,
     ) -> None:
         self.core = core
         self.log = log
@@ -152,8 +156,7 @@ class Replica:
         self._disk_full = self._paused = False
         self._to_record: list[Callable[[], None]] = []
         self._recording: deque[tuple[int, list[Callable[[], None]]]] = deque()
-        # Entries that came in since the last pump; the core decides which of them enter the log.
-        self._staged: dict[tuple[int, int], tuple[EntryRef, bytes, bytes, bytes]] = {}
+        self._received = ReceivedEntries(core, log, check_body)
 
     @property
     def applied_index(self) -> int:
@@ -268,25 +271,31 @@ class Replica:
         """Take one frame of a peer.
 
         Raises:
-            WireError, raftlog.segment.errors.FrameCorrupt: the frame is damaged; nothing of it was taken.
+            WireError, raftlog.segment.errors.FrameCorrupt: the frame is damaged, or no correct replica sends it;
+                nothing of it was taken. The connection must be closed.
         """
         target = self.core.node_id
         now = self._clock()
         if kind is Kind.APPENDED:
-            self.core.receive(wire.decode_appended(payload, source, target), now)
+            self._give(wire.decode_appended(payload, source, target), now)
         elif kind is Kind.APPEND:
             if self._paused or self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
                 return  # the leader sends it again; only its heartbeats, on the other lane, tell that it lives
             message = wire.decode_append(payload, source, target)
-            for ref, entry, annotation in zip(message.refs, message.entries, message.annotations, strict=True):
-                header, body = bytes(entry[:HEADER_BYTES]), bytes(entry[HEADER_BYTES:])
-                self._staged[ref.index, ref.term] = (ref, header, body, annotation)
-            self.core.receive(message.request, now)
+            new = self._received.check(message)
+            self._give(message.request, now)
+            self._received.keep(message, new)
         else:
             value = wire.decode_cold(kind, payload)
             if getattr(value, "src", None) != source or value.dst != target:
                 raise WireError(f"{kind.name} frame is not from {source!r} to {target!r}")
-            self.core.receive(value, now)
+            self._give(value, now)
+
+    def _give(self, message: Message, now: float) -> None:
+        try:
+            self.core.receive(message, now)
+        except MessageRefused as error:
+            raise WireError(str(error)) from error
 
     def peer_gone(self, peer: NodeId) -> None:
         """The process behind ``peer`` has ended; if it led, an election starts now."""
@@ -320,7 +329,7 @@ class Replica:
             core.read(self._barriers.ask(now), now)
         while core.has_effects:
             self._carry_out(core.take_effects())
-        self._staged.clear()
+        self._received.clear()
         if self._applied_index < self._commit_index:
             self._apply()
         if self._abstaining and not core.abstaining:
@@ -397,8 +406,8 @@ class Replica:
                 self._confs.pop()
         for span in op.spans:
             for index in range(max(span.first, log.last_index + 1), span.last + 1):
-                if (staged := self._staged.get((index, span.term))) is not None:
-                    log.append_framed(*staged)
+                if (received := self._received.get(index, span.term)) is not None:
+                    log.append_framed(*received)
                 else:
                     assert span.kind is not EntryKind.NORMAL, f"entry {index} of term {span.term} has no bytes"
                     body = b"" if span.conf is None else encode_conf(span.conf)

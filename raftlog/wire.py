@@ -22,10 +22,11 @@ import enum
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import cbor2
 import msgspec
+from msgspec import Meta
 
 from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.messages import (
@@ -42,12 +43,18 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import ConfState, EntryKind, LogId, NodeId, Span
+from raftlog.consensus.types import NUMBER_MAX, ConfState, EntryKind, LogId, NodeId, Number, Span
+from raftlog.plain_cbor import decode_plain
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
 
 VERSION: Final = 2
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
 """Largest frame: an append message holds one entry at least, whatever its size."""
+
+RANGE_BYTES_MAX: Final = 1024 * 1024
+"""Most bytes of the log or of a snapshot in one frame."""
+MANIFEST_BYTES_MAX: Final = 64 * 1024
+REFUSAL_CHARS_MAX: Final = 1000
 
 _PREFIX = struct.Struct(">IBBHI")
 _APPEND = struct.Struct(">QQQQQIIH")
@@ -125,8 +132,8 @@ class Welcome(msgspec.Struct, frozen=True):
 class ResetOffer(msgspec.Struct, frozen=True):
     """A leader tells a peer that it needs more than the log still has; ``manifest`` says what to fetch instead."""
 
-    term: int
-    manifest: bytes
+    term: Number
+    manifest: Annotated[bytes, Meta(max_length=MANIFEST_BYTES_MAX)]
 
 
 RangeSource = Literal["log", "snapshot"]
@@ -140,9 +147,9 @@ class RangeReq(msgspec.Struct, frozen=True):
     """
 
     source: RangeSource
-    pos: int
-    nbytes: int
-    crc: int = 0
+    pos: Number
+    nbytes: Number
+    crc: Number = 0
     uncommitted: bool = False
 
 
@@ -150,22 +157,24 @@ class RangeResp(msgspec.Struct, frozen=True):
     """The answer; without ``data`` it is refused, and ``refusal`` says why."""
 
     source: RangeSource
-    pos: int
-    nbytes: int
-    data: bytes = b""
-    refusal: str | None = None
+    pos: Number
+    nbytes: Number
+    data: Annotated[bytes, Meta(max_length=RANGE_BYTES_MAX)] = b""
+    refusal: Annotated[str, Meta(max_length=REFUSAL_CHARS_MAX)] | None = None
 
 
 class Append(msgspec.Struct, frozen=True):
     """An append request with the entries behind its spans.
 
-    ``entries[i]`` holds header and body of ``refs[i]``; the memory belongs to the receive buffer.
+    ``entries[i]`` holds header and body of ``refs[i]``; the memory belongs to the receive buffer. ``prev_chain`` is the
+    chain before the first one, as the sender has it.
     """
 
     request: AppendReq
     refs: list[EntryRef]
     entries: list[memoryview]
     annotations: list[bytes]
+    prev_chain: int = 0
 
 
 _COLD: dict[Kind, type[Any]] = {
@@ -284,8 +293,8 @@ def decode_cold(kind: Kind, payload: memoryview) -> Any:
     if zlib.crc32(body, kind) != crc:
         raise WireError(f"checksum of a {kind.name} frame differs")
     try:
-        return msgspec.convert(cbor2.loads(bytes(body)), cls)
-    except (cbor2.CBORDecodeError, msgspec.ValidationError) as error:
+        return msgspec.convert(decode_plain(bytes(body)), cls)
+    except (ValueError, msgspec.ValidationError) as error:
         raise WireError(f"unreadable {kind.name} frame: {error}") from error
 
 
@@ -295,6 +304,8 @@ def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> Appe
     if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:], Kind.APPENDED) != crc:
         raise WireError("damaged APPENDED frame")
     term, seq, ok, accepted, durable, hint_index, hint_term = _APPENDED.unpack_from(payload, 4)
+    if (term | seq | accepted | durable | hint_index | hint_term) > NUMBER_MAX:
+        raise WireError(f"an APPENDED frame with numbers above {NUMBER_MAX}")
     return AppendResp(
         src=source,
         dst=target,
@@ -318,6 +329,8 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
         raise WireError(f"APPEND frame of {len(payload)} bytes is too short")
     (crc,) = _LENGTH.unpack_from(payload)
     term, prev_index, prev_term, commit, seq, prev_chain, entries_bytes, count = _APPEND.unpack_from(payload, 4)
+    if (term | prev_index | prev_term | commit | seq) > NUMBER_MAX:
+        raise WireError(f"an APPEND frame with numbers above {NUMBER_MAX}")
     entries_start = 4 + _APPEND.size + 4 * count
     entries_end = entries_start + entries_bytes
     if entries_end > len(payload):
@@ -349,7 +362,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
         commit=commit,
         seq=seq,
     )
-    return Append(request, refs, entries, annotations)
+    return Append(request, refs, entries, annotations, prev_chain)
 
 
 def spans_of(refs: Sequence[EntryRef], body_of: Callable[[int], bytes | memoryview]) -> tuple[Span, ...]:

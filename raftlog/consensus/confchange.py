@@ -13,6 +13,7 @@ import cbor2
 import msgspec
 
 from raftlog.consensus.types import ConfChange, ConfChangeKind, ConfState, NodeId
+from raftlog.plain_cbor import decode_plain
 
 CONF_BYTES_MAX: Final = 64 * 1024
 CONF_PROPOSED_BYTES_MAX: Final = 1100
@@ -105,6 +106,6 @@ def decode_conf(data: bytes | memoryview) -> ConfState:
     if len(data) > CONF_BYTES_MAX:
         raise ValueError(f"configuration of {len(data)} bytes, at most {CONF_BYTES_MAX} are read")
     try:
-        return msgspec.convert(cbor2.loads(bytes(data)), ConfState)
-    except (cbor2.CBORDecodeError, msgspec.ValidationError, TypeError, RecursionError) as error:
+        return msgspec.convert(decode_plain(bytes(data)), ConfState)
+    except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"unreadable configuration: {error}") from error

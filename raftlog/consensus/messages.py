@@ -6,15 +6,15 @@ import enum
 
 import msgspec
 
-from raftlog.consensus.types import LogId, NodeId, Span
+from raftlog.consensus.types import LogId, Name, Number, Priority, Span
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False):
     """``term`` is the sender's; a granted `PreVoteResp` repeats the term that was asked about."""
 
-    src: NodeId
-    dst: NodeId
-    term: int
+    src: Name
+    dst: Name
+    term: Number
 
 
 class Denial(enum.Enum):
@@ -30,7 +30,7 @@ class Denial(enum.Enum):
 class PreVoteReq(_Message, frozen=True, gc=False):
     """Would you vote for me in ``next_term``? Changes nothing at the receiver (Raft thesis 9.6)."""
 
-    next_term: int
+    next_term: Number
     last: LogId
 
 
@@ -64,8 +64,8 @@ class AppendReq(_Message, frozen=True, gc=False):
 
     prev: LogId
     spans: tuple[Span, ...]
-    commit: int
-    seq: int
+    commit: Number
+    seq: Number
 
 
 class AppendResp(_Message, frozen=True, gc=False):
@@ -75,31 +75,31 @@ class AppendResp(_Message, frozen=True, gc=False):
     ``prev``, by index and by term, so that one round trip skips a whole term.
     """
 
-    seq: int
+    seq: Number
     ok: bool
-    accepted: int
-    durable: int
+    accepted: Number
+    durable: Number
     hint: LogId
 
 
 class Heartbeat(_Message, frozen=True, gc=False):
     """The leader is alive; ``preferred`` is the highest priority among the healthy voters behind it."""
 
-    seq: int
-    commit: int
-    read_round: int = 0
-    preferred: int | None = None
+    seq: Number
+    commit: Number
+    read_round: Number = 0
+    preferred: Priority | None = None
 
 
 class HeartbeatResp(_Message, frozen=True, gc=False):
     """The answer, with what an idle leader wants to know."""
 
-    seq: int
-    read_round: int
-    durable: int
+    seq: Number
+    read_round: Number
+    durable: Number
     disk_ok: bool = True
-    applied: int = 0
-    priority: int = 0
+    applied: Number = 0
+    priority: Priority = 0
 
 
 class TimeoutNow(_Message, frozen=True, gc=False):
@@ -109,7 +109,7 @@ class TimeoutNow(_Message, frozen=True, gc=False):
 class ReadIndexReq(_Message, frozen=True, gc=False):
     """Which index must I have applied to answer a read that was asked for now? ``ctx`` is the asker's number for it."""
 
-    ctx: int
+    ctx: Number
 
 
 class ReadIndexResp(_Message, frozen=True, gc=False):
@@ -118,9 +118,9 @@ class ReadIndexResp(_Message, frozen=True, gc=False):
     ``last`` is where the receiver's log ends: whatever the asker acknowledged to it before it asked is not behind that.
     """
 
-    ctx: int
-    index: int | None
-    last: int
+    ctx: Number
+    index: Number | None
+    last: Number
 
 
 Message = (

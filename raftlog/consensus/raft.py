@@ -44,6 +44,7 @@ from raftlog.consensus.types import (
     RoleChange,
     Span,
 )
+from raftlog.consensus.validation import check_message
 
 _OF_STRANGERS = (AppendReq, Heartbeat, PreVoteReq, VoteReq, TimeoutNow)
 """What may come from a node that is no member as far as this one knows: it may know a newer configuration."""
@@ -121,6 +122,10 @@ class RaftCore(Election, Following):
         """The configuration in force: the newest one in the log, committed or not."""
         return self._conf
 
+    def holds(self, entry: LogId) -> bool:
+        """Whether the log has this entry; what lies before the base cannot be told."""
+        return self._log.holds(entry)
+
     def conf_at(self, index: int) -> ConfState:
         """The configuration that was in force when entry ``index``, which is not before the base, was the last."""
         return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
@@ -170,10 +175,15 @@ class RaftCore(Election, Following):
     # -- inputs ------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> None:
-        """Take a message of a peer; late, repeated and reordered ones are harmless."""
+        """Take a message of a peer; late, repeated and reordered ones are harmless.
+
+        Raises:
+            MessageRefused: no correct replica sends it; nothing of it was taken.
+        """
         self._now = now
         if message.src not in self._peers and not isinstance(message, _OF_STRANGERS):
             return
+        check_message(self, message)
         if message.term != self._term and not self._settle_term(message):
             return
         # The data path comes first.

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Annotated, Final, NewType
 
 import msgspec
+from msgspec import Meta
 
 NodeId = NewType("NodeId", str)
+
+NUMBER_MAX: Final = 2**63 - 1
+"""Largest index, position, sequence number or time that comes from a peer; file formats have room for twice as much."""
+
+TERM_MAX: Final = 2**62
+"""Largest term. Nobody stands for election in a higher one, and none is accepted from a peer."""
+
+PRIORITY_MAX: Final = 2**31 - 1
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
+Name = Annotated[NodeId, Meta(max_length=255)]
+"""Types of what is decoded from a frame: values outside of the bounds are refused there."""
 
 
 class Role(enum.Enum):
@@ -56,8 +70,8 @@ class PeerState(enum.Enum):
 class LogId(msgspec.Struct, frozen=True, gc=False):
     """A position in the log together with the term of the entry there. The first index is 1."""
 
-    index: int
-    term: int
+    index: Number
+    term: Number
 
     def is_at_least(self, other: LogId) -> bool:
         """Whether a log that ends here is as up to date as one that ends at ``other`` (Raft thesis 3.6.1)."""

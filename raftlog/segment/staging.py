@@ -21,6 +21,7 @@ from typing import Final, Literal
 import cbor2
 import msgspec
 
+from raftlog.plain_cbor import decode_plain
 from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
     CONFIG,
@@ -93,8 +94,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes) -> Manifest:
     """Raises ValueError for what is none."""
     try:
-        return msgspec.convert(cbor2.loads(data), Manifest)
-    except (cbor2.CBORDecodeError, msgspec.ValidationError, EOFError) as error:
+        return msgspec.convert(decode_plain(data), Manifest)
+    except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"no manifest: {error}") from error
 
 

@@ -1,0 +1,147 @@
+"""What a core checks of a message before it takes it: whatever a peer sends, no assertion of the core may fail.
+
+A refused message changes nothing. None of these checks can fail for messages of correct replicas with intact disks, so
+a refusal means that a peer has a fault, that one of the logs was damaged or changed, or that somebody attacks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, MEMBERS_MAX, encode_conf, may_follow
+from raftlog.consensus.messages import (
+    AppendReq,
+    AppendResp,
+    Heartbeat,
+    HeartbeatResp,
+    Message,
+    PreVoteReq,
+)
+from raftlog.consensus.state import CoreState
+from raftlog.consensus.types import TERM_MAX, ConfState, EntryKind, LogId, Role, Span
+
+TERM_JUMP_MAX: Final = 2**40
+"""How far a peer's term may be ahead of the own one.
+
+A term rises by one per election, and an election takes longer than a write to the disks of a majority. At a thousand
+elections a second, day and night, a replica would have to be away for 34 years to be this far behind.
+"""
+
+
+class MessageRefused(Exception):
+    """A message that no correct replica sends; the core is as it was before."""
+
+
+def check_message(core: CoreState, message: Message) -> None:
+    """Raises `MessageRefused` for a message that a core in this state must not take."""
+    own = core._term
+    term = max(message.term, message.next_term) if isinstance(message, PreVoteReq) else message.term
+    if term > own + TERM_JUMP_MAX or term > TERM_MAX:
+        raise MessageRefused(
+            f"{message.src} sends a {type(message).__name__} of term {term}, which is implausible: the own term is "
+            f"{own}, at most {min(TERM_MAX, own + TERM_JUMP_MAX)} is accepted"
+        )
+    if message.src == core.node_id:
+        raise MessageRefused(f"a {type(message).__name__} claims to be from {message.src}, which is this replica")
+    if message.term < own:
+        return
+    match message:
+        case AppendReq():
+            _check_leader(core, message)
+            _check_entries(core, message)
+        case AppendResp() if core._role is Role.LEADER and message.term == own:
+            _check_position(core, message, max(message.accepted, message.durable) if message.ok else 0)
+        case Heartbeat():
+            _check_leader(core, message)
+        case HeartbeatResp() if core._role is Role.LEADER and message.term == own:
+            _check_position(core, message, message.durable)
+            if message.read_round > core._rounds.newest:
+                raise MessageRefused(
+                    f"{message.src} answers round {message.read_round} of reads, the newest is {core._rounds.newest}"
+                )
+        case _:
+            pass
+
+
+def _check_leader(core: CoreState, message: AppendReq | Heartbeat) -> None:
+    """Nobody else leads in this term."""
+    if message.term > core._term:
+        return
+    leader = core.node_id if core._role is Role.LEADER else core._leader_id
+    if leader not in (None, message.src):
+        raise MessageRefused(f"{message.src} claims to lead in term {message.term}, in which {leader} leads")
+
+
+def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index: int) -> None:
+    if index > core._log.last_index:
+        raise MessageRefused(f"{message.src} claims to hold entry {index}, the log ends at {core._log.last_index}")
+
+
+def _check_entries(core: CoreState, message: AppendReq) -> None:
+    """The entries are in order and contradict nothing that this replica knows to be in every leader's log."""
+    log, prev = core._log, message.prev
+    if not log.holds(prev):
+        if prev.index > core._commit:
+            return  # the core rejects the request, whatever entries it has
+        if prev.index >= log.base.index:
+            raise MessageRefused(
+                f"{message.src} has entry {prev.index} with term {prev.term}, here it is committed with term "
+                f"{log.term_at(prev.index)}"
+            )
+    if not message.spans:
+        return
+    # What was compared with this leader's log; of another leader's, what is committed.
+    settled = core._verified if message.term == core._term else core._commit
+    before = prev
+    for span in message.spans:
+        if span.first != before.index + 1 or span.last < span.first:
+            raise MessageRefused(f"{message.src} sends entries {span.first} to {span.last} behind {before.index}")
+        if not before.term <= span.term <= message.term:
+            raise MessageRefused(
+                f"{message.src} sends entry {span.first} of term {span.term} behind one of term {before.term}, its own "
+                f"term is {message.term}"
+            )
+        first, last = max(span.first, log.base.index), min(span.last, settled)
+        # Terms in a log never fall, so equal ones at both ends are equal in between.
+        if first <= last and not log.term_at(first) == log.term_at(last) == span.term:
+            raise MessageRefused(
+                f"{message.src} has entries {first} to {last} with term {span.term}, here they are settled with terms "
+                f"{log.term_at(first)} to {log.term_at(last)}"
+            )
+        before = LogId(span.last, span.term)
+    if any(span.kind is EntryKind.CONFIG for span in message.spans):
+        _check_configurations(core, message)
+
+
+def _check_configurations(core: CoreState, message: AppendReq) -> None:
+    """Each new configuration is one step away from the one before it."""
+    log = core._log
+    # Entries up to the one before the request's stay; what was before the base is known by the first one only.
+    known = [(index, conf) for index, conf in core._confs[1:] if index <= message.prev.index]
+    conf = known[-1][1] if known else core._confs[0][1]
+    held = dict(core._confs)
+    for span in message.spans:
+        if span.kind is not EntryKind.CONFIG or span.last <= log.base.index:
+            continue
+        own = held.get(span.first) if log.holds(LogId(span.first, span.term)) else None
+        if own is None or own != span.conf:
+            _check_configuration(message, span, conf)
+        assert span.conf is not None, f"the configuration at {span.first} was checked and is none"
+        conf = span.conf
+
+
+def _check_configuration(message: AppendReq, span: Span, before: ConfState) -> None:
+    conf = span.conf
+    reason: str | None = None
+    if conf is None or span.first != span.last:
+        reason = "it cannot be read"
+    elif not conf.voters:
+        reason = "nobody has a vote"
+    elif len(conf.members) > MEMBERS_MAX:
+        reason = f"it has {len(conf.members)} members, at most {MEMBERS_MAX} are possible"
+    elif len(encode_conf(conf)) > CONF_PROPOSED_BYTES_MAX:
+        reason = f"it takes more than {CONF_PROPOSED_BYTES_MAX} bytes"
+    elif not may_follow(conf, before):
+        reason = f"it is not one step away from {before}"
+    if reason is not None:
+        raise MessageRefused(f"{message.src} sends the configuration {conf} as entry {span.first}: {reason}")
