@@ -4,7 +4,7 @@ PY := .venv/bin/python
 INSTALLED := .venv/.installed
 SEEDS := 0-199
 # What is simulated: the log alone, or brokers with clients of one kind.
-WORKLOADS := log delay transactions pop ordered-pop dedup everyday
+WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday
 WORKLOAD := log
 
 # ASYNC109: the SDK's `timeout` is a budget over retries. ASYNC119: its async generators are context managers.
@@ -30,7 +30,7 @@ help:
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
-	@echo '             WORKLOADS="log delay transactions pop ordered-pop dedup everyday", or WORKLOAD=pop SEED=42'
+	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday", or WORKLOAD=pop SEED=42'
 	@echo 'make lock    resolve requirements.lock again from pyproject.toml'
 	@echo 'make clean   remove .venv and what tools left behind'
 

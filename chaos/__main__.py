@@ -19,18 +19,22 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import replace
 from pathlib import Path
 
-from chaos import report
+from chaos import busy_host, report
+from chaos.busy_host import draw_busy_host
 from chaos.cluster import Outcome, outcome_of, simulate
 from chaos.messages import schedule as broker_schedule
 from chaos.messages.cluster import BrokerCluster
 from chaos.messages.schedule import draw_broker_scenario
 from chaos.messages.workloads import WORKLOADS
 from chaos.report import Totals
-from chaos.schedule import SAFETY_SECONDS, draw_scenario
+from chaos.schedule import SAFETY_SECONDS, Scenario, draw_scenario
 from raftlog.consensus.trace import Trace
 
 LOG = "log"
 """The workload of the log alone."""
+BUSY_HOST = "busy-host"
+"""The log alone, on hosts that give the processor to others."""
+LOGS = (LOG, BUSY_HOST)
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -57,9 +61,15 @@ def simulate_seed(
     seed: int, seconds: float | None = None, workload: str = LOG, trace: Callable[[str], object] | None = None
 ) -> Outcome:
     """Run one seed of a workload; without ``seconds``, for the workload's usual time."""
-    if workload == LOG:
-        return simulate(draw_scenario(seed, seconds or SAFETY_SECONDS), trace=trace)
+    if workload in LOGS:
+        return simulate(_log_scenario(seed, seconds, workload), trace=trace)
     return outcome_of(broker_cluster(seed, seconds, workload, trace))
+
+
+def _log_scenario(seed: int, seconds: float | None, workload: str) -> Scenario:
+    if workload == BUSY_HOST:
+        return draw_busy_host(seed, seconds or busy_host.SAFETY_SECONDS)
+    return draw_scenario(seed, seconds or SAFETY_SECONDS)
 
 
 def broker_cluster(
@@ -105,8 +115,8 @@ def how_to_repeat(seed: int, seconds: float | None, workload: str) -> str:
     return f"python -m chaos{kind} --seed {seed}{length} --trace"
 
 
-def _run_one(seed: int, seconds: float | None, *, trace: bool, ndjson: Path | None) -> int:
-    scenario = draw_scenario(seed, seconds or SAFETY_SECONDS)
+def _run_one(seed: int, seconds: float | None, workload: str, *, trace: bool, ndjson: Path | None) -> int:
+    scenario = _log_scenario(seed, seconds, workload)
     told = _say if trace else None
     if ndjson is None:
         outcome = simulate(scenario, trace=told)
@@ -164,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which.add_argument("--regressions", action="store_true", help="run the seeds that broke something once")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="where --hours begins")
     parser.add_argument(
-        "--workload", choices=(LOG, *WORKLOADS), default=LOG, help="what is simulated; default: the log"
+        "--workload", choices=(*LOGS, *WORKLOADS), default=LOG, help="what is simulated; default: the log"
     )
     parser.add_argument("--seconds", type=float, help="simulated seconds of faults per seed")
     parser.add_argument("--trace", action="store_true", help="print every event; with --seed")
@@ -176,12 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report to FILE.md and FILE.json")
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(given)
-    if options.seed is not None and options.workload != LOG:
+    if options.seed is not None and options.workload not in LOGS:
         return _run_one_with_brokers(
             options.seed, options.seconds, options.workload, trace=options.trace, history=options.history
         )
     if options.seed is not None:
-        return _run_one(options.seed, options.seconds, trace=options.trace, ndjson=options.ndjson)
+        return _run_one(options.seed, options.seconds, options.workload, trace=options.trace, ndjson=options.ndjson)
     deadline = time.monotonic() + options.budget_seconds if options.budget_seconds else float("inf")
     seeds: Iterable[int] = options.seeds or itertools.count(options.first_seed)
     if options.regressions:

@@ -85,6 +85,7 @@ class Cluster:
         self.trace = trace
         self.rng = random.Random(f"{scenario.seed} run")
         self.buggify = Buggify(random.Random(f"{scenario.seed} points"))
+        self.buggify.calm = scenario.steady
         self.now = 0.0
         self.steps = 0
         self.elections = 0
@@ -201,6 +202,8 @@ class Cluster:
         """See `chaos.node.World`."""
         self.elections += 1
         self.note(f"{node.node_id} leads term {term}")
+        if self.scenario.steady and self.elections > 1:
+            raise Violation(f"steadiness: {node.node_id} leads term {term}, and nothing was wrong but stalls")
         self.nemesis.elected(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
@@ -228,6 +231,7 @@ class Cluster:
             return
         self.note(f"{node.node_id} {what}")
         try:
+            node.process.replica.begin_turn()
             step()
         except (StorageCorrupt, StorageFailed) as error:
             self.process_ends(node, error)
@@ -259,6 +263,10 @@ class Cluster:
 
     def _wake(self, node: Node, wake: float) -> None:
         if self._wakes.get(node.node_id) != wake:
+            return
+        if node.node_id in self.paused:
+            # A turn reads what has come before it looks at the clock, see `raftlog.node.Run`.
+            self.paused[node.node_id].append(lambda: self.at(self.now, self._wake, node, wake))
             return
         del self._wakes[node.node_id]
         if node.process is not None:

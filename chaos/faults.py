@@ -99,6 +99,17 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """A node does not run for ``seconds``, as when its host gives the processor to others; what arrives waits.
+
+    Without ``node``, it is one that does not lead.
+    """
+
+    node: NodeId | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClockJump:
     """The clock of a node leaps ahead, as after a suspended machine."""
 
@@ -226,6 +237,7 @@ Fault = (
     | Restart
     | Pause
     | Resume
+    | Stall
     | ClockJump
     | WallStep
     | DiskError

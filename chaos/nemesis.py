@@ -31,6 +31,7 @@ from chaos.faults import (
     Resume,
     Retention,
     Rumor,
+    Stall,
     Stop,
     Transfer,
     WallStep,
@@ -145,6 +146,8 @@ class Nemesis:
                 held = bool(cluster.paused.get(node_id))
                 cluster.resume(node_id)
                 return held
+            case Stall(node_id, seconds):
+                return self._stall(node_id, seconds)
             case ClockJump(node_id, seconds):
                 cluster.nodes[node_id].leap(seconds)
                 return cluster.nodes[node_id].process is not None
@@ -199,6 +202,25 @@ class Nemesis:
             case Weather():
                 cluster.network.disturb(fault)
                 return True
+
+    def _stall(self, node_id: NodeId | None, seconds: float) -> bool:
+        cluster = self._cluster
+        if node_id is None:
+            leader = self._newest_leader()
+            node_id = self._rng.choice([node for node in cluster.nodes if node != leader])
+        node = cluster.nodes[node_id]
+        if node.process is None or node.node_id in cluster.paused:
+            return False
+        held: list[Callable[[], None]] = []
+        cluster.paused[node.node_id] = held
+
+        def goes_on() -> None:
+            # Unless it was resumed, or killed, and paused again.
+            if cluster.paused.get(node.node_id) is held:
+                cluster.resume(node.node_id)
+
+        cluster.at(cluster.now + seconds, goes_on)
+        return True
 
     def _flip(self, node: Node, place: float) -> bool:
         if node.repair is not None or self._voters_min < _VOTERS_IF_DAMAGED:

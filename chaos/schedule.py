@@ -35,6 +35,7 @@ from chaos.faults import (
     Resume,
     Retention,
     Rumor,
+    Stall,
     Stop,
     Transfer,
     Weather,
@@ -51,7 +52,8 @@ class Scenario:
     """One run: ``faults`` are pairs of a time and what happens then, in order of time.
 
     The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` are those of all of them.
-    ``streams`` says how frames travel (`chaos.network`), ``limits`` what is smaller than usual (`chaos.limits`).
+    ``streams`` says how frames travel (`chaos.network`), ``limits`` what is smaller than usual (`chaos.limits`). In a
+    ``steady`` run no fault is a reason for another leader after the first one.
     """
 
     seed: int
@@ -71,6 +73,7 @@ class Scenario:
     limits: Mapping[str, int]
     kinds: tuple[str, ...]
     faults: tuple[tuple[float, Fault], ...]
+    steady: bool = False
 
 
 def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
@@ -139,6 +142,13 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         more += [(rng.uniform(1.0, safety_seconds), Nap()) for _ in range(rng.randint(2, 5))]
     if "disk-error" in kinds and rng.random() < 0.7:
         more += _failed_syncs(rng, machines, safety_seconds)
+    host = random.Random(f"{seed} host")
+    if host.random() < 0.25:
+        # Stalls of every length, a few of them.
+        for _ in range(host.randint(1, 6)):
+            stall = Stall(host.choice((None, *nodes)) if len(nodes) > 1 else nodes[0], 0.01 * 3000 ** host.random())
+            more.append((host.uniform(0.0, safety_seconds), stall))
+        scenario = replace(scenario, kinds=(*scenario.kinds, "stall"))
     return replace(scenario, faults=tuple(sorted((*faults, *more), key=lambda timed: timed[0]))) if more else scenario
 
 

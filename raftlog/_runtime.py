@@ -43,12 +43,14 @@ on its way through a group makes three or four."""
 class Reactor:
     """Serves registered file descriptors from one trio task; see the module's theory of operation.
 
-    ``at_turn_end`` callbacks run after all ready descriptors were handled and before sockets are flushed.
+    ``at_turn_begin`` callbacks run before anything is read, ``at_turn_end`` callbacks after all ready descriptors were
+    handled and before sockets are flushed.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._turn_begin: list[Callable[[], None]] = []
         self._turn_end: list[Callable[[], None]] = []
         self._dirty: list[StreamSocket] = []
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -71,6 +73,10 @@ class Reactor:
         """Forget ``fd``; must come before it is closed."""
         del self._handlers[fd]
         self._epoll.unregister(fd)
+
+    def at_turn_begin(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` at the beginning of each turn, before anything is read."""
+        self._turn_begin.append(callback)
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` at the end of each turn, in order of registration."""
@@ -107,6 +113,8 @@ class Reactor:
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.turns += 1
+        for callback in self._turn_begin:
+            callback()
         handler_of = self._handlers.get
         for fd, events in ready:
             # An earlier handler of this turn may have closed a later descriptor.

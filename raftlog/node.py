@@ -192,7 +192,10 @@ class Run:
             self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
         )
         hosted.attach(self.replica)
-        self._timer = Deadline(self.replica.next_deadline, self._tick)
+        self._tick_due = False
+        self._timer = Deadline(self._next_deadline, self._time_is_up)
+        self.reactor.at_turn_begin(self.replica.begin_turn)
+        self.reactor.at_turn_end(self._tick)
         self.reactor.at_turn_end(hosted.end_turn)
         self.reactor.at_turn_end(self._timer.refresh)
 
@@ -300,9 +303,19 @@ class Run:
         assert isinstance(error, BaseException)
         raise error
 
-    def _tick(self) -> None:
-        self.replica.tick()
+    def _next_deadline(self) -> float:
+        return float("inf") if self._tick_due else self.replica.next_deadline()
+
+    def _time_is_up(self) -> None:
+        """Have a turn come, which reads what waits in the sockets before any time-out is judged."""
+        self._tick_due = True
         self.reactor.wake()
+
+    def _tick(self) -> None:
+        if self._tick_due:
+            self._tick_due = not self.replica.tick()
+            if self._tick_due:
+                self.reactor.wake()
 
     def _remember_stores(self, stores: dict[str, str]) -> None:
         def recorded() -> None:

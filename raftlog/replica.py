@@ -42,6 +42,12 @@ DISK_STALL_SECONDS = 1.0
 DISK_EASED = 0.02
 """By how much less of the disk must be in use until it counts as not full again, so that no single file decides."""
 
+_LATE_SHARE = 0.25
+"""Part of a heartbeat interval by which a turn may come late without counting as a stall."""
+
+STALLS_MAX = 64
+"""How many stalls of this process are remembered, to tell how old a write is without them."""
+
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """Entries that a follower keeps in memory for a disk that hangs; beyond, it takes no more."""
 
@@ -154,6 +160,11 @@ class Replica:
         self._barriers = Barriers()
         self._abstaining = core.abstaining
         self._disk_full = self._paused = False
+        # How often a turn is asked for at least, when the last one began, and the stalls: when each ended, its seconds.
+        self._turn_seconds = core.config.heartbeat_seconds
+        self._late_seconds = _LATE_SHARE * self._turn_seconds
+        self._turn_at = clock()
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
         self._to_record: list[Callable[[], None]] = []
         self._recording: deque[tuple[int, list[Callable[[], None]]]] = deque()
         self._received = ReceivedEntries(core, log, check_body)
@@ -308,18 +319,45 @@ class Replica:
             for then in self._recording.popleft()[1]:
                 then()
 
-    def tick(self) -> None:
-        """Let time-outs that are due happen."""
+    def begin_turn(self) -> None:
+        """A turn of the event loop begins: the sockets are about to be read.
+
+        Turns are asked for every heartbeat interval (`next_deadline`). When one comes much later, this process did not
+        run, or was busy with something else, and what peers sent meanwhile is unread: the core is told so.
+        """
         now = self._clock()
-        age = self.log.oldest_unsynced_age(now)
+        late = now - self._turn_at - self._turn_seconds
+        self._turn_at = now
+        if late > self._late_seconds:
+            self._stalls.append((now, late))
+            self.core.overslept(late, now)
+
+    def tick(self) -> bool:
+        """Let time-outs that are due happen; to be called in a turn, behind its input.
+
+        Returns False if nothing was judged because the turn has lasted too long: what came in since it began must be
+        read first. Then `tick` is to be called again in the next turn.
+        """
+        now = self._clock()
+        if now - self._turn_at > self._turn_seconds + self._late_seconds:
+            return False
+        age = self._disk_age(now)
         if age > DISK_STALL_SECONDS:
             self.core.disk_slow(age, now)
         self.core.tick(now)
         self._barriers.expire(now)
+        return True
+
+    def _disk_age(self, now: float) -> float:
+        """Seconds for which the oldest write has been under way, without those in which this process did not run."""
+        age = self.log.oldest_unsynced_age(now)
+        if age > DISK_STALL_SECONDS and self._stalls:
+            age -= sum(seconds for ended_at, seconds in self._stalls if ended_at > now - age)
+        return age
 
     def next_deadline(self) -> float:
-        """When `tick` must be called at the latest."""
-        return min(self.core.next_deadline(), self._barriers.deadline)
+        """When a turn with `tick` must come at the latest."""
+        return min(self.core.next_deadline(), self._barriers.deadline, self._turn_at + self._turn_seconds)
 
     def pump(self) -> None:
         """Carry out everything the core has decided; see the module's list."""

@@ -250,7 +250,7 @@ class Leading(Handover, Reading):
 
     def _beat(self) -> None:
         """Tell everybody that the leader lives, unless it has not heard from a majority itself (check-quorum)."""
-        if self._now - self._heard_since > self.config.election_timeout_seconds_min:
+        if self._now - self._silent_since > self.config.election_timeout_seconds_min:
             self._become_follower(self._term, None)
             return
         self._heartbeat_at = self._now + self.config.heartbeat_seconds

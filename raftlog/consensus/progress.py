@@ -21,8 +21,9 @@ class Progress:
     """State of replication to ``peer``.
 
     ``match`` is the last index known to count for commit there; ``next`` the first one that was not sent yet.
-    ``contact_at`` is when the newest message left that the peer has certainly received; ``read_round`` is the newest
-    round of reads that it has answered; ``offered_at`` when it was last offered a reset, ``beats`` how many heartbeats
+    ``contact_at`` is when the newest message left that the peer has certainly received; ``silent_since`` is the same
+    time, moved forward by every stall of this process since then (`overslept`). ``read_round`` is the newest round of
+    reads that the peer has answered; ``offered_at`` when it was last offered a reset, ``beats`` how many heartbeats
     it got while it was being reset. ``by_entries`` says that there are no files that it could fetch. An answer to a
     message before ``trusted_from`` tells nothing about what it holds.
     """
@@ -32,6 +33,7 @@ class Progress:
         "_inflight",
         "_stamp_at",
         "_stamp_seq",
+        "_stamp_silent_since",
         "append_seq",
         "applied",
         "awaiting",
@@ -49,6 +51,7 @@ class Progress:
         "priority",
         "read_round",
         "seq",
+        "silent_since",
         "state",
         "trusted_from",
     )
@@ -67,10 +70,10 @@ class Progress:
         self.applied = 0
         self.priority: int | None = None
         self.offered_at = float("-inf")
-        self.contact_at = now
+        self.contact_at = self.silent_since = now
         self.read_round = 0
         self._stamp_seq = 0
-        self._stamp_at = now
+        self._stamp_at = self._stamp_silent_since = now
         self.append_seq = 0
         self.trusted_from = 0
         self.by_entries = False
@@ -126,14 +129,20 @@ class Progress:
         self.seq += 1
         if not self._stamp_seq:
             self._stamp_seq = self.seq
-            self._stamp_at = now
+            self._stamp_at = self._stamp_silent_since = now
         return self.seq
 
     def heard(self, seq: int) -> None:
         """The peer has received message ``seq``."""
         if self._stamp_seq and seq >= self._stamp_seq:
             self.contact_at = self._stamp_at
+            self.silent_since = self._stamp_silent_since
             self._stamp_seq = 0
+
+    def overslept(self, seconds: float, now: float) -> None:
+        """This process read no messages for ``seconds`` until ``now``: the peer was not silent meanwhile."""
+        self.silent_since = min(self.silent_since + seconds, now)
+        self._stamp_silent_since = min(self._stamp_silent_since + seconds, now)
 
     def is_current(self, seq: int) -> bool:
         """Whether message ``seq`` was sent since the last change of state."""

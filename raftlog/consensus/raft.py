@@ -272,6 +272,20 @@ class RaftCore(Election, Following):
         if now >= self._heartbeat_at:
             self._beat()
 
+    def overslept(self, seconds: float, now: float) -> None:
+        """This process did not run, and read no messages, for ``seconds`` until ``now``.
+
+        Nobody is taken for silent because of that time: what others sent meanwhile waits to be read, and they get
+        another round of heartbeats to answer before anybody is judged. To be called before the next `tick`. Leases are
+        not prolonged; a voter may deny its vote for longer than it had to.
+        """
+        assert seconds > 0, f"a stall of {seconds} s"
+        self._now = now
+        self._quiet_since = min(self._quiet_since + seconds, now)
+        self._leader_heard_at = min(self._leader_heard_at + seconds, now)
+        for progress in self._peers.values():
+            progress.overslept(seconds, now)
+
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
         if self._role is Role.LEADER:

@@ -189,12 +189,17 @@ class CoreState:
         self._dirty = True
 
     def _is_active(self, progress: Progress) -> bool:
-        return self._now - progress.contact_at <= self.config.election_timeout_seconds_min
+        return self._now - progress.silent_since <= self.config.election_timeout_seconds_min
 
     @property
     def _heard_since(self) -> float:
-        """Since when a leader has not been out of touch with a majority."""
+        """When the newest messages left that a majority has answered. Real time, which leases need."""
         return self._agreed(self._now, lambda progress: progress.contact_at)
+
+    @property
+    def _silent_since(self) -> float:
+        """Since when a leader has heard of no majority; stalls of this process do not count as silence."""
+        return self._agreed(self._now, lambda progress: progress.silent_since)
 
     # -- the log -----------------------------------------------------------------------------------------------
 

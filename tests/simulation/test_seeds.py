@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main, regressions
+from chaos.busy_host import draw_busy_host
 from chaos.cluster import Outcome, simulate
 from chaos.schedule import draw_scenario
 
@@ -54,6 +55,20 @@ def test_equal_seeds_give_equal_runs_in_any_process() -> None:
         return done.stdout
 
     assert run("1") == run("2")
+
+
+@pytest.mark.slow
+def test_stalls_cost_no_leadership() -> None:
+    """Nodes that do not run for a while, alone or all together, while network and disks are sound."""
+    kinds = set()
+    for seed in (1, 5, 7):
+        scenario = draw_busy_host(seed, 25.0)
+        kinds |= set(scenario.kinds)
+        outcome = simulate(scenario)
+        assert outcome.broke is None
+        assert outcome.elections == 1
+        assert outcome.effective["Stall"]
+    assert len(kinds) == 3
 
 
 def test_different_seeds_differ() -> None:

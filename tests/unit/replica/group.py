@@ -111,6 +111,7 @@ class Node:
             wake=self.reactor.wake,
         )
         self.timer = Deadline(self.replica.next_deadline, self._tick)
+        self.reactor.at_turn_begin(self.replica.begin_turn)
         self.reactor.at_turn_end(self.replica.pump)
         self.reactor.at_turn_end(self.timer.refresh)
         self.scope = trio.CancelScope()

@@ -189,6 +189,7 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
         # The leader asks again whether the peer has the entry at its base; that has not left yet when the base moves.
         for _ in range(4):
             time.sleep(CONFIG.heartbeat_seconds)  # noqa: ASYNC251 - nothing else is to have a turn
+            leader.replica.begin_turn()
             leader.replica.tick()
         assert leader.replica.core.has_effects
         leader.drop_files(keep=1)

@@ -52,6 +52,10 @@ class Member:
             self.replica.pump()
             self.replica.storage_done(self.log.last_ticket)
 
+    def tick(self) -> None:
+        self.replica.begin_turn()
+        assert self.replica.tick()
+
     def append(self, *bodies: bytes) -> None:
         for body in bodies:
             index = self.replica.append(len(body), lambda pos, body=body: (body, b""))  # type: ignore[misc]
@@ -90,7 +94,7 @@ class Table:
         self.now += 60.0
         member = self[node]
         while not member.replica.is_leader:
-            member.replica.tick()
+            member.tick()
             self.deliver()
             self.now = max(self.now, member.replica.next_deadline())
         return member
@@ -111,7 +115,7 @@ def test_configuration_that_is_cut_off_after_older_ones_were_dropped() -> None:
     table.deliver()
     assert leader.replica.commit_index == 6
     table.now += 1.0
-    leader.replica.tick()
+    leader.tick()
     table.deliver()
     assert isinstance(leader.replica.change(ConfChange(ConfChangeKind.ADD_LEARNER, NEW, "new:1")), int)
     follower = disputed(leader, table)
@@ -121,7 +125,7 @@ def test_configuration_that_is_cut_off_after_older_ones_were_dropped() -> None:
     table.elect(C)
     table.away.clear()
     table.now += 1.0
-    table[C].replica.tick()
+    table[C].tick()
     table.deliver()
     assert follower.replica.core.conf == first
     assert follower.confs[-1] == (0, first)
@@ -135,7 +139,7 @@ def test_files_are_kept_while_the_first_entry_behind_them_may_be_cut_off() -> No
     leader.append(LARGE, LARGE)
     table.deliver()
     table.now += 1.0
-    leader.replica.tick()
+    leader.tick()
     table.deliver()
     leader.append(LARGE)
     follower = disputed(leader, table)
@@ -145,7 +149,7 @@ def test_files_are_kept_while_the_first_entry_behind_them_may_be_cut_off() -> No
     table.elect(C).append(SMALL)
     table.away.clear()
     table.now += 1.0
-    table[C].replica.tick()
+    table[C].tick()
     table.deliver()
     assert follower.log.chain == table[C].log.chain
     assert follower.application.bodies == [LARGE, LARGE, SMALL]

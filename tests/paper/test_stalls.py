@@ -1,0 +1,103 @@
+"""A process that did not run for a while takes nobody for silent because of it (compare etcd, which counts ticks)."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.consensus.types import CoreConfig, Role
+from tests.paper.group import A, B, C, Group
+
+STALLS = (0.01, 0.4, 1.4, 1.6, 3.5, 30.0)
+"""Seconds; a heartbeat is sent every 0.2, silence is borne for 1.5 to 3."""
+
+
+@pytest.mark.parametrize("seconds", STALLS)
+def test_leader_that_overslept_reads_the_answers_before_it_judges(seconds: float) -> None:
+    group = Group()
+    leader = group.elect(A)
+    group.pass_time(1.0)
+    group.now = leader.next_deadline()
+    leader.tick(group.now)
+    group.pump()
+    group.deliver(lambda message: message.src == A)
+    term = leader.term
+    # The answers lie in its sockets while it does not run; the timer comes before they are read.
+    group.now += seconds
+    leader.overslept(seconds, group.now)
+    leader.tick(group.now)
+    assert leader.role is Role.LEADER
+    group.pump()
+    group.deliver()
+    group.pass_time(2.0, alive=(A,))
+    assert (leader.role, leader.term) == (Role.LEADER, term)
+
+
+@pytest.mark.parametrize("seconds", STALLS)
+def test_leader_that_overslept_gives_up_if_nobody_answers_afterwards(seconds: float) -> None:
+    group = Group()
+    leader = group.elect(A)
+    group.pass_time(1.0)
+    group.cut = {(B, A), (C, A)}
+    group.now += seconds
+    leader.overslept(seconds, group.now)
+    group.pass_time(2.0, alive=(A,))
+    assert leader.role is Role.FOLLOWER
+
+
+@pytest.mark.parametrize("seconds", STALLS)
+def test_follower_that_overslept_waits_for_what_its_leader_sent_meanwhile(seconds: float) -> None:
+    group = Group()
+    group.elect(A)
+    group.pass_time(1.0)
+    group.now += seconds
+    group[B].overslept(seconds, group.now)
+    group[B].tick(group.now)
+    assert group[B].role is Role.FOLLOWER
+    assert group[B].leader_id == A
+    # It waits no longer for a leader that has really gone.
+    assert group[B].next_deadline() <= group.now + group.config.election_timeout_seconds_max
+
+
+def test_stall_is_no_silence_of_peers_that_are_behind() -> None:
+    group = Group()
+    leader = group.elect(A)
+    group.pass_time(1.0)
+    group.now += 5.0
+    leader.overslept(5.0, group.now)
+    assert [peer.active for peer in leader.status().peers] == [True, True]
+
+
+def test_stall_prolongs_no_lease() -> None:
+    """Others may have been elected while this process did not run."""
+    group = Group(config=CoreConfig(lease_reads=True))
+    leader = group.elect(A)
+    group.pass_time(1.0)
+    group.now += 1.3
+    leader.overslept(1.3, group.now)
+    ctx = group.read(A)
+    assert ctx not in group.answers
+    group.deliver()
+    assert group.answers[ctx] is not None
+
+
+def test_stall_shortens_no_promise_of_a_voter() -> None:
+    """With leases a voter stays with the leader that it has heard for the shortest election timeout at least."""
+    group = Group(config=CoreConfig(lease_reads=True))
+    group.elect(A)
+    group.pass_time(1.0)
+    heard_at = group.now
+    for _ in range(6):
+        group.now += 0.2
+        group[B].overslept(0.2, group.now)
+        assert group[B]._follows_another(C)
+    assert group.now < heard_at + group.config.election_timeout_seconds_min
+
+
+def test_what_was_sent_during_a_turn_is_not_heard_later_than_now() -> None:
+    """A message that was taken just before a stall was noticed does not make silence begin in the future."""
+    group = Group()
+    group.elect(A)
+    group.pass_time(1.0)
+    before = group[B].next_deadline() - group.now
+    group[B].overslept(30.0, group.now)
+    assert group[B].next_deadline() <= group.now + max(before, group.config.election_timeout_seconds_max)

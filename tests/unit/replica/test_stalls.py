@@ -1,0 +1,112 @@
+"""A replica notices that its process did not run, and what that means for peers and for the disk."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, Role
+from raftlog.replica import Replica
+
+A, B, C = (NodeId(name) for name in "abc")
+CONFIG = CoreConfig()
+
+
+class Stage:
+    """A replica of three with a clock, a disk that finishes nothing, and peers that say nothing."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.submitted_at: float | None = None
+        self.core = RaftCore(
+            node_id=A,
+            confs=[(0, ConfState((A, B, C)))],
+            config=CONFIG,
+            hard_state=HardState(1),
+            term_runs=[],
+            base=NONE,
+            last_index=0,
+            commit=0,
+            rng=random.Random(1),
+            now=self.now,
+        )
+        self.replica = Replica(
+            core=self.core,
+            log=cast("Any", self),
+            transport=cast("Any", self),
+            application=cast("Any", self),
+            applied_index=0,
+            clock=lambda: self.now,
+            wake=lambda: None,
+        )
+
+    def oldest_unsynced_age(self, now: float) -> float:
+        return 0.0 if self.submitted_at is None else now - self.submitted_at
+
+    def sleep(self, seconds: float) -> None:
+        """Have the turns that the replica asks for; nothing comes in."""
+        end = self.now + seconds
+        while (due := self.replica.next_deadline()) <= end:
+            self.now = max(self.now, due)
+            self.turn()
+        self.now = end
+
+    def turn(self) -> None:
+        self.replica.begin_turn()
+        assert self.replica.tick()
+        self.core.take_effects()
+
+
+def test_silence_while_the_process_runs_leads_to_an_election() -> None:
+    stage = Stage()
+    stage.sleep(CONFIG.election_timeout_seconds_max)
+    assert stage.core.role is Role.PRE_CANDIDATE
+
+
+def test_silence_while_the_process_does_not_run_leads_to_none() -> None:
+    stage = Stage()
+    stage.sleep(CONFIG.vote_retry_seconds_min / 2)
+    stage.now += 30.0
+    stage.turn()
+    roles = [stage.core.role]
+    stage.sleep(CONFIG.election_timeout_seconds_max)
+    assert [*roles, stage.core.role] == [Role.FOLLOWER, Role.PRE_CANDIDATE]
+
+
+def test_turns_are_asked_for_often_enough_to_notice_a_stall() -> None:
+    stage = Stage()
+    stage.turn()
+    assert stage.replica.next_deadline() <= stage.now + CONFIG.heartbeat_seconds
+
+
+def test_turn_that_lasts_long_judges_nobody_at_its_end() -> None:
+    """Peers may have spoken since its input was read."""
+    stage = Stage()
+    stage.replica.begin_turn()
+    stage.now += 30.0
+    assert not stage.replica.tick()
+    assert stage.core.role is Role.FOLLOWER
+    stage.turn()
+    assert stage.core.role is Role.FOLLOWER
+
+
+def test_disk_does_not_hang_because_the_process_did_not_run() -> None:
+    stage = Stage()
+    stage.turn()
+    stage.submitted_at = stage.now
+    stage.now += 5.0
+    stage.turn()
+    assert not stage.core._disk_slow
+    stage.sleep(1.2)
+    assert stage.core._disk_slow
+
+
+def test_stall_before_a_write_says_nothing_about_the_disk() -> None:
+    stage = Stage()
+    stage.turn()
+    stage.now += 5.0
+    stage.turn()
+    stage.submitted_at = stage.now
+    stage.sleep(1.2)
+    assert stage.core._disk_slow
