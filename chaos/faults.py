@@ -58,7 +58,9 @@ class Weather:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The process of a node ends; what it wrote stays in the machine's memory at least."""
+    """The process of a node is killed: what it wrote stays in the machine's memory at least, what it had in its own is
+    gone.
+    """
 
     node: NodeId
 
@@ -197,7 +199,8 @@ class Nap:
 class LateSuccessor:
     """The leader hands over to a node that stands still, gives that up, and commits more with the help of ``victim``.
 
-    That one loses its power. When it is back, the leader is cut off, and the successor goes on and asks for votes.
+    That one loses its power or is killed. When it is back, the leader is cut off, and the successor goes on and asks
+    for votes.
     """
 
     victim: NodeId

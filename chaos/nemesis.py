@@ -345,10 +345,11 @@ class Nemesis:
         cluster.at(at, self._unless_healed, lambda: self._go_on_with(late, victim.node_id))
 
     def _go_on_with(self, late: list[NodeId], victim: NodeId) -> None:
-        """The power of ``victim`` goes, and it is alone with those who came late."""
+        """``victim`` loses its power or is killed, and it is alone with those who came late."""
         cluster = self._cluster
         rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
-        self.strike(PowerCut(victim))
+        by_turns = self.effective[LateSuccessor.__name__] % 2
+        self.strike(PowerCut(victim) if by_turns else Crash(victim))
         self.strike(Partition(((victim, *late), rest)))
         for node in (victim, late[0]):
             self.strike(DiskSpeed(node, 0.005))

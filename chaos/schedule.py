@@ -82,7 +82,8 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 5, 5))))
     hunted = rng.random() < 0.4
     kinds = tuple(kind for kind in _KINDS if rng.random() < (0.1 if hunted else 0.3))
-    # What was not synced is lost with the power, so only one machine may lose it, and it must stay one of several.
+    # What was not synced is lost with the power, and what was not written with the process. So only one machine may
+    # lose either, and it must stay one of several; the others stop in order.
     relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
     forgetful: list[Timed] = []
     if relaxed:
@@ -182,7 +183,7 @@ def draw_config(
 
 
 def _spared(fault: Fault, victim: NodeId) -> Fault:
-    return Crash(fault.node) if isinstance(fault, PowerCut) and fault.node != victim else fault
+    return Stop(fault.node) if isinstance(fault, PowerCut | Crash) and fault.node != victim else fault
 
 
 def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
@@ -198,11 +199,15 @@ def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[T
 def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Timed]:
     """Again and again: one node misses something, another one forgets it, and those who know it are away."""
     faults: list[Timed] = []
+    end_of: type[PowerCut | Crash] = PowerCut
+    other: type[PowerCut | Crash] = Crash
     start = rng.uniform(0.5, 2.0)
     while start < seconds - patience:
         victim, late = nodes[1], rng.choice([node for node in nodes if node != nodes[1]])
         away = [node for node in nodes if node not in (victim, late)]
-        faults += [(start + 0.2, Deaf(late)), (start + 0.3, PowerCut(victim)), (start + 0.35, Restart(victim))]
+        # By turns, since a killed process forgets what it has not written, and a machine what it has not synced.
+        end_of, other = other, end_of
+        faults += [(start + 0.2, Deaf(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
         faults += [
             (start + 0.3, Heal()),
             (start + 0.3, Partition(((victim, late), tuple(away)))),

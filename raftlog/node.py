@@ -34,7 +34,7 @@ from raftlog.scrubbing import scrub_log
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.notes import ABSTAINING, DAMAGED, MEMBERS, STORES
+from raftlog.segment.notes import DAMAGED, MEMBERS, STORES
 from raftlog.segment.writer import Writer
 from raftlog.starting import configurations, core_for
 from raftlog.transport import Transport
@@ -134,7 +134,7 @@ class Run:
             segment_bytes=settings.segment_bytes,
             disk=self._disk,
             writer=Writer(on_done=done.put, on_failed=failed.put),
-            notes_if_unclean={} if settings.core.durable_commit else {ABSTAINING: b"1"},
+            acknowledges_unsynced=not settings.core.durable_commit,
         )
         undo.callback(self.segment_log.close)
         log.info("log_opened", directory=settings.directory, found=self.segment_log.found)

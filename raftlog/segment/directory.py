@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,7 @@ from raftlog.segment.errors import (
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.notes import DAMAGED, REPLACING
+from raftlog.segment.notes import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
 from raftlog.segment.recovery import (
     Corrupt,
     Decision,
@@ -76,7 +76,7 @@ class Opened:
     meta_state: MetaState
     index: LogIndex
     last: EntryRef
-    restarted_unclean: bool
+    stopped_unclean: bool
     found: str
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def open_directory(
     segment_bytes: int,
     preallocation: Preallocation,
     store_id: str | None,
-    notes_if_unclean: Mapping[str, bytes],
+    acknowledges_unsynced: bool,
 ) -> Opened:
     """Lock a directory, check that it is ours, and recover its log; see `SegmentLog.open`."""
     if segment_bytes < SEGMENT_BYTES_MIN:
@@ -125,9 +125,14 @@ def open_directory(
                 found += f"; not ours and left alone: {', '.join(foreign)}"
             boot_id = disk.boot_id()
             state = _starting_state(stored, meta, last, boot_id)
-            if unclean := not stored.clean and stored.boot_id not in ("", boot_id):
-                # Together with the new boot id, so that no later opening misses what this one noticed.
-                state = msgspec.structs.replace(state, notes={**state.notes, **notes_if_unclean})
+            notes = {key: value for key, value in state.notes.items() if key != UNSYNCED}
+            unclean = not stored.clean and stored.boot_id != ""
+            if unclean and (acknowledges_unsynced or UNSYNCED in stored.notes):
+                # What was acknowledged in the last process's memory died with it, whether the machine went on or not.
+                notes[ABSTAINING] = b"1"
+            if acknowledges_unsynced:
+                notes[UNSYNCED] = b"1"
+            state = msgspec.structs.replace(state, notes=notes)
             if not state.store_id:
                 state = msgspec.structs.replace(state, store_id=store_id or secrets.token_hex(8))
             meta.write(state)

@@ -58,8 +58,8 @@ class SegmentLog(LogReads):
         chain: the chain after the last entry.
         meta: what the vote file said when the log was opened, with term and vote as submitted since.
         store_id: random name of the directory, drawn when it was made.
-        restarted_unclean: the machine restarted since the log was last open, and the log had not been closed in
-            order: entries that were accepted but not synced may be gone.
+        stopped_unclean: the last process that had the log open did not close it in order: it was killed or failed, or
+            the machine lost its power. Entries that it had accepted and not synced may be gone.
     """
 
     def __init__(self, opened: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
@@ -70,7 +70,7 @@ class SegmentLog(LogReads):
         self.chain = opened.last.chain
         self.meta: MetaState = opened.meta_state
         self.store_id = opened.meta_state.store_id
-        self.restarted_unclean = opened.restarted_unclean
+        self.stopped_unclean = opened.stopped_unclean
         self._opened = opened
         self._files = opened.files
         self._index = opened.index
@@ -108,7 +108,7 @@ class SegmentLog(LogReads):
         writer: LogWriter | None = None,
         preallocation: Preallocation | None = None,
         store_id: str | None = None,
-        notes_if_unclean: Mapping[str, bytes] = MappingProxyType({}),
+        acknowledges_unsynced: bool = False,
     ) -> SegmentLog:
         """Open the log in ``directory``, which is made if it is missing, and recover from whatever happened to it.
 
@@ -118,7 +118,8 @@ class SegmentLog(LogReads):
             writer: not started yet; None carries out every submit at once.
             preallocation: how new files get their length; None chooses by `Preallocation.for_segment`.
             store_id: name of a directory that has none yet; None draws one.
-            notes_if_unclean: notes that are set, durably on return, if `restarted_unclean`.
+            acknowledges_unsynced: this process will acknowledge entries before they are durable. If it will, or the
+                last one did, and `stopped_unclean`, then the note `ABSTAINING` is set, durably on return.
 
         Raises:
             DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
@@ -133,7 +134,7 @@ class SegmentLog(LogReads):
             segment_bytes=segment_bytes,
             preallocation=preallocation or Preallocation.for_segment(segment_bytes),
             store_id=store_id,
-            notes_if_unclean=notes_if_unclean,
+            acknowledges_unsynced=acknowledges_unsynced,
         )
         return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
 

@@ -16,6 +16,9 @@ REPLACING: Final = "replacing"
 ABSTAINING: Final = "abstaining"
 """Entries that this replica acknowledged may be missing: it must not vote before it has caught up."""
 
+UNSYNCED: Final = "unsynced"
+"""The process that has the log open acknowledges entries before they are durable."""
+
 STORES: Final = "stores"
 """Which directory each member has."""
 

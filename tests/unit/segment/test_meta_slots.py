@@ -10,6 +10,7 @@ import pytest
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import MetaCorrupt
 from raftlog.segment.meta import SLOT_BYTES, MetaFile, MetaState, decode_slot, encode_slot
+from raftlog.segment.notes import ABSTAINING
 from tests.unit.segment.log_home import LogHome
 
 PATH = "/meta"
@@ -176,13 +177,35 @@ def test_markers_never_run_ahead_of_the_log(home: LogHome) -> None:
     assert (meta.commit_hint, meta.durable_pos) == (2, 102)
 
 
-def test_restart_of_the_machine_is_noticed(home: LogHome) -> None:
+def test_a_stop_without_closing_is_noticed(home: LogHome) -> None:
     log = home.open()
-    assert not log.restarted_unclean
+    assert not log.stopped_unclean
     home.disk.kill()
-    assert not home.open().restarted_unclean, "a killed process loses nothing"
+    assert home.open().stopped_unclean, "what a killed process had in its memory is gone"
     home.disk.crash(random.Random(0))
-    assert home.open().restarted_unclean
+    assert home.open().stopped_unclean
     home.opened[-1].close(clean=True)
     home.disk.crash(random.Random(0))
-    assert not home.open().restarted_unclean, "a clean stop had synced everything"
+    assert not home.open().stopped_unclean, "a clean stop had synced everything"
+
+
+@pytest.mark.parametrize("power_cut", [True, False])
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_log_whose_process_acknowledged_from_memory_abstains_after_a_disorderly_stop(
+    home: LogHome, power_cut: bool, before: bool, after: bool
+) -> None:
+    """Whichever mode it goes on with: entries that were acknowledged may have been in that process's memory only."""
+    log = home.open(acknowledges_unsynced=before)
+    assert ABSTAINING not in log.notes
+    home.put(log, b"one")
+    log.close(clean=True)
+    log = home.open(acknowledges_unsynced=before)
+    assert ABSTAINING not in log.notes, "a clean stop loses nothing"
+    if power_cut:
+        home.disk.crash(random.Random(0))
+    else:
+        home.disk.kill()
+    log = home.open(acknowledges_unsynced=after)
+    assert (ABSTAINING in log.notes) == (before or after)
+    home.disk.kill()
+    assert (ABSTAINING in home.open().notes) == (before or after), "until somebody removes the note"
