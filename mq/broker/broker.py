@@ -258,7 +258,14 @@ class Broker:
 
     def role_changed(self, change: RoleChange) -> None:
         """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
-        self._log.info("role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id)
+        fields: dict[str, object] = {}
+        if (cause := change.cause) is not None:
+            about = {"cause_node": cause.node, "cause_ms": cause.milliseconds}
+            fields = {"cause": cause.kind.value} | {name: value for name, value in about.items() if value is not None}
+            fields["reason"] = str(cause)
+        self._log.info(
+            "role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id, **fields
+        )
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
             self.areas.forwarder.follow()
             self.areas.serve_as_follower()

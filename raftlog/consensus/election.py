@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.membership import Membership
 from raftlog.consensus.messages import Denial, PreVoteReq, PreVoteResp, TimeoutNow, VoteReq, VoteResp
 from raftlog.consensus.quorum import VoteResult, joint_vote_result
@@ -44,6 +45,11 @@ class Election(Membership):
             self._silences += 1
             self._wait_for_leader()
         else:
+            if self._leader_id is not None:
+                silent = self._now - self._leader_heard_at
+                self._cause = Cause(CauseKind.LEADER_SILENT, self._leader_id, silent)
+            else:
+                self._cause = Cause(CauseKind.NO_LEADER, None, self._now - self._quiet_since)
             if self._role is Role.CANDIDATE:
                 self._failed_rounds += 1
             self._ask_around()
@@ -57,6 +63,7 @@ class Election(Membership):
         self._wait_to_retry()
         self._campaigns += 1
         if self._count_votes() is VoteResult.WON:
+            self._cause = Cause(CauseKind.PRE_VOTE_WON)
             self._campaign(force=False)
             return
         for peer in self._electors:
@@ -92,6 +99,7 @@ class Election(Membership):
             return
         self._votes[message.src] = message.granted
         if self._count_votes() is VoteResult.WON:
+            self._cause = Cause(CauseKind.PRE_VOTE_WON)
             self._campaign(force=False)
 
     def _on_vote_resp(self, message: VoteResp) -> None:
@@ -104,6 +112,7 @@ class Election(Membership):
     def _on_timeout_now(self, message: TimeoutNow) -> None:
         """The leader hands over: nobody needs to be asked whether it is gone."""
         if self._electable and self._role is not Role.LEADER:
+            self._cause = Cause(CauseKind.ASKED_TO_LEAD, message.src)
             self._campaign(force=True)
 
     # -- voting ------------------------------------------------------------------------------------------------
@@ -135,6 +144,7 @@ class Election(Membership):
             denial = Denial.STALE_LOG
         elif self._yields_to(message.src, message.last):
             self._role = Role.FOLLOWER
+            self._cause = Cause(CauseKind.OTHER_CANDIDATE, message.src)
             self._dirty = True
             self._wait_to_retry()
         term = self._term if denial else message.next_term
@@ -167,5 +177,7 @@ class Election(Membership):
             self._voted_for = message.src
             self._hard_state_changed = True
         if denial is None:
+            if self._role is not Role.FOLLOWER:
+                self._cause = Cause(CauseKind.VOTED, message.src)
             self._become_follower(self._term, None)
         self._post(VoteResp(self.node_id, message.src, self._term, denial is None, denial))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, HeartbeatResp
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import NodeId, Role, Span
@@ -17,6 +18,7 @@ class Following(CoreState):
             assert self._leader_id in (None, leader_id), (
                 f"{leader_id} and {self._leader_id} both lead in term {self._term}"
             )
+            self._cause = Cause(CauseKind.LEADER_FOUND, leader_id)
             self._become_follower(self._term, leader_id)
         self._failed_rounds = self._campaigns = self._silences = 0
         self._leader_heard_at = self._quiet_since = self._now

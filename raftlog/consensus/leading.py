@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.effects import Fetch
 from raftlog.consensus.handover import Handover
 from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
@@ -28,6 +29,7 @@ class Leading(Handover, Reading):
         """Open the term with an entry of its own, without which nothing older could be committed (thesis 3.6.2)."""
         assert self._role is Role.CANDIDATE, f"a {self._role.value} was elected in term {self._term}"
         self._role = Role.LEADER
+        self._cause = Cause(CauseKind.ELECTED)
         self._leader_id = self.node_id
         self._failed_rounds = 0
         first = self._log.last_index + 1
@@ -250,7 +252,9 @@ class Leading(Handover, Reading):
 
     def _beat(self) -> None:
         """Tell everybody that the leader lives, unless it has not heard from a majority itself (check-quorum)."""
-        if self._now - self._silent_since > self.config.election_timeout_seconds_min:
+        silent = self._now - self._silent_since
+        if silent > self.config.election_timeout_seconds_min:
+            self._cause = Cause(CauseKind.MAJORITY_SILENT, None, silent)
             self._become_follower(self._term, None)
             return
         self._heartbeat_at = self._now + self.config.heartbeat_seconds

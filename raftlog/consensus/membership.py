@@ -6,6 +6,7 @@ every replica. The leader lets changes begin one at a time, and ends a joint one
 
 from __future__ import annotations
 
+from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.confchange import (
     CONF_PROPOSED_BYTES_MAX,
     MEMBERS_MAX,
@@ -91,4 +92,5 @@ class Membership(Leading):
                         self._announce(progress)
                 self._adopt_conf()
                 if not self._conf.is_voter(self.node_id):
+                    self._cause = Cause(CauseKind.NOT_A_VOTER)
                     self._hand_over()

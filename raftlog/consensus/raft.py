@@ -12,6 +12,7 @@ role's, are here.
 
 from __future__ import annotations
 
+from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.effects import Effects
 from raftlog.consensus.election import Election
 from raftlog.consensus.following import Following
@@ -301,6 +302,7 @@ class RaftCore(Election, Following):
                 if peer == self._transfer_to:
                     self._fail_transfer()
         elif peer == self._leader_id:
+            self._cause = Cause(CauseKind.LEADER_ENDED, peer)
             self._become_follower(self._term, None)
             self._leader_heard_at = float("-inf")
             if self._outranked:
@@ -321,9 +323,12 @@ class RaftCore(Election, Following):
         if self._alone:
             return
         self._disk_slow = True
+        cause = Cause(CauseKind.DISK_SLOW, None, age_seconds)
         if self._role is Role.LEADER:
+            self._cause = cause
             self._hand_over()
         elif self._role is not Role.FOLLOWER:
+            self._cause = cause
             self._become_follower(self._term, None)
 
     def disk_full(self, full: bool, now: float) -> None:
@@ -340,6 +345,7 @@ class RaftCore(Election, Following):
             if full:
                 self.transfer(None, now)
         elif full and not self._alone and self._role is not Role.FOLLOWER:
+            self._cause = Cause(CauseKind.DISK_FULL)
             self._become_follower(self._term, None)
 
     def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
@@ -414,7 +420,7 @@ class RaftCore(Election, Following):
             effects.commit = self._told_commit = self._commit
         told = self._told_role
         if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
-            effects.role = self._told_role = RoleChange(self._role, self._term, self._leader_id)
+            effects.role = self._told_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
         if self._conf is not self._told_conf:
             effects.conf = self._told_conf = self._conf
         effects.failed_from, self._failed_from = self._failed_from, None
@@ -442,6 +448,11 @@ class RaftCore(Election, Following):
                 leader_id = message.src
             case _:
                 pass
+        if self._role is Role.LEADER and message.src == self._transfer_to:
+            kind = CauseKind.HANDED_OVER
+        else:
+            kind = CauseKind.NEWER_TERM if leader_id is None else CauseKind.LEADER_FOUND
+        self._cause = Cause(kind, message.src)
         self._become_follower(message.term, leader_id)
         if isinstance(message, PreVoteResp):
             # Only the term stood in the way, so there is no reason to wait long before asking again.

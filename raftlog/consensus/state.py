@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from raftlog.consensus.causes import Cause
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.logview import LogView
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
@@ -141,6 +142,7 @@ class CoreState:
         self._offers: list[NodeId] = []
         self._told_commit = self._commit
         self._told_role = RoleChange(self._role, self._term, None)
+        self._cause: Cause | None = None
         self._failed_from: int | None = None
 
         # The configurations of the log, oldest first; the newest is in force. The first is the one at the base.

@@ -9,6 +9,8 @@ from typing import Annotated, Final, NewType
 import msgspec
 from msgspec import Meta
 
+from raftlog.consensus.causes import Cause
+
 NodeId = NewType("NodeId", str)
 
 NUMBER_MAX: Final = 2**63 - 1
@@ -181,11 +183,12 @@ class HardState(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoleChange(msgspec.Struct, frozen=True, gc=False):
-    """Role, term and known leader of this replica from now on."""
+    """Role, term and known leader of this replica from now on, and why."""
 
     role: Role
     term: int
     leader_id: NodeId | None
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
