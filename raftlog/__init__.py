@@ -32,7 +32,7 @@ from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, Snapshot
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Job, Replica
 from raftlog.segment.disk import RealDisk
-from raftlog.segment.errors import SegmentError
+from raftlog.segment.errors import EntryUnusable, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.transport import ListenRefused
 
@@ -47,6 +47,7 @@ __all__ = [
     "Deadline",
     "Dialing",
     "EntryKind",
+    "EntryUnusable",
     "Hosted",
     "Job",
     "ListenRefused",

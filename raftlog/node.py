@@ -28,6 +28,7 @@ from raftlog.background import Background
 from raftlog.catchup import ROOM_SECONDS, Offers, Puller
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.ranges import RangeServer, read_log
+from raftlog.received_entries import CheckBody
 from raftlog.repairing import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrubbing import scrub_log
@@ -93,6 +94,7 @@ class Hosted:
         snapshot: what a peer needs that gets the log only from a later entry on: the index of the last entry in it, and
             what encodes it, in a worker thread. None when there is none now.
         tasks: run next to the replica until they are cancelled.
+        check_body: see `Replica`.
     """
 
     application: Application
@@ -101,6 +103,7 @@ class Hosted:
     end_turn: Callable[[], None]
     snapshot: Callable[[], tuple[int, Callable[[], bytes]] | None] = lambda: None
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
+    check_body: CheckBody = lambda body: None
 
 
 Host = Callable[["Run"], Hosted]
@@ -177,6 +180,7 @@ class Run:
             on_conf=self._configured,
             on_reset=self._offer,
             in_background=self._background.put,
+            check_body=hosted.check_body,
         )
         self._offers = Offers(self.replica, self.transport, hosted.snapshot, log)
         self._puller = Puller(

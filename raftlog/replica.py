@@ -81,7 +81,11 @@ class Application(Protocol):
     """What a replicated log is for. Called on the event loop, between a turn's input and its output."""
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """Take committed entries; called in index order, without gap or repetition."""
+        """Take committed entries; called in index order, without gap or repetition.
+
+        Raises:
+            raftlog.segment.errors.EntryUnusable: one of them cannot be applied; the node stops.
+        """
 
     def role_changed(self, change: RoleChange) -> None:
         """Learn of a new role, term or leader."""

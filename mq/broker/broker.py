@@ -26,15 +26,29 @@ from mq.broker.seldom import SeldomLog
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.metadata import Changes, Metadata
+from mq.broker.state.parts import CommandUnknown
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
+from mq.protocol.records import RecordError
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
+from mq.store.errors import AnnotationDamaged
 from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
 from mq.store.shipped import COMMANDS_FORMAT, split_commands
-from raftlog import CommittedEntry, EntryKind, Job, Reactor, Replica, Role, RoleChange, Unsent, decode_conf
+from raftlog import (
+    CommittedEntry,
+    EntryKind,
+    EntryUnusable,
+    Job,
+    Reactor,
+    Replica,
+    Role,
+    RoleChange,
+    Unsent,
+    decode_conf,
+)
 
 Log = structlog.stdlib.BoundLogger
 
@@ -237,7 +251,10 @@ class Broker:
         """Dispatch committed entries to queues and metadata, then answer and wake whoever waited for them."""
         for entry in entries:
             if entry.kind == EntryKind.NORMAL:
-                self._dispatch(entry)
+                try:
+                    self._dispatch(entry)
+                except (RecordError, CommandUnknown, UnicodeDecodeError) as error:
+                    raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
@@ -320,24 +337,12 @@ class Broker:
             self.appender.add_command(command)
 
     def _dispatch(self, entry: CommittedEntry) -> None:
-        commands: list[bytes] = []
-        sequenced: list[SequencedRecord] = []
-        annotation = entry.annotation
-        if annotation:
-            built = self.appender.runs_of(entry.index, annotation)
-            if annotation[0] == COMMANDS_FORMAT:
-                commands, annotation = split_commands(annotation, entry.body)
-            if annotation[0] == SEQUENCED_FORMAT:
-                sequenced, annotation = split_sequenced(annotation)
-            if built is None:
-                self._store.append_shipped(annotation)
-            else:
-                self._store.append_built(built)
-        else:
-            sequenced = scan_sequenced(entry.body)
-            runs, commands = scan_runs(entry.body)
-            for run in runs:
-                self._store.append_run(run)
+        try:
+            commands, sequenced = self._derive(entry, entry.annotation)
+        except AnnotationDamaged as error:
+            # It is a hint of the leader; the records tell the same. What was taken of it is found to be there.
+            self._seldom.warning("annotation_damaged", index=entry.index, error=str(error))
+            commands, sequenced = self._derive(entry, b"")
         if sequenced and self._filling is None:
             for record in sequenced:
                 self._metadata.sequences.note(*record)
@@ -356,6 +361,27 @@ class Broker:
                 self._on_registration_changed()
             if changed.replicas:
                 self.areas.forwarder.leader_changed()
+
+    def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[bytes], list[SequencedRecord]]:
+        """Add to the queues what the entry's records add; returns its commands and its records with numbers."""
+        commands: list[bytes] = []
+        sequenced: list[SequencedRecord] = []
+        if annotation:
+            built = self.appender.runs_of(entry.index, annotation)
+            if annotation[0] == COMMANDS_FORMAT:
+                commands, annotation = split_commands(annotation, entry.body)
+            if annotation[0] == SEQUENCED_FORMAT:
+                sequenced, annotation = split_sequenced(annotation)
+            if built is None:
+                self._store.append_shipped(annotation)
+            else:
+                self._store.append_built(built)
+        else:
+            sequenced = scan_sequenced(entry.body)
+            runs, commands = scan_runs(entry.body)
+            for run in runs:
+                self._store.append_run(run)
+        return commands, sequenced
 
     # -- timers ------------------------------------------------------------------------------------------------------
 

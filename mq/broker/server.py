@@ -23,6 +23,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.parts import SnapshotDamaged
 from mq.broker.tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.store.checkpoint import Checkpoint, Checkpointer
+from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, open_store
 from raftlog import (
@@ -204,6 +205,7 @@ class _Host:
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
             tasks=(registrar.run, timers, lambda: broker.areas.forwarder.run()),
+            check_body=check_entry,
         )
 
     def _closed(self) -> None:

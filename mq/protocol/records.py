@@ -45,6 +45,7 @@ __all__ = [
     "RawRecord",
     "RecordError",
     "StoredMessage",
+    "check_records",
     "decode_record",
     "decode_records",
     "encode_host",
@@ -85,9 +86,11 @@ _HEAD_V6: Final = {
     _IPV6: struct.Struct(">iiiiiqqiq20sq20siqi"),
 }
 _FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
+_FOR_CHECK: Final = struct.Struct(">ii28xi44xI")
 _SIZE: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 _SYS_FLAG_AT: Final = 36
+_HEAD_BYTES: Final = HEAD.size
 _TAGS: Final = b"TAGS\x01"
 
 
@@ -303,6 +306,31 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
         size = _bounds(view, at)[0]
         yield at, size
         at += size
+
+
+def check_records(data: memoryview | bytes) -> None:
+    """Raises RecordError unless ``data`` is records back to back, each filled by its parts exactly.
+
+    Checksums are not verified. Every message that a follower stores comes by here: about 0.3 us each.
+    """
+    begin, at, end = 0, 0, len(data)
+    unpack = _FOR_CHECK.unpack_from
+    while at < end:
+        begin = at
+        try:
+            size, magic, sys_flag, body_length = unpack(data, at)
+            if magic == MAGIC_V1 and not sys_flag & _IPV6:
+                body_end = at + _HEAD_BYTES + body_length
+                text_start = body_end + data[body_end] + 3
+                at += size
+                if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) == at:
+                    continue
+        except (struct.error, IndexError):
+            pass
+        # Of another shape, or not right: the careful function tells.
+        at = begin + _bounds(data, begin)[0]
+    if at != end:
+        raise RecordError(begin, f"it ends {at - end} bytes behind what is there")
 
 
 def scan_fixed(data: memoryview | bytes) -> Iterator[tuple[int, int, int, int, int, int, bytes, int]]:

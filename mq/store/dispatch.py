@@ -151,6 +151,14 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
     return runs
 
 
+def check_entry(body: memoryview) -> None:
+    """Raises ValueError for the body of a log entry that is not a chain of records. Contents are not looked at."""
+    try:
+        records.check_records(body)
+    except records.RecordError as error:
+        raise ValueError(str(error)) from error
+
+
 def scan_runs(body: bytes | memoryview) -> tuple[list[QueueRun], list[bytes]]:
     """Derive from the records of a log entry what it adds to queues, and the metadata commands among them.
 

@@ -68,6 +68,23 @@ class EntryGone(SegmentError):
         self.first = first
 
 
+class EntryUnusable(SegmentError):
+    """A committed entry is intact, and the application cannot apply it; everything before it was applied.
+
+    A start meets the same entry again. Either it was written by a newer version, or by a leader with a fault.
+    """
+
+    def __init__(self, index: int, term: int, physical_offset: int, reason: str) -> None:
+        super().__init__(
+            f"entry {index} of term {term} at physical offset {physical_offset} is intact and committed, but cannot be "
+            f"applied: {reason}"
+        )
+        self.index = index
+        self.term = term
+        self.physical_offset = physical_offset
+        self.reason = reason
+
+
 class StorageFailed(SegmentError):
     """The disk refused an operation. What was not acknowledged before is of unknown fate; nothing is retried."""
 
