@@ -6,9 +6,11 @@ its clients' listener, the name server registrations, and a few timers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
+import socket
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -74,9 +76,10 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     """Run a broker until cancelled; then hand leadership over if it leads, write a checkpoint and close the log.
 
     Raises:
-        StartRefused: the directory or a port does not allow it.
+        StartRefused: the directory or a port does not allow it. If it is a port, no directory was made or opened.
         raftlog.SegmentError: the disk failed. The process must end; a restart verifies what is there.
     """
+    _check_ports(settings)
     tune_process()
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
     if settings.members and len(settings.members) % 2 == 0:
@@ -298,6 +301,18 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
             lease_reads=settings.lease_reads,
         ),
     )
+
+
+def _check_ports(settings: BrokerSettings) -> None:
+    """Refuse the start while nothing is written yet. A port that another process takes later is refused when bound."""
+    for purpose, address in (("client", settings.listen_address), ("replication", settings.replication_address)):
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)  # does not listen: no client gets a connection that ends at once
+            except (OSError, UnicodeError) as error:
+                raise _not_bound(purpose, address, error) from error
 
 
 def _bound_listener(reactor: Reactor, address: Address, broker: Broker) -> Listener:

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import trio
 import typer
@@ -17,6 +17,9 @@ from pydantic_core import ErrorDetails
 
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.logs import LEVELS, configure_logging
+
+if TYPE_CHECKING:
+    from mq.broker.settings import BrokerSettings
 
 T = TypeVar("T")
 
@@ -98,6 +101,7 @@ def broker(
         **split_settings(setting or []),
     }
     settings = checked(lambda: BrokerSettings.load(config, **flags), config)
+    _check_replica_named(settings)
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
@@ -107,6 +111,20 @@ def broker(
         raise CommandFailed(f"the log in {settings.data_dir} cannot be used: {failed}") from failed
     except OSError as error:
         raise CommandFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}") from error
+
+
+def _check_replica_named(settings: BrokerSettings) -> None:
+    """Refuse to found a group, or to take a place in one, that nobody asked for. Raises CommandFailed."""
+    given = settings.model_fields_set
+    if not settings.join and "peers" not in given:
+        raise CommandFailed(
+            "which replicas does the group have? Pass --node-id and --peers with the replication address of each: "
+            "--node-id n0 --peers n0@10.0.0.1:10931,n1@10.0.0.2:10931,n2@10.0.0.3:10931. "
+            "A group of one replica: --peers n0@127.0.0.1:10931. To join a group that exists: --join. "
+            "To try a group of three on this machine: raftmq dev"
+        )
+    if "node_id" not in given and (settings.join or len(settings.members) > 1):
+        raise CommandFailed("which replica is this? Pass --node-id, which differs on every replica of the group")
 
 
 def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool = False) -> None:

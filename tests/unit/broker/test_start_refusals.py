@@ -42,11 +42,13 @@ def taken() -> Iterator[str]:
 
 @pytest.mark.trio
 async def test_a_port_in_use(tmp_path: Path, taken: str) -> None:
-    client = await refusal(broker_settings(tmp_path, listen=taken))
+    directory = tmp_path / "new"
+    client = await refusal(broker_settings(directory, listen=taken))
     assert client == f"client address {taken} is in use"
-    replication = await refusal(broker_settings(tmp_path, peers=f"n0@{taken}"))
+    replication = await refusal(broker_settings(directory, peers=f"n0@{taken}"))
     assert replication == f"replication address {taken} is in use"
-    async with running(tmp_path) as broker:  # neither refusal kept anything for itself
+    assert not directory.exists()
+    async with running(directory) as broker:  # neither refusal kept anything for itself
         assert await (await broker.connect()).alive()
 
 

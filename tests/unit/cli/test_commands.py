@@ -6,6 +6,7 @@ import os
 import random
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,7 +19,7 @@ from mq.cli.dev import dev
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _choose_ports, _held, _last_words
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines, consume
-from mq.cli.servers import checked, split_address, split_settings
+from mq.cli.servers import broker, checked, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.protocol.hashes import offset_message_id
 
@@ -189,6 +190,24 @@ def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Pat
     with pytest.raises(CommandFailed, match=f"^{words}"):
         dev(tmp_path / "new", base_port=Ports.free(3).namesrv, setting=[setting])
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "which replicas does the group have"),
+        ({"node_id": "n0"}, "A group of one replica: --peers n0@"),
+        ({"peers": "n0@127.0.0.1:1,n1@127.0.0.1:2,n2@127.0.0.1:3"}, "which replica is this"),
+        ({"join": True, "replication_listen": "127.0.0.1:1"}, "which replica is this"),
+    ],
+)
+def test_a_broker_that_is_not_told_which_replica_it_is_makes_no_directory(
+    tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CommandFailed, match=words) as refused:
+        broker(data_dir=tmp_path / "data", **given)
+    assert refused.value.exit_code == EXIT_REFUSED
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_filter_that_is_wrong_is_a_message_and_no_traceback() -> None:
