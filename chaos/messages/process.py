@@ -90,6 +90,7 @@ class BrokerProcess(Process):
             str(directory),
             QueueStoreSettings(
                 entries_per_file=cluster.plan.entries_per_file,
+                entries_per_block=cluster.plan.entries_per_file // 2,
                 open_files_max=rng.choice((2, 512)),
                 flush_bytes=flush_bytes,
                 flush_age_calls=rng.choice((1, 20, 150)),
