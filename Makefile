@@ -19,11 +19,12 @@ ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manag
 STARTABLE := run,serve,serve_node,cancel_on_signal,_serve,_read_consumer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check interop bench bench-store bench-special bench-once bench-failover fmt sim lock clean
+.PHONY: help demo test test-all check interop bench bench-store bench-special bench-once bench-failover fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
-	@echo 'make test    all tests'
+	@echo 'make test    does it work here: units, a few simulated and real groups; 3 minutes on two processors'
+	@echo 'make test-all   all tests; 20 minutes on two processors'
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
@@ -44,8 +45,29 @@ $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh
 demo: $(INSTALLED)
 	@$(PY) -m mq.cli demo $(ARGS)
 
+# Two halves side by side, always the same tests in the same order in each: what fails once fails again. ARGS, if there
+# are any, go to one process, as in make test ARGS='tests/unit/segment -k torn'.
 test: $(INSTALLED)
+ifdef ARGS
 	$(PY) -m pytest $(ARGS)
+else
+	@$(MAKE) --no-print-directory -j 2 .test-brokers .test-others SELECTED="-m 'not slow'"
+endif
+
+# The simulations come last and alone: they use all processors themselves.
+test-all: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j 2 .test-processes .test-in-process
+	$(PY) -m pytest tests/simulation
+
+.PHONY: .test-brokers .test-others .test-processes .test-in-process
+.test-brokers:
+	$(PY) -m pytest $(SELECTED) tests/unit/broker
+.test-others:
+	$(PY) -m pytest $(SELECTED) --ignore=tests/unit/broker
+.test-processes:
+	$(PY) -m pytest tests/process
+.test-in-process:
+	$(PY) -m pytest --ignore=tests/process --ignore=tests/simulation
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .

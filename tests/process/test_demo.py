@@ -13,7 +13,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.process
-@pytest.mark.slow
 def test_demo_loses_nothing_when_the_leader_is_killed(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     done = subprocess.run(

@@ -18,6 +18,11 @@ HOURS = 3
 SEEDS_MIN = 200
 
 
+def test_a_few_seeds_quickly() -> None:
+    for seed in range(10):
+        assert simulate(draw_scenario(seed, 4.0)).broke is None
+
+
 @pytest.mark.slow
 def test_simulator_soak(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Seeds from 0 on, on all processors, until enough time was simulated."""
