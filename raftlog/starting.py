@@ -6,7 +6,8 @@ import random
 
 from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.consensus.types import TERM_MAX, ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.segment.errors import TermUnusable
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.notes import ABSTAINING, CONF
 
@@ -38,8 +39,13 @@ def core_for(
 
     It abstains when entries that it acknowledged may be missing, unless it is the only voter: whom should it ask.
     ``applied_index`` is what the application remembers by itself.
+
+    Raises:
+        TermUnusable: nobody could be elected after the directory's term.
     """
     meta = log.meta
+    if (term := max(meta.term, log.last_term)) >= TERM_MAX:
+        raise TermUnusable(log.files.directory, term, log.last_term)
     # What was applied was committed, even if the application wrote that down sooner than the log did.
     applied = applied_index if applied_index <= log.last_index else 0
     return core_class(

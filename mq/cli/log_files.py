@@ -1,4 +1,4 @@
-"""`raftmq log`: what the files of a stopped node say. Only `trust` changes anything."""
+"""`raftmq log`: what the files of a stopped node say. Only `trust` and `term` change anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raftlog.segment.recovery import DamagedRange
     from raftlog.segment.verify import StoppedLog
 
-app = typer.Typer(help="Verify, print and trust the log of a stopped node.", no_args_is_help=True)
+app = typer.Typer(help="Verify, print, trust and correct the log of a stopped node.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(help="A broker's data directory, or the commitlog in it.", metavar="DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -108,6 +108,68 @@ def trust(
     print(
         f"{report.directory}: {end}; {'it votes again' if was_abstaining else 'it does not abstain, nothing changed'}"
     )
+
+
+@app.command("term")
+def term(
+    directory: Directory,
+    lower: Annotated[
+        bool, typer.Option("--lower", help="Lower the term to just above that of the last entry.")
+    ] = False,
+    all_stopped: Annotated[
+        bool, typer.Option("--all-stopped", help="Yes, every node of the group is stopped.")
+    ] = False,
+    raise_to: Annotated[
+        int | None, typer.Option("--raise-to", min=1, help="Raise the term to this one.", metavar="TERM")
+    ] = None,
+) -> None:
+    """Print a replica's term and vote, or correct a term that no election can have led to.
+
+    Lowering: stop EVERY node of the group, lower the term of each whose term is implausible, and only then start them.
+    If one of them runs meanwhile, or starts with the high term later, two leaders may be elected in one term and
+    acknowledged messages be lost. Raising is always safe; a replica
+    that refuses the term of its peers as implausible needs it.
+    """
+    from raftlog import RealDisk, SegmentError
+    from raftlog.consensus.types import TERM_MAX
+    from raftlog.segment.trust import lowered_term, set_term
+    from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
+
+    with _stopped(directory) as log:
+        report = log.report()
+    where = report.directory
+    if report.verdict in (UNUSABLE, DAMAGED_STATE) or report.state is None or report.last is None:
+        raise CommandFailed(f"{where} is {report.verdict}: see `raftmq log verify`")
+    old, last_term = report.state.term, report.last.term
+    low = lowered_term(last_term)
+    print(f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}")
+    if lower and raise_to is not None:
+        raise CommandFailed("--lower and --raise-to contradict each other")
+    if raise_to is not None:
+        if not old < raise_to < TERM_MAX:
+            raise CommandFailed(f"--raise-to {raise_to}: allowed are {old + 1} to {TERM_MAX - 1}")
+        new = raise_to
+    elif old <= low:
+        print("the term is plausible, nothing is to be done")
+        return
+    elif low >= TERM_MAX:
+        raise CommandFailed(f"{where}: entries of the log have a term that leaves no room, which no command can change")
+    else:
+        print(f"{low} is the term to which it can be lowered")
+        if not lower:
+            print("nothing was changed; --lower --all-stopped changes it, see --help for when that is safe")
+            return
+        if not all_stopped:
+            raise CommandFailed(
+                f"{where}: nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
+                "and on every node with such a term before any of them starts: say so with --all-stopped"
+            )
+        new = low
+    try:
+        set_term(RealDisk(), where, new)
+    except SegmentError as error:
+        raise CommandFailed(str(error)) from error
+    print(f"{where}: the term is {new} now, it was {old}")
 
 
 @app.command("dump")

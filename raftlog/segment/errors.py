@@ -135,6 +135,22 @@ class MetaCorrupt(SegmentError):
         self.path = path
 
 
+class TermUnusable(SegmentError):
+    """The directory's term is so high that no election can follow it; nothing was changed.
+
+    No sequence of elections leads there: somebody sent it to a version that accepted any term.
+    """
+
+    def __init__(self, path: str, term: int, last_term: int) -> None:
+        super().__init__(
+            f"{path}: term {term} leaves no room for elections, its last entry is of term {last_term}; "
+            "see `raftmq log term`"
+        )
+        self.path = path
+        self.term = term
+        self.last_term = last_term
+
+
 class LogDiverged(SegmentError):
     """A leader's entry has the predecessor's index and term, and still does not continue this log.
 

@@ -1,16 +1,30 @@
-"""What only a person may decide: that a log which may lack acknowledged entries is to count as whole."""
+"""What only a person may decide about a stopped replica: that its log counts as whole, or that its term is another."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryUnusable, MetaCorrupt, StorageFailed
-from raftlog.segment.meta import FILE_NAME, MetaFile
+from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.notes import ABSTAINING
+
+TERM_MARGIN: Final = 2**20
+"""By how much a lowered term exceeds that of the log's last entry.
+
+Elections since that entry, here or at another replica, may have given votes and begun logs in the terms behind it. None
+of those may be used a second time; a million elections without an entry on this replica do not happen.
+"""
+
+
+def lowered_term(last_term: int) -> int:
+    """The term that a replica gets whose log ends with an entry of ``last_term``."""
+    return last_term + TERM_MARGIN
 
 
 def trust(disk: Disk, directory: str) -> bool:
@@ -27,6 +41,35 @@ def trust(disk: Disk, directory: str) -> bool:
         MetaCorrupt: term and vote are damaged.
         StorageFailed: the disk refused.
     """
+
+    def forget(state: MetaState) -> MetaState:
+        notes = {key: value for key, value in state.notes.items() if key != ABSTAINING}
+        return msgspec.structs.replace(state, notes=notes)
+
+    return _change(disk, directory, forget)
+
+
+def set_term(disk: Disk, directory: str, term: int) -> bool:
+    """Give the replica of a directory that no process has open another term, durably, and its vote in it back.
+
+    A higher term is always safe. A lower one is safe only if every replica of the group is stopped, gets a term from
+    `lowered_term` or never had the high one, and none starts before: otherwise two leaders may be elected in one term.
+
+    Returns:
+        Whether the term was another one; if not, nothing was changed.
+
+    Raises:
+        As `trust` does.
+    """
+
+    def change(state: MetaState) -> MetaState:
+        return state if state.term == term else msgspec.structs.replace(state, term=term, voted_for=None)
+
+    return _change(disk, directory, change)
+
+
+def _change(disk: Disk, directory: str, change: Callable[[MetaState], MetaState]) -> bool:
+    """Replace what the vote file says; returns whether it says something else now."""
     path = os.path.join(directory, FILE_NAME)
     try:
         if FILE_NAME not in disk.listdir(directory):
@@ -35,23 +78,17 @@ def trust(disk: Disk, directory: str) -> bool:
         try:
             meta = MetaFile(disk, path)
             try:
-                return _forget(meta)
+                if meta.state is None:
+                    raise MetaCorrupt(meta.path)
+                if (state := change(meta.state)) == meta.state:
+                    return False
+                # Both slots, so that no damage to one of them brings the old state back.
+                meta.write(state)
+                meta.write(state)
+                return True
             finally:
                 meta.close()
         finally:
             disk.close(lock_fd)
     except OSError as error:
-        raise StorageFailed(path, error.errno or 0, "trust") from error
-
-
-def _forget(meta: MetaFile) -> bool:
-    state = meta.state
-    if state is None:
-        raise MetaCorrupt(meta.path)
-    if ABSTAINING not in state.notes:
-        return False
-    state = msgspec.structs.replace(state, notes={k: value for k, value in state.notes.items() if k != ABSTAINING})
-    # Both slots, so that no damage to one of them brings it back.
-    meta.write(state)
-    meta.write(state)
-    return True
+        raise StorageFailed(path, error.errno or 0, "writing the vote file") from error
