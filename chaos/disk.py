@@ -317,6 +317,10 @@ class MemoryDisk:
         """Every read of this disk may have to wait."""
         return None
 
+    def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
+        """See `Disk.pread_disk`."""
+        return self.pread(fd, length, offset), True
+
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         """Knows of no holes."""
         return [(offset, end)]

@@ -44,6 +44,9 @@ from raftlog.wire import Kind, RangeReq
 Log = structlog.stdlib.BoundLogger
 
 DISK_POLL_SECONDS: Final = 1.0
+HANDOVER_SECONDS_MAX: Final = 2.0
+"""For so long a leader that found its own log damaged waits for another replica to lead, before it repairs the log."""
+_HANDOVER_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,8 @@ class Run:
         self.undo = undo
         self._log = log
         self._restart_reason: str | None = None
+        self._damage: StorageCorrupt | None = None
+        self._damage_found = trio.Event()
         self._scope = trio.CancelScope()
         rng = random.Random(int.from_bytes(os.urandom(8), "big"))
         self.reactor = Reactor()
@@ -129,6 +134,8 @@ class Run:
         undo.callback(done.close)
         failed = Mailbox(self.reactor, self._storage_failed)
         undo.callback(failed.close)
+        damaged = Mailbox(self.reactor, self._found_damage)
+        undo.callback(damaged.close)
         self._disk = RealDisk()
         self.segment_log = SegmentLog.open(
             settings.directory,
@@ -140,6 +147,7 @@ class Run:
             acknowledges_unsynced=not settings.core.durable_commit,
         )
         undo.callback(self.segment_log.close)
+        self.segment_log.tell_damage(damaged.put)
         log.info("log_opened", directory=settings.directory, found=self.segment_log.found)
         self._hosted = hosted = host(self)
         confs = configurations(self.segment_log, settings.initial)
@@ -235,6 +243,7 @@ class Run:
                     nursery.start_soon(self._watch_disk)
                     nursery.start_soon(self._timer.run)
                     nursery.start_soon(self._scrub)
+                    nursery.start_soon(self._leave_when_damaged)
                     for task in self._hosted.tasks:
                         nursery.start_soon(task)
                     self.reactor.wake()
@@ -262,15 +271,44 @@ class Run:
             self.replica.disk_usage(free, total, min(settings.disk_full_ratio, pause_ratio), pause_ratio)
             await trio.sleep(DISK_POLL_SECONDS)
 
+    def _found_damage(self, damage: object) -> None:
+        """A read found an entry damaged; the reader was refused, and this run must end for the log to be repaired."""
+        assert isinstance(damage, StorageCorrupt)
+        if self._damage is None:
+            self._damage = damage
+            self._log.error("damage_found", error=str(damage))
+            self._damage_found.set()
+
+    async def _leave_when_damaged(self) -> None:
+        """Let another replica lead, so that the group goes on, and end this run. Raises StorageCorrupt.
+
+        The only voter has nobody to repair its log from: it goes on, and refuses what it cannot read.
+        """
+        await self._damage_found.wait()
+        assert self._damage is not None, "damage was found, and nobody knows which"
+        replica = self.replica
+        if replica.core.conf.voters == (replica.core.node_id,):
+            self._log.error("damage_not_repairable", reason="no other voter has this log", error=str(self._damage))
+            return
+        with trio.move_on_after(HANDOVER_SECONDS_MAX):
+            while replica.is_leader:
+                replica.transfer()
+                await trio.sleep(_HANDOVER_POLL_SECONDS)
+        raise self._damage
+
     def _note_damage(self, damage: StorageCorrupt) -> None:
         """Let the next opening look at what could not be read."""
-        self._log.error("damage_found", error=str(damage))
+        if self._damage is None:
+            self._log.error("damage_found", error=str(damage))
         log = self.segment_log
         log.set_note(DAMAGED, b"%d" % damage.physical_offset)
         log.submit(log.last_ticket + 1)
 
     async def _scrub(self) -> None:
-        await scrub_log(self.segment_log, lambda: self.replica.commit_index, log=self._log)
+        try:
+            await scrub_log(self.segment_log, lambda: self.replica.commit_index, log=self._log)
+        except StorageCorrupt as damage:
+            self._found_damage(damage)
 
     async def _read_range(self, request: RangeReq) -> bytes:
         if request.source == "log":

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raftlog.segment.page_cache import is_cached, pread_cached
+from raftlog.segment.page_cache import is_cached, pread_cached, pread_disk
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,6 +41,9 @@ class Disk(Protocol):
         """All ``length`` bytes from ``offset``, if they are there to be read without a wait for the disk; None if they
         are not, or if nobody can tell.
         """
+
+    def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
+        """As `pread`, past the page cache, and whether that was certainly so. What was cached is cached again."""
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         """Where bytes other than zero may be in ``offset..end``: half-open ranges in order.
@@ -112,6 +115,9 @@ class RealDisk:
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
         return pread_cached(fd, length, offset)
+
+    def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
+        return pread_disk(fd, length, offset)
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

@@ -141,6 +141,18 @@ class SegmentFiles:
         except OSError:
             return None
 
+    def pread_disk(self, pos: int, length: int) -> tuple[bytes, bool]:
+        """As `pread` within one file, past the page cache, and whether the bytes certainly came from the disk."""
+        start = pos - pos % self.segment_bytes
+        try:
+            with self._open.use(start, self.path) as fd:
+                data, came_from_disk = self._disk.pread_disk(fd, length, pos - start)
+        except FileNotFoundError:
+            return self.pread(pos, length), False  # which says what that means
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "read") from error
+        return (data, came_from_disk) if len(data) == length else (self.pread(pos, length), False)
+
     def pread_padded(self, pos: int, length: int) -> bytes:
         """Like `pread` within one file, but what the file lacks reads as zero."""
         start = pos - pos % self.segment_bytes

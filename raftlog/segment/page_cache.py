@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 
 _CACHESTAT = 451
 """The number of this system call, the same on all processors; Linux has it since 6.5."""
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+FOLIO_BYTES_MAX = 2 * 1024 * 1024
+"""The largest unit that the page cache is made of."""
 _SCRATCH = memoryview(bytearray(64 * 1024))
 """For bytes that nobody looks at."""
 
@@ -41,12 +42,35 @@ def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
     return os.pread(fd, length, offset) if _cached_by_count(fd, length, offset) else None
 
 
+def pread_disk(fd: int, length: int, offset: int) -> tuple[bytes, bool]:
+    """``length`` >= 1 bytes from ``offset`` of a file, after the page cache was told to drop them; and whether it had
+    dropped all of them. It keeps what is not written back yet, and some file systems keep everything. It drops folios
+    (pages that belong together) only whole: a range that is to be dropped begins and ends at multiples of
+    `FOLIO_BYTES_MAX`, or at the end of the file.
+
+    What the page cache had completely before is left in it, anything else is dropped again.
+    """
+    was_cached = _cached_by_count(fd, length, offset)
+    begin = offset - offset % _PAGE_BYTES
+    nbytes = -(-(offset + length) // _PAGE_BYTES) * _PAGE_BYTES - begin
+    os.posix_fadvise(fd, begin, nbytes, os.POSIX_FADV_DONTNEED)
+    is_dropped = _count_cached(fd, length, offset) == 0
+    data = os.pread(fd, length, offset)
+    if not was_cached:
+        os.posix_fadvise(fd, begin, nbytes, os.POSIX_FADV_DONTNEED)
+    return data, is_dropped
+
+
 def _cached_by_count(fd: int, length: int, offset: int) -> bool | None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    count = _count_cached(fd, length, offset)
+    return None if count is None else count > (offset + length - 1) // _PAGE_BYTES - offset // _PAGE_BYTES
+
+
+def _count_cached(fd: int, length: int, offset: int) -> int | None:
+    """How many pages of a range are in memory; None if the system does not tell, or not for this file."""
     counts = _Counts()
-    if _syscall(_CACHESTAT, fd, _Range(offset, length), counts, 0) == 0:
-        return counts[0] > (offset + length - 1) // _PAGE_BYTES - offset // _PAGE_BYTES
-    return None if ctypes.get_errno() == errno.ENOSYS else False
+    return int(counts[0]) if _syscall(_CACHESTAT, fd, _Range(offset, length), counts, 0) == 0 else None
 
 
 def _is_read_at_once(fd: int, length: int, offset: int) -> bool:

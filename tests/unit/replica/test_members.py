@@ -182,6 +182,74 @@ async def test_damage_found_by_a_read_is_repaired_in_place(tmp_path: Path) -> No
         await hurt.until(lambda member: member.application.bodies[-1] == b"after")
 
 
+def flip_bit(path: Path, at: int) -> bytes:
+    """Damage a file in place; returns what it was."""
+    good = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([good[at] ^ 4]))
+    return good
+
+
+async def test_a_leader_that_reads_a_damaged_entry_hands_over_repairs_itself_and_reads_it(tmp_path: Path) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        for member in nodes.others(leader):
+            await member.until(lambda member: member.application.bodies == BODIES)
+        entry = leader.replica.log.locate(5)
+        await leader.stop()
+        await nodes.start(leader)
+        await leader.until(lambda member: member.application.bodies == BODIES)
+        other = await nodes.leader()
+        while not leader.replica.is_leader:
+            (await nodes.leader()).replica.transfer(leader.name)
+            await trio.sleep(0.01)
+        hurt, run = leader, leader.run
+        path = hurt.directory / f"{0:020d}"
+        good = flip_bit(path, entry.pos + 60)
+        for _ in range(2):
+            with pytest.raises(StorageCorrupt):
+                run.segment_log.pread(entry.pos + 48, entry.size - 48)
+        # It gives leadership up before it goes: no time-out passes in which nobody leads.
+        await hurt.until(lambda member: member.run is not run and member.application.bodies == BODIES)
+        assert path.read_bytes() == good
+        assert hurt.replica.log.pread(entry.pos + 48, entry.size - 48) == BODIES[entry.index - other_entries(hurt)]
+        await (await nodes.leader()).append_all([b"after"])
+        assert other.application.bodies[: len(BODIES)] == BODIES
+
+
+def other_entries(member: Member) -> int:
+    """How many entries of the log's beginning are not bodies, plus one: the index of the first body."""
+    log = member.replica.log
+    return next(
+        index for index in range(1, 10) if log.pread((ref := log.locate(index)).pos + 48, ref.size - 48) == BODIES[0]
+    )
+
+
+async def test_a_lone_node_goes_on_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        await leader.stop()
+        await nodes.start(leader)
+        leader = await nodes.leader()
+        await leader.until(lambda member: member.application.bodies == BODIES)
+        log = leader.replica.log
+        damaged, intact = log.locate(5), log.locate(9)
+        flip_bit(leader.directory / f"{0:020d}", damaged.pos + 60)
+        log.load(SEGMENT_BYTES, 10)
+        with capture_logs() as lines:
+            with pytest.raises(StorageCorrupt):
+                log.pread(damaged.pos + 48, 10)
+            await leader.append_all([b"more"])
+            while not any(line["event"] == "damage_not_repairable" for line in lines):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert intact.pos < SEGMENT_BYTES
+        assert log.pread(SEGMENT_BYTES, 10)
+        assert leader.runs == 2
+
+
 async def test_relaxed_mode_power_loss_of_one_makes_it_abstain_until_it_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

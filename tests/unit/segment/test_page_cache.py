@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raftlog.segment import page_cache
-from raftlog.segment.page_cache import is_cached
+from raftlog.segment.page_cache import is_cached, pread_disk
 
 LENGTH = 1024 * 1024
 
@@ -42,3 +42,45 @@ def test_what_was_written_is_in_memory_until_it_is_dropped(fd: int) -> None:
     assert not is_cached(fd, LENGTH, 0), "what lies behind it was not read ahead"
     os.pread(fd, LENGTH, 0)
     assert is_cached(fd, LENGTH, 0)
+
+
+def _disk_bytes() -> int:
+    """How many bytes this process has caused to be fetched from disks."""
+    with open("/proc/self/io", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
+def test_a_read_from_the_disk_is_one_and_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = os.urandom(LENGTH)
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDWR)
+    os.fdatasync(fd)
+    before = _disk_bytes()
+    data, came_from_disk = pread_disk(fd, LENGTH, 0)
+    assert data == content
+    if not came_from_disk:
+        pytest.skip("this file system keeps all in memory, or the system does not tell")
+    assert _disk_bytes() - before >= LENGTH
+    assert is_cached(fd, LENGTH, 0), "what was hot is so still"
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.pread(fd, 4096, 8192)
+    before = _disk_bytes()
+    assert pread_disk(fd, LENGTH, 0) == (content, True)
+    assert _disk_bytes() - before >= LENGTH
+    assert not is_cached(fd, 1, 100_000), "what was cold is so still"
+    os.close(fd)
+
+
+def test_what_is_not_written_back_does_not_count_as_read_from_the_disk(tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.fdatasync(fd)
+    for _ in range(20):  # the kernel may write it back at any time
+        os.pwrite(fd, b"x" * 10_000, 0)
+        data, came_from_disk = pread_disk(fd, 10_000, 0)
+        assert data == b"x" * 10_000
+        if not came_from_disk:
+            break
+    else:
+        pytest.fail("pages that were not written back were dropped 20 times")
+    os.close(fd)
