@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.tail import Tail, blank_bytes
 from raftlog.segment.verified_reads import VerifiedReads
 
@@ -103,7 +104,13 @@ class PieceReader:
             end = pos + length
             wanted += length
             following += 1
-        data = self._verified.read(start, end, trusts_page_cache=True)
+        try:
+            data = self._verified.read(start, end, trusts_page_cache=True)
+        except StorageCorrupt:
+            if end == start + length:
+                raise
+            # What is damaged may lie between two pieces.
+            return start, self._verified.read(start, start + length, trusts_page_cache=True), first + 1
         if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
             self._kept.append(_Run(start, end, data))
             del self._kept[:-KEPT_MAX]

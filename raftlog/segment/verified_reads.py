@@ -167,19 +167,25 @@ class VerifiedReads:
             if span is None:
                 raise EntryGone(self._files.directory, "position", pos, self._files.base_pos)
             try:
-                run = self._verify(span, end)
+                run, nearby = self._verify(span, pos, end)
             except StorageCorrupt as damage:
                 if cuts != self._cuts:
                     continue  # the log was cut meanwhile, and other entries lie there or will
                 self.on_damage(damage)
                 raise
+            if nearby is not None and cuts == self._cuts:
+                self.on_damage(nearby)
             with self._lock:
                 self.loaded_bytes += len(run.data)
                 if keeps and cuts == self._cuts:
                     self._keep(run)
             return run
 
-    def _verify(self, span: AnchorSpan, end: int) -> VerifiedRun:
+    def _verify(self, span: AnchorSpan, wanted: int, end: int) -> tuple[VerifiedRun, StorageCorrupt | None]:
+        """Verify a span as far as the bytes from ``wanted`` to ``end`` lie in it.
+
+        Returns what is good around them, and damage of an entry that holds none of them. Raises as `read` does.
+        """
         files, begin = self._files, span.pos
         file_end = files.start_of(begin) + files.segment_bytes
         index_end = self._tail.first if span.end_index is None else min(span.end_index, self._tail.first)
@@ -188,7 +194,9 @@ class VerifiedReads:
         data = files.pread(begin, window - begin)
         view = memoryview(data)
         index, term, chain, at = span.index, span.term, None, 0
+        first = 0
         behind: int | None = None
+        nearby: StorageCorrupt | None = None
         while begin + at < end or index < index_end:
             pos = begin + at
             if len(view) - at < HEADER_BYTES:
@@ -206,10 +214,20 @@ class VerifiedReads:
                 if index == span.index and entry.term != span.term:
                     raise FrameCorrupt(pos, "term differs from the index", span.term, entry.term)
             except FrameCorrupt as error:
-                raise StorageCorrupt(files.path(files.start_of(begin)), pos, str(error)) from error
+                damage = StorageCorrupt(files.path(files.start_of(begin)), pos, str(error))
+                nearby = nearby or damage
+                if pos >= end:
+                    break
+                if not HEADER_BYTES <= size <= wanted - pos:
+                    raise damage from error
+                # Entries behind it are verified without what it says about the chain.
+                index, chain = index + 1, None
+                at = first = at + size
+                continue
             index, term, chain = index + 1, entry.term, entry.chain
             at += entry.size
-        return VerifiedRun(begin, begin + at, behind or begin + at, data if at == len(data) else data[:at])
+        data = data if (first, at) == (0, len(data)) else data[first:at]
+        return VerifiedRun(begin + first, begin + at, behind or begin + at, data), nearby
 
     def _keep(self, run: VerifiedRun) -> None:
         """Keep what of a run is not kept yet. Two threads may have loaded ranges that overlap."""

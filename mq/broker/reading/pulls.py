@@ -24,7 +24,7 @@ from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
-from raftlog.segment import EntryGone
+from raftlog.segment import EntryGone, StorageCorrupt
 
 COMMIT_OFFSET, SUSPEND = 1, 2
 _READABLE = 4
@@ -280,6 +280,13 @@ class Pulls:
             # The log was shortened, and this queue is not told yet.
             low = queue.expire(gone.first)
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+        except StorageCorrupt:
+            # This replica is about to repair its log; another one has the message.
+            position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+            other = self._slow_consumers.elsewhere(position + size)
+            if other is None:
+                raise
+            return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "DAMAGED_HERE", other)
         records, nbytes, scanned, end, count, _ = picked
         next_offset = offset + scanned
         if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):

@@ -89,6 +89,13 @@ class SlowConsumers:
             return LEADER_ID
         return min((follower.broker_id for follower in self._heard()), default=LEADER_ID)
 
+    def elsewhere(self, behind: int) -> int | None:
+        """The broker id of another replica for what lies before the physical offset ``behind`` and is damaged here;
+        None if nobody is known who has it."""
+        if not self._replica.is_leader:
+            return LEADER_ID if self._replica.core.leader_id is not None else None
+        return next((follower.broker_id for follower in self._heard() if follower.applied_pos >= behind), None)
+
     def _heard(self) -> list[_Follower]:
         now = self._clock()
         if now >= self._refresh_at:

@@ -79,6 +79,26 @@ def test_a_flipped_bit_is_never_read(seed: int) -> None:
     home.close_all()
 
 
+def test_entries_around_a_damaged_one_are_read_and_the_damage_is_told() -> None:
+    home = LogHome(segment_bytes=1 << 16)
+    log, refs, bodies = filled(home, count=40)
+    told: list[int] = []
+    log.tell_damage(lambda damage: told.append(damage.physical_offset))
+    for victim in (7, 8, 20):
+        home.disk.flip_bit(home.segment(), refs[victim].pos + HEADER_BYTES)
+    for number in range(39):
+        if number in (7, 8, 20):
+            with pytest.raises(StorageCorrupt):
+                log.pread(refs[number].pos + HEADER_BYTES, 1)
+        else:
+            assert read_all(log, refs[number]) == [bodies[number]] * 3
+            assert log.read_range(refs[number].pos, 1) == b"\0"
+    with pytest.raises(StorageCorrupt):
+        log.pread(refs[6].pos, refs[9].pos - refs[6].pos)
+    assert set(told) == {refs[7].pos, refs[8].pos, refs[20].pos}
+    home.close_all()
+
+
 def test_a_flipped_bit_in_a_header_is_found_by_the_chain_or_the_index(home: LogHome) -> None:
     log, refs, _ = filled(home)
     second = next(n for n in range(1, 60) if log.files.start_of(refs[n].pos) == log.files.start_of(refs[n - 1].pos) > 0)
