@@ -21,7 +21,7 @@ from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import Response, encode_request, encode_response
 from mq.protocol.intake import SMALL_BYTES, Intake
 from mq.store.errors import QueueFileDamaged
-from raftlog import Reactor, StreamSocket, Unsent
+from raftlog import Reactor, SegmentError, StreamSocket, Unsent
 
 _ONEWAY = 2
 _LARGE_BYTES = 128 * 1024
@@ -276,6 +276,9 @@ def answer_failure(error: Exception, request: Any, serialization: int, client: s
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         return encode_response(request.opaque, code, remark=remark, serialization=serialization)
     # Whatever a client sends may fail its own request, never the process.
-    log.error("request_failed", client=client, code=request.code, exc_info=error)
+    if isinstance(error, SegmentError):
+        log.error("read_failed", client=client, code=request.code, error=str(error))
+    else:
+        log.error("request_failed", client=client, code=request.code, exc_info=error)
     remark = f"{type(error).__name__}: {error}"
     return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark, serialization=serialization)
