@@ -12,6 +12,7 @@ import errno
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -19,9 +20,10 @@ import structlog
 import trio
 
 from raftlog import wire
-from raftlog.consensus.confchange import encode_conf
+from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import NodeId
 from raftlog.ranges import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRefused
+from raftlog.received_entries import CheckBody, check_configuration, check_entry
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
@@ -140,6 +142,7 @@ class Puller:
     Args:
         directory: of the log.
         on_complete: everything was fetched and will replace the log at the next opening.
+        check_body: see `Replica`.
     """
 
     def __init__(
@@ -151,7 +154,9 @@ class Puller:
         wake: Callable[[], None],
         on_complete: Callable[[], None],
         log: Log,
+        check_body: CheckBody = lambda body: None,
     ) -> None:
+        self._check_body = check_body
         self._disk = disk
         self._directory = directory
         self._segment_bytes = segment_bytes
@@ -173,10 +178,13 @@ class Puller:
         """
         try:
             manifest = decode_manifest(offer.manifest)
+            check_configuration(decode_conf(manifest.conf))
         except ValueError as error:
             raise WireError(str(error)) from error
         if manifest.segment_bytes != self._segment_bytes:
             raise WireError(f"offer of files of {manifest.segment_bytes} bytes, here are {self._segment_bytes}")
+        if manifest.last.term > offer.term:
+            raise WireError(f"offer of a log that ends in term {manifest.last.term} from a leader of {offer.term}")
         if manifest.end_index == 0:
             return  # it would change nothing, and be offered again
         if source != self._source or self._gone:
@@ -215,7 +223,9 @@ class Puller:
 
     async def _pull(self, manifest: Manifest) -> bool:
         """Fetch what is offered; returns whether all is here, and on the disk."""
-        staging = await trio.to_thread.run_sync(Staging, self._disk, self._directory, manifest)
+        staging = await trio.to_thread.run_sync(
+            Staging, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
+        )
         try:
             free, _ = await trio.to_thread.run_sync(self._disk.usage, self._directory)
             if free < staging.missing_bytes:

@@ -199,6 +199,7 @@ class Run:
             self.reactor.wake,
             self._fetched,
             log,
+            hosted.check_body,
         )
         self._ranges = RangeServer(
             self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
@@ -323,7 +324,11 @@ class Run:
             case Kind.RANGE_RESPONSE:
                 self._puller.answered(source, wire.decode_cold(kind, payload))
             case Kind.RESET_OFFER:
-                self._puller.offered(source, wire.decode_cold(kind, payload))
+                offer = wire.decode_cold(kind, payload)
+                core = self.replica.core
+                # Only who leads knows what is committed. It repeats its offer, so one that comes early is not missed.
+                if source == core.leader_id and offer.term == core.term and not self.replica.is_leader:
+                    self._puller.offered(source, offer)
             case _:
                 self.replica.receive(source, kind, payload)
 

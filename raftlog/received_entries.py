@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from raftlog.admission import parse_address
+from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, LogId
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, place
@@ -73,16 +74,12 @@ class ReceivedEntries:
             ref = refs[number]
             try:
                 pos = place(end, ref.size, self._segment_bytes)
-                if ref.kind == EntryKind.NORMAL:
-                    self._check_body(message.entries[number][HEADER_BYTES:])
+                check_entry(self._check_body, ref, message.entries[number][HEADER_BYTES:])
             except ValueError as error:
                 raise WireError(f"entry {ref.index}: {error}") from error
             if ref.pos != pos:
                 raise WireError(f"entry {ref.index} is for position {ref.pos}, here it begins at {pos}")
             end = pos + ref.size
-        for span in message.request.spans:
-            if span.conf is not None:
-                _check_addresses(span.first, span.conf)
         return new
 
     def keep(self, message: Append, new: int) -> None:
@@ -116,9 +113,20 @@ class ReceivedEntries:
         return ref.chain, ref.pos + ref.size
 
 
-def _check_addresses(index: int, conf: ConfState) -> None:
+def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
+    """Raises ValueError for an entry whose body the application or the core could do nothing with."""
+    if ref.kind == EntryKind.NORMAL:
+        check_body(body)
+    elif ref.kind == EntryKind.CONFIG:
+        check_configuration(decode_conf(body))
+
+
+def check_configuration(conf: ConfState) -> None:
+    """Raises ValueError for members who could not elect a leader, or not be called."""
+    if not conf.voters:
+        raise ValueError("a configuration in which nobody has a vote")
     for node, text in conf.addresses:
         try:
             parse_address(text)
         except ValueError as error:
-            raise WireError(f"the configuration in entry {index}: the address of {node}: {error}") from error
+            raise ValueError(f"the address of {node}: {error}") from error

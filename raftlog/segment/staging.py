@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Final, Literal
 
 import cbor2
@@ -27,6 +27,7 @@ from raftlog.segment.codec import (
     CONFIG,
     HEADER,
     HEADER_BYTES,
+    NORMAL,
     EntryRef,
     chain_after,
     is_blank,
@@ -47,12 +48,16 @@ SNAPSHOT_NAME: Final = "snapshot"
 PIECE_BYTES: Final = 1024 * 1024
 """Most bytes that are asked for at once."""
 
+_NUMBER_MAX: Final = 2**63 - 1
 _MANIFEST: Final = "manifest"
 _READY: Final = "READY"
 _INSTALL: Final = "INSTALL"
 _OLD_NAME = re.compile(r"(\d{20})(\.index)?")
 
 What = Literal["log", "snapshot"]
+
+CheckEntry = Callable[[EntryRef, memoryview], None]
+"""Raises ValueError for an entry, given with its body, that must not get into the log."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -92,11 +97,34 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError for what is none."""
+    """Raises ValueError for what is none, or contradicts itself."""
     try:
-        return msgspec.convert(decode_plain(data), Manifest)
+        manifest = msgspec.convert(decode_plain(data), Manifest)
     except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"no manifest: {error}") from error
+    if (reason := _why_impossible(manifest)) is not None:
+        raise ValueError(f"a manifest that no log has: {reason}")
+    return manifest
+
+
+def _why_impossible(manifest: Manifest) -> str | None:
+    base, last, segment_bytes = manifest.base, manifest.last, manifest.segment_bytes
+    numbers = (base.index, base.term, base.pos, last.index, last.term, last.pos, last.size, manifest.snapshot_bytes)
+    if min(numbers) < 0 or max(*numbers, segment_bytes) > _NUMBER_MAX or segment_bytes <= HEADER_BYTES:
+        return "a number is negative or beyond what files have room for"
+    if any(not 0 <= crc < 2**32 for crc in (base.chain, last.chain, manifest.snapshot_crc)):
+        return "a checksum has more than 32 bits"
+    if base.pos % segment_bytes:
+        return f"its base at {base.pos} does not begin a file of {segment_bytes} bytes"
+    if last == base.ref:
+        return None
+    if last.index <= base.index or last.pos < base.pos or last.term < base.term:
+        return f"its last entry {last.index} at {last.pos} does not lie behind its base {base.index} at {base.pos}"
+    if not (NORMAL <= last.kind <= CONFIG and last.size >= HEADER_BYTES):
+        return f"its last entry is of kind {last.kind} and has {last.size} bytes"
+    if last.pos % segment_bytes + last.size + BLANK_BYTES_MIN > segment_bytes:
+        return f"its last entry of {last.size} bytes at {last.pos} does not fit its file"
+    return None
 
 
 class Staging:
@@ -106,13 +134,18 @@ class Staging:
         manifest: what is gathered.
     """
 
-    def __init__(self, disk: Disk, directory: str, manifest: Manifest) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, manifest: Manifest, check_entry: CheckEntry = lambda ref, body: None
+    ) -> None:
         """Begin, or go on with whatever an earlier attempt left that fits: that is read, and not asked for again.
+
+        ``check_entry`` is called for each entry that comes.
 
         Raises:
             StorageFailed: the disk refused.
         """
         self.manifest = manifest
+        self._check_entry = check_entry
         self._disk = disk
         self._root = os.path.join(directory, DIRECTORY_NAME)
         self._snapshot_path = os.path.join(self._root, SNAPSHOT_NAME)
@@ -254,9 +287,11 @@ class Staging:
                 return True
             last = self._last
             try:
-                self._last = verify_entry(window, at, last.index + 1, last.term, pos + at, last.chain)
-            except FrameCorrupt:
+                ref = verify_entry(window, at, last.index + 1, last.term, pos + at, last.chain)
+                self._check_entry(ref, window[at + HEADER_BYTES : at + ref.size])
+            except (FrameCorrupt, ValueError):
                 return self._forget(pos + at)
+            self._last = ref
             self._index.note(self._last.index, self._last.term, pos + at)
             if self._last.kind == CONFIG:
                 self._index.note_config(self._last.index, bytes(window[at + HEADER_BYTES : at + size]))

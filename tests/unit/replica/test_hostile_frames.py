@@ -116,8 +116,12 @@ class Group:
         member = self.members[rng.choice(NODES)]
         draw = rng.random()
         if draw < 0.3:
-            self.now += rng.choice((0.05, 0.3, 2.0))
-            member.replica.tick()
+            for _ in range(rng.choice((1, 3, 20))):
+                self.now += 0.1
+                for each in self.members.values():
+                    each.replica.begin_turn()
+                member.replica.tick()
+                member.pump()
         elif draw < 0.5:
             body = b"good" * rng.randrange(1, 100)
             assert isinstance(member.replica.append(len(body), lambda pos: (body, b"")), int | Refusal)

@@ -1,0 +1,95 @@
+"""What a peer offers in place of a whole log: numbers that no log has are refused, entries that nobody can use too."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import cbor2
+import msgspec
+import pytest
+
+import raftlog.segment.staging
+from chaos.disk import MemoryDisk
+from raftlog.segment.codec import NORMAL, EntryRef
+from raftlog.segment.staging import Staging, decode_manifest, encode_manifest
+from tests.unit.segment.log_home import DIRECTORY, LogHome
+from tests.unit.segment.test_reset import PIECE_BYTES, fill, manifest_of, pull
+
+EDGES: tuple[object, ...] = (
+    -1,
+    0,
+    1,
+    4095,
+    4096,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    "",
+    None,
+    b"x",
+    [],
+    {},
+)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raftlog.segment.staging, "PIECE_BYTES", PIECE_BYTES)
+
+
+def test_a_manifest_is_refused_or_can_be_gathered() -> None:
+    home = LogHome()
+    good = manifest_of(fill(home, 95))
+    assert decode_manifest(encode_manifest(good)) == good
+    rng = random.Random(3)
+    outcomes: Counter[str] = Counter()
+    for _ in range(600):
+        fields = msgspec.to_builtins(good, builtin_types=(bytes,))
+        for _ in range(rng.choice((1, 1, 2))):
+            part = rng.choice((fields, fields["base"], fields["last"]))
+            if isinstance(part, dict):
+                part[rng.choice(list(part))] = rng.choice(EDGES)
+        try:
+            manifest = decode_manifest(cbor2.dumps(fields))
+        except ValueError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["taken"] += 1
+        if manifest.segment_bytes != good.segment_bytes:
+            continue  # refused by whoever has files of another length
+        staging = Staging(MemoryDisk(), DIRECTORY, manifest)
+        for _ in range(5):
+            assert staging.missing_bytes >= 0
+            if (wanted := staging.wanted()) is None:
+                break
+            what, pos, nbytes = wanted
+            staging.take(what, pos, rng.randbytes(rng.choice((nbytes, nbytes, 0, 3))))
+        staging.close()
+    home.close_all()
+    assert min(outcomes["refused"], outcomes["taken"]) > 50, outcomes
+
+
+def test_an_entry_that_cannot_be_used_is_asked_for_again() -> None:
+    leader, home = LogHome(), LogHome()
+    source = fill(leader, 95)
+    bad = 30
+    refused: list[int] = []
+
+    def check(ref: EntryRef, body: memoryview) -> None:
+        if ref.index == bad and ref.kind == NORMAL:
+            refused.append(ref.index)
+            raise ValueError("no records")
+
+    home.open().close()
+    staging = Staging(home.disk, DIRECTORY, manifest_of(source), check)
+    with pytest.raises(AssertionError):
+        pull(staging, source, rng=random.Random(1))
+    assert refused
+    assert not staging.complete
+    staging.close()
+    leader.close_all()
