@@ -17,6 +17,7 @@ import trio
 from benchmarks.netns import OUTSIDE, Networks, open_networks
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.client.errors import ClientError
+from raftlog.secret_file import create_secret
 
 ROOT = Path(__file__).parent.parent
 NODES = 3
@@ -73,7 +74,9 @@ class FailoverCluster:
         peers = ",".join(f"{name}@{host(i)}:{REPLICATION_PORT}" for i, name in enumerate(self.node_ids))
         arguments = ["broker", "--group", GROUP, "--node-id", node, "--peers", peers, "--namesrv", self.namesrv]
         arguments += ["--listen", f"{host(number)}:{CLIENT_PORT}", "--data-dir", str(self.directory / node)]
-        arguments += ["--set", f"admin_from={OUTSIDE}"]
+        secret_file = self.directory / "group.secret"
+        create_secret(str(secret_file))
+        arguments += ["--set", f"admin_from={OUTSIDE}", "--set", f"secret_file={secret_file}"]
         await self._spawn(node, self.networks.command(number), arguments)
 
     async def end(self, node: str, number: signal.Signals) -> None:

@@ -31,6 +31,7 @@ from raftlog.consensus.types import (
 from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Job, Replica
+from raftlog.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import EntryUnusable, SegmentError
 from raftlog.segment.log import SegmentLog
@@ -67,6 +68,9 @@ __all__ = [
     "Role",
     "RoleChange",
     "Run",
+    "SecretFile",
+    "SecretMissing",
+    "SecretUnusable",
     "SegmentError",
     "SegmentLog",
     "SnapshotMissing",

@@ -1,8 +1,15 @@
 """Who may talk to this replica: a pure decision on what both sides of a new connection say of themselves.
 
+Both sides have proved before that they have the secret of the group (`raftlog.authentication`). Who has it was set up
+by an operator as a replica of this group, and says truly what it knows; this module keeps out what was set up wrongly.
+
 Membership changes while replicas are away, so two of them may know different configurations. A caller that this
-replica does not know is let in when it shows a *newer* configuration that names both: it may be the new leader that
-brings this replica up to date.
+replica does not know is let in, as a *guest*, when it shows a newer configuration that names both: it may be the new
+leader that brings this replica up to date. That configuration is an operator's change, committed or under way. Nobody
+whom this replica knows can be asked to vouch for it: all members that it knows may have been replaced while it was
+away. So the secret is the proof, and what a guest shows is bounded: a number of a log entry that no log reaches is
+refused, and so is a guest beyond `MEMBERS_MAX`. A node that has the secret but was not added shows no configuration
+that names it, and is refused; so is a removed one, whose configuration is not newer.
 
 Every directory has a random id, its *store*. A voter that comes back with another one has lost what it acknowledged
 and voted for; counting on it could lose acknowledged entries. So each replica remembers which store each member has,
@@ -13,11 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
 from raftlog.wire import Hello, Welcome
 
 Address = tuple[str, int]
+
+CONF_INDEX_MAX: Final = 2**48
+"""No log has so many entries: at a million entries a second it takes nine years."""
+NAME_CHARS_MAX: Final = 64
+"""Of a node id and of a store id."""
+ADDRESS_CHARS_MAX: Final = 300
+STORES_BYTES_MAX: Final = 800
+"""Of all node and store ids that are remembered, with 4 bytes for each pair: they must fit the notes of a log."""
 
 
 def parse_address(text: str) -> Address:
@@ -119,6 +136,8 @@ class Admission:
     def why_not(self, hello: Hello) -> str | None:
         """Why this caller is refused, in words, or None. What it says of stores is learned if it is let in."""
         mine = self.identity
+        if (refusal := _why_implausible(hello)) is not None:
+            return refusal
         if hello.cluster_id != mine.cluster_id or hello.group != mine.group:
             return (
                 f"this is group {mine.group!r} of cluster {mine.cluster_id}, not {hello.group!r} of {hello.cluster_id}"
@@ -139,6 +158,8 @@ class Admission:
         Whoever knows a newer configuration is believed: the removal that explains another directory may be in it.
         """
         mine = self.identity
+        if (refusal := _why_implausible_store(store_id, stores, conf_index)) is not None:
+            return refusal
         known = self._stores.get(node)
         if known is not None and store_id and known != store_id and conf_index <= self.conf_index:
             return (
@@ -151,30 +172,39 @@ class Admission:
                 f"{mine.node_id} came back with another directory (store {mine.store_id}, {node} knows {ours}): "
                 f"remove it from the group and add it anew"
             )
-        self._learn(node, store_id, stores if conf_index >= self.conf_index else {})
-        return None
+        return self._learn(node, store_id, stores if conf_index >= self.conf_index else {})
 
     def must_wait(self, node: str) -> bool:
         """Whether it is not on disk yet which directory ``node`` has; it is heard only afterwards."""
         return node in self._unrecorded
 
-    def _learn(self, node: str, store_id: str, stores: Mapping[str, str]) -> None:
-        grown = False
+    def _learn(self, node: str, store_id: str, stores: Mapping[str, str]) -> str | None:
+        """Remember what is new in this; returns why the caller is refused if there is no room for it."""
+        learned = {
+            other: its_store
+            for other, its_store in stores.items()
+            if other != self.identity.node_id and other in self.addresses and other not in self._stores
+        }
         if store_id and self._stores.get(node) != store_id:
-            self._stores[node] = self._unrecorded[node] = store_id
-            grown = True
-        for other, its_store in stores.items():
-            if other != self.identity.node_id and other in self.addresses and other not in self._stores:
-                self._stores[other] = self._unrecorded[other] = its_store
-                grown = True
-        if grown:
-            self._on_learned(dict(self._stores))
+            learned[node] = store_id
+        if not learned:
+            return None
+        table = self._stores | learned
+        if _table_bytes(table) > STORES_BYTES_MAX:
+            # Guests that never became members make room; members are remembered in any case.
+            table = {other: its_store for other, its_store in table.items() if other in self.addresses or other == node}
+        if _table_bytes(table) > STORES_BYTES_MAX:
+            return f"the stores of {len(self._stores)} replicas are remembered, there is no room for that of {node}"
+        self._stores = table
+        self._unrecorded |= {other: its_store for other, its_store in learned.items() if other in table}
+        self._on_learned(dict(table))
+        return None
 
     def _not_together(self, hello: Hello) -> str | None:
         """Why the caller is not in one group with this replica, or None."""
         members = self.addresses
         if not members:
-            if hello.source in hello.addresses:
+            if {hello.source, self.identity.node_id} <= set(hello.addresses):
                 return None
             return f"neither {hello.source!r} nor {self.identity.node_id!r} has joined the group"
         if self.conf_index == hello.conf_index == 0 and hello.addresses and set(hello.addresses) != set(members):
@@ -184,3 +214,29 @@ class Admission:
         if hello.conf_index > self.conf_index and {hello.source, self.identity.node_id} <= set(hello.addresses):
             return None
         return f"{hello.source!r} is no member of the group as of configuration {self.conf_index}"
+
+
+def _why_implausible(hello: Hello) -> str | None:
+    """Why no replica of a group can say this, in words; None when it can."""
+    names = (hello.source, hello.target, *hello.addresses)
+    if any(not 0 < len(name) <= NAME_CHARS_MAX for name in names):
+        return f"a node id has 1 to {NAME_CHARS_MAX} characters"
+    if len(hello.addresses) > MEMBERS_MAX:
+        return f"a group has at most {MEMBERS_MAX} members, {len(hello.addresses)} are named"
+    if any(len(address) > ADDRESS_CHARS_MAX for address in hello.addresses.values()):
+        return f"an address has at most {ADDRESS_CHARS_MAX} characters"
+    if len(hello.incarnation) > NAME_CHARS_MAX:
+        return f"an incarnation has at most {NAME_CHARS_MAX} characters"
+    return None
+
+
+def _why_implausible_store(store_id: str, stores: Mapping[str, str], conf_index: int) -> str | None:
+    if not 0 <= conf_index <= CONF_INDEX_MAX:
+        return f"entry {conf_index} cannot have set a configuration, a log has at most {CONF_INDEX_MAX} entries"
+    if any(len(text) > NAME_CHARS_MAX for text in (store_id, *stores, *stores.values())):
+        return f"node and store ids have at most {NAME_CHARS_MAX} characters"
+    return None
+
+
+def _table_bytes(stores: Mapping[str, str]) -> int:
+    return sum(len(node.encode()) + len(store.encode()) + 4 for node, store in stores.items())

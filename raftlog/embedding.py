@@ -252,7 +252,7 @@ async def open_node(settings: NodeSettings, machine: Callable[[], M]) -> AsyncIt
     """Run a node while the block runs; ``machine()`` makes the empty state machine that it begins with.
 
     Raises:
-        ListenRefused, SegmentError, SnapshotMissing: as `serve_node` does.
+        SecretUnusable, ListenRefused, SegmentError, SnapshotMissing: as `serve_node` does.
     """
     node = Node(settings, machine)
     log = structlog.get_logger("raftlog").bind(group=settings.group, node_id=settings.node_id)

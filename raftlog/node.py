@@ -32,6 +32,7 @@ from raftlog.received_entries import CheckBody
 from raftlog.repairing import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrubbing import scrub_log
+from raftlog.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
@@ -57,6 +58,8 @@ class NodeSettings:
         cluster_id, group, segment_bytes: equal on all nodes, for ever.
         directory: of the log; made if it is missing.
         listen: where peers connect.
+        secret_file: where the secret of the group is; it must be the same secret on all nodes. The first one of
+            ``members`` writes the file if there is none, the others refuse to start without it.
         disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`; less if one file is more than what remains.
         catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
         members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
@@ -68,6 +71,7 @@ class NodeSettings:
     node_id: NodeId
     directory: str
     listen: Address
+    secret_file: str
     members: Mapping[NodeId, str] = field(default_factory=dict)
     segment_bytes: int = 64 * 1024 * 1024
     core: CoreConfig = field(default_factory=CoreConfig)
@@ -117,10 +121,14 @@ class Run:
 
     Attributes:
         undo: what must be closed at the end of the run, in reverse order; the log comes after everything of the host.
+        secrets: those of the group that are valid now.
     """
 
-    def __init__(self, settings: NodeSettings, host: Host, undo: contextlib.ExitStack, log: Log) -> None:
+    def __init__(
+        self, settings: NodeSettings, secrets: SecretFile, host: Host, undo: contextlib.ExitStack, log: Log
+    ) -> None:
         self.settings = settings
+        self.secrets = secrets
         self.undo = undo
         self._log = log
         self._restart_reason: str | None = None
@@ -159,6 +167,7 @@ class Run:
         self.transport = Transport(
             reactor=self.reactor,
             admission=self.admission,
+            secrets=secrets,
             incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
             listen=settings.listen,
             on_frame=self._receive,
@@ -392,14 +401,16 @@ async def serve_node(
     leave to `Run.undo` what must be closed at the end.
 
     Raises:
+        SecretMissing, SecretUnusable: there is no secret of the group that can be used; nothing was changed.
         ListenRefused: the address cannot be used.
         SegmentError: the directory cannot be used, or the disk failed. The process must end; a restart verifies what
             is there.
     """
+    secrets = _open_secret(settings, log)
     while True:
         try:
             with contextlib.ExitStack() as undo:
-                run = Run(settings, host, undo, log)
+                run = Run(settings, secrets, host, undo, log)
                 if not await run.run(task_status):
                     return
         except LogDamaged as damaged:
@@ -409,6 +420,7 @@ async def serve_node(
                     disk=RealDisk(),
                     identity=settings.identity,
                     listen=settings.listen,
+                    secrets=secrets,
                     initial=settings.initial,
                     bytes_per_second=settings.catch_up_bytes_per_second,
                     undo=undo,
@@ -423,6 +435,25 @@ async def serve_node(
                     log.error("repair_waits", error=str(failure))
                     await trio.sleep(ROOM_SECONDS)
         task_status = trio.TASK_STATUS_IGNORED
+
+
+def _open_secret(settings: NodeSettings, log: Log) -> SecretFile:
+    """The secret of the group. One node of a new group makes it: which one, they must agree on without talking."""
+    path = settings.secret_file
+    first = next(iter(settings.members), None)
+    try:
+        made = first == settings.node_id and create_secret(path)
+    except OSError as error:
+        raise SecretUnusable(path, f"the secret of the group cannot be written: {error.strerror or error}") from error
+    if made:
+        log.warning("group_secret_made", path=path, reason="the other replicas of the group need a copy of this file")
+    try:
+        return SecretFile(path)
+    except SecretMissing:
+        source = (
+            "a replica of the group" if first is None else f"{first}, which makes it when it starts for the first time"
+        )
+        raise SecretMissing(path, f"the secret of the group is missing: copy this file from {source}") from None
 
 
 def _addresses(conf: ConfState) -> dict[NodeId, str]:

@@ -34,6 +34,7 @@ from raftlog.ranges import (
     RangeRefused,
     RangeServer,
 )
+from raftlog.secret_file import SecretFile
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import LogDamaged
 from raftlog.segment.notes import MEMBERS, STORES
@@ -67,6 +68,7 @@ class Repairing:
         disk: Disk,
         identity: Identity,
         listen: Address,
+        secrets: SecretFile,
         initial: ConfState,
         bytes_per_second: float,
         undo: contextlib.ExitStack,
@@ -90,6 +92,7 @@ class Repairing:
         self._transport = Transport(
             reactor=self._reactor,
             admission=self._admission,
+            secrets=secrets,
             incarnation=f"{os.getpid()}.{random.getrandbits(64):x}",
             listen=listen,
             on_frame=self._receive,

@@ -5,6 +5,10 @@ Every replica calls every other one twice: the *control* lane carries votes, hea
 direction only, from the caller. Nothing here blocks or retries a message: what cannot leave is dropped, and Raft
 sends it again.
 
+Both sides of a connection prove that they have the secret of the group (`raftlog.authentication`) before either says
+which replica it is, and every frame behind that carries a tag. A secret that is not valid any more ends the connections
+that were opened with it.
+
 Peers come and go with the configuration, see `Transport.set_members`. A caller that is let in without being a member
 (`raftlog.admission`) is called back where it says that it listens.
 
@@ -15,17 +19,21 @@ gone for certain, and ``on_peer_gone`` says so: a dead leader is noticed in mill
 from __future__ import annotations
 
 import enum
+import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Final, NamedTuple
 
 import structlog
 import trio
 
-from raftlog import wire
+from raftlog import authentication, wire
 from raftlog._runtime import Listener, Reactor, StreamSocket, configure_replication_socket
 from raftlog.admission import Address, Admission, format_address, parse_address
+from raftlog.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
+from raftlog.secret_file import SecretFile, SecretUnusable
 from raftlog.segment.errors import FrameCorrupt
 from raftlog.wire import Hello, Kind, OtherVersion, Welcome, WireError
 
@@ -35,8 +43,14 @@ PING_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
 STRANGERS_MAX = 64
 """Connections without a handshake yet; beyond it the oldest is closed, so that they take no descriptors of the log."""
+PLAIN_BYTES_MAX: Final = 1024
+"""What somebody may send who has not been asked for a proof yet, or who has given none."""
 STRANGER_BYTES_MAX = 64 * 1024
-"""What a handshake may have: members' names and addresses."""
+"""What a hello and a welcome may have: members' names and addresses."""
+SECRET_POLL_SECONDS = 1.0
+REPORTS_MAX = 100
+"""Of reasons for which callers were turned away, each of which is logged once."""
+PURPOSE: Final = b"replication, version %d" % wire.VERSION
 NOT_RECORDED = "its directory is being recorded, it may call again"
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -59,6 +73,14 @@ class PeerRefused(Exception):
     """The peer does not want to talk to us; the reason is its own."""
 
 
+class _Link(NamedTuple):
+    """An open connection to a peer, and what makes the tags of its frames."""
+
+    stream: StreamSocket
+    seal: Seal
+    secret_id: bytes
+
+
 class ListenRefused(Exception):
     """The replication address cannot be listened on; ``error`` is the system's."""
 
@@ -73,6 +95,7 @@ class Transport:
 
     Args:
         admission: what this replica knows of its group, and whom it therefore lets in.
+        secrets: the group's; the file is read again when it changes.
         incarnation: a number that differs for every start of this process.
         on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
         on_peer_gone: the process behind this peer has ended.
@@ -86,6 +109,7 @@ class Transport:
         *,
         reactor: Reactor,
         admission: Admission,
+        secrets: SecretFile,
         incarnation: str,
         listen: Address,
         on_frame: FrameHandler,
@@ -94,6 +118,7 @@ class Transport:
     ) -> None:
         self._reactor = reactor
         self._admission = admission
+        self._secrets = secrets
         self._incarnation = incarnation
         self._guests: dict[NodeId, tuple[int, str]] = {}
         self._callers: dict[NodeId, tuple[str, trio.CancelScope]] = {}
@@ -101,12 +126,14 @@ class Transport:
         self._on_frame = on_frame
         self._on_peer_gone = on_peer_gone
         self._log = log
-        self._outbound: dict[tuple[NodeId, Lane], StreamSocket] = {}
+        self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
         self._strangers: dict[_Inbound, None] = {}
         self.refusals: set[str] = set()
         """Why callers were refused so far, each reason once."""
+        self.failures: dict[NodeId, str] = {}
+        """Why peers to which no connection stands could not be called last."""
         try:
             self._listener = Listener(reactor, *listen, self._accept)
         except (OSError, UnicodeError) as error:
@@ -127,18 +154,16 @@ class Transport:
         """Whether both lanes to ``peer`` stand."""
         return all((peer, lane) in self._outbound for lane in Lane)
 
-    def is_peer_host(self, host: str) -> bool:
-        """Whether a replica of this group is connected from the IP address ``host``, or to it."""
-        return any(inbound.source is not None and inbound.stream.peer[0] == host for inbound in self._inbound) or any(
-            stream.peer[0] == host for stream in self._outbound.values()
-        )
-
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
-        """Queue one frame; returns False when it was dropped (no connection, or too much waiting in it)."""
-        stream = self._outbound.get((peer, lane))
-        if stream is None or stream.out_bytes > lane.queued_bytes_max:
+        """Queue one frame; returns False when it was dropped (no connection, or too much waiting in it).
+
+        Of several buffers the first and the last are covered by the frame's tag; log entries are between them.
+        """
+        link = self._outbound.get((peer, lane))
+        if link is None or link.stream.out_bytes > lane.queued_bytes_max:
             return False
-        stream.send_all(buffers, nbytes)
+        tag = link.seal.tag(buffers[0], buffers[-1]) if len(buffers) > 1 else link.seal.tag(buffers[0])
+        link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
         return True
 
     def set_members(self, conf_index: int, addresses: Mapping[NodeId, str]) -> None:
@@ -164,6 +189,7 @@ class Transport:
                 self._nursery = nursery
                 self._call_members()
                 nursery.start_soon(self._expire_silent_callers)
+                nursery.start_soon(self._follow_secret)
                 task_status.started()
         finally:
             self._nursery = None
@@ -199,8 +225,8 @@ class Transport:
         """Close the listener and every connection."""
         if not self._listener.closed:
             self._listener.close()
-        for stream in list(self._outbound.values()):
-            stream.close("replica stops")
+        for link in list(self._outbound.values()):
+            link.stream.close("replica stops")
         for inbound in list(self._inbound):
             inbound.stream.close("replica stops")
 
@@ -210,27 +236,30 @@ class Transport:
         while True:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
-                sock, incarnation = await self._dial(peer, address, lane)
-            except (OSError, ValueError, trio.TooSlowError, trio.BrokenResourceError, WireError, PeerRefused) as error:
-                failures += 1  # a ValueError: a name that no host can have
+                sock, keys, incarnation = await self._dial(peer, address, lane)
+            except _DIAL_ERRORS as error:
+                failures += 1
                 if isinstance(error, ConnectionRefusedError):
                     self._gone(peer)
-                if (text := str(error) or type(error).__name__) not in (reported, NOT_RECORDED):
+                text = _words(error)
+                self.failures[peer] = text
+                if text not in (reported, NOT_RECORDED):
                     reported = text
                     self._log.warning("peer_unreachable", peer=peer, lane=lane.label, error=text)
                 continue
             failures, reported = 0, ""
+            self.failures.pop(peer, None)
             if self._incarnations.get(peer, incarnation) != incarnation:
                 self._gone(peer)
             self._incarnations[peer] = incarnation
-            await self._hold(peer, lane, sock)
+            await self._hold(peer, lane, sock, keys)
 
     def _gone(self, peer: NodeId) -> None:
         self._incarnations.pop(peer, None)
         self._on_peer_gone(peer)
         self._reactor.wake()
 
-    async def _dial(self, peer: NodeId, address: Address, lane: Lane) -> tuple[socket.socket, str]:
+    async def _dial(self, peer: NodeId, address: Address, lane: Lane) -> tuple[socket.socket, _CallerKeys, str]:
         with trio.fail_after(CONNECT_SECONDS_MAX):
             infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
             family, kind, protocol, _, sockaddr = infos[0]
@@ -242,10 +271,14 @@ class Transport:
                 raise
         try:
             with trio.fail_after(HANDSHAKE_SECONDS_MAX):
-                welcome = await _shake_hands(sock, self._admission.hello(peer, lane.label, self._incarnation))
+                hello = self._admission.hello(peer, lane.label, self._incarnation)
+                keys, welcome = await _shake_hands(sock, hello, self._secrets.current)
         except BaseException:
             sock.close()
             raise
+        if not self._is_valid(keys.secret_id):
+            sock.close()
+            raise AuthenticationFailed("the group secret was changed in between")
         refusal = welcome.refusal or self._admission.why_not_store(
             peer, welcome.store_id, welcome.stores, welcome.conf_index
         )
@@ -254,14 +287,14 @@ class Transport:
         if refusal is not None:
             sock.close()
             raise PeerRefused(refusal)
-        return socket.socket(fileno=sock.detach()), welcome.incarnation
+        return socket.socket(fileno=sock.detach()), keys, welcome.incarnation
 
-    async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket) -> None:
+    async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket, keys: _CallerKeys) -> None:
         """Serve one open lane until it closes."""
         closed = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closed.set())
-        self._outbound[peer, lane] = stream
+        self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id)
         self._log.info("peer_connected", peer=peer, lane=lane.label)
         try:
             while True:
@@ -269,11 +302,39 @@ class Transport:
                     await closed.wait()
                     return
                 # Data that nobody acknowledges lets TCP_USER_TIMEOUT find a dead link before it is needed.
-                stream.send(wire.PING)
+                stream.send(wire.PING + keys.seal.tag(wire.PING))
                 self._reactor.wake()
         finally:
             del self._outbound[peer, lane]
             stream.close("replica stops")
+
+    async def _follow_secret(self) -> None:
+        """Read the secret again when its file changes, and close connections whose secret is not valid any more."""
+        while True:
+            await trio.sleep(SECRET_POLL_SECONDS)
+            try:
+                changed = await trio.to_thread.run_sync(self._secrets.poll)
+            except SecretUnusable as error:
+                self._log.error("group_secret_unusable", error=str(error), reason="the one that was read before stays")
+                continue
+            if changed:
+                self._log.info("group_secret_changed", secrets=len(self._secrets.current))
+                for link in list(self._outbound.values()):
+                    if not self._is_valid(link.secret_id):
+                        link.stream.close("opened with a secret that is not valid any more")
+                for inbound in list(self._inbound):
+                    if not self._is_valid(inbound.secret_id):
+                        inbound.stream.close("opened with a secret that is not valid any more")
+                self._reactor.wake()
+
+    def _is_valid(self, secret_id: bytes) -> bool:
+        return any(authentication.secret_id(secret) == secret_id for secret in self._secrets.current)
+
+    def _report_refusal(self, caller: str, reason: str) -> None:
+        """Log why a caller is refused, once per reason: one that is set up wrongly comes back twice a second."""
+        if reason not in self.refusals and len(self.refusals) < REPORTS_MAX:
+            self.refusals.add(reason)
+            self._log.warning("peer_refused", peer=caller, reason=reason)
 
     def _accept(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
@@ -304,6 +365,8 @@ class Transport:
                     return f"another process with the id {source!r} is connected from {inbound.stream.peer[0]}"
                 inbound.stream.close("replaced by a new process")
         if source not in admission.addresses:
+            if source not in self._guests and len(self._guests) >= MEMBERS_MAX:
+                return f"{len(self._guests)} guests that show newer configurations are let in already"
             text = hello.addresses[source]
             try:
                 parse_address(text)
@@ -315,79 +378,173 @@ class Transport:
 
 
 class _Inbound:
-    """A connection that a peer opened: a handshake, then its messages."""
+    """A connection that a peer opened: a handshake, then its messages.
+
+    ``source`` is None until it is authenticated and let in; ``secret_id`` names the secret that it proved to have.
+    """
 
     def __init__(self, transport: Transport, sock: socket.socket) -> None:
         self._transport = transport
         self.source: NodeId | None = None
+        self.secret_id = b""
         self.incarnation = ""
         self.accepted_at = self.heard_at = trio.current_time()
+        self._keys: Keys | None = None
+        self._seal: Seal | None = None
         self.stream = StreamSocket(transport._reactor, sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
         transport._strangers[self] = None
 
     def _on_data(self, data: memoryview) -> int:
-        transport = self._transport
         self.heard_at = trio.current_time()
         try:
-            frames, consumed = wire.split_frames(data)
-            for kind, payload in frames:
-                if kind is Kind.PING:
-                    continue
-                if self.source is not None:
-                    transport._on_frame(self.source, kind, payload)
-                else:
-                    self._greet(wire.decode_cold(kind, payload))
-                if self.stream.closed:
-                    return 0
-            if self.source is None and len(data) - consumed > STRANGER_BYTES_MAX:
-                raise WireError(f"{len(data)} bytes came without a handshake")
+            consumed = 0 if self._seal is not None else self._on_call(data)
+            if self._seal is not None and not self.stream.closed:
+                consumed += self._on_frames(data[consumed:], self._seal)
+        except OtherVersion as error:
+            self._turn_away(str(error))
+            return 0
+        except AuthenticationFailed as error:
+            self._turn_away(f"authentication failed: {error}")
+            return 0
         except (WireError, FrameCorrupt) as error:
-            if isinstance(error, OtherVersion) and self.source is None:
-                # It cannot read the words, but our version in front of them, and says so at its side.
-                self.stream.send(wire.encode_cold(transport._admission.welcome(transport._incarnation, str(error))))
-                self.stream.flush()
-            transport._log.warning("peer_sent_garbage", peer=self.source or self.stream.peer, error=str(error))
+            caller = self.source or self.stream.peer
+            self._transport._log.warning("peer_sent_garbage", peer=caller, error=str(error))
             self.stream.close("garbage")
             return 0
+        return 0 if self.stream.closed else consumed
+
+    def _on_call(self, data: memoryview) -> int:
+        """Answer a caller with a challenge; returns the bytes that its call took."""
+        frames, consumed = wire.split_frames(data[:PLAIN_BYTES_MAX])
+        if not frames:
+            if len(data) > PLAIN_BYTES_MAX:
+                raise WireError(f"{len(data)} bytes came without a call")
+            return 0
+        if len(frames) > 1:
+            raise WireError(f"{len(frames)} frames came before the challenge was answered")
+        called = wire.decode_opening(Kind.CALL, *frames[0])
+        nonce = os.urandom(NONCE_BYTES)
+        answer, keys = authentication.challenge(PURPOSE, called, nonce, self._transport._secrets.current)
+        self._keys, self._seal = keys, Seal(keys.caller)
+        self.stream.send(wire.encode_opening(Kind.CHALLENGE, answer))
         return consumed
 
-    def _greet(self, hello: Any) -> None:
+    def _on_frames(self, data: memoryview, seal: Seal) -> int:
+        frames, consumed = wire.split_tagged(data, TAG_BYTES)
+        for kind, frame, tag in frames:
+            seal.check(tag, *wire.tagged_parts(kind, frame))
+            if self.source is not None:
+                if kind is not Kind.PING:
+                    self._transport._on_frame(self.source, kind, frame[8:])
+            else:
+                self._greet(wire.decode_cold(kind, frame[8:]))
+            if self.stream.closed:
+                return 0
+        if self.source is None and len(data) - consumed > STRANGER_BYTES_MAX:
+            raise WireError(f"{len(data)} bytes came without a hello")
+        return consumed
+
+    def _turn_away(self, reason: str) -> None:
+        """Close a connection that is not authenticated; its caller is told nothing but that, and our format version."""
+        if self._seal is None:
+            self.stream.send(wire.encode_opening(Kind.CHALLENGE, b""))
+            self.stream.flush()
+        host = self.stream.peer[0]
+        self.stream.close("not authenticated")
+        self._transport._report_refusal(self.source or host, f"{reason} (called from {host})")
+
+    def _greet(self, hello: object) -> None:
         if not isinstance(hello, Hello):
-            raise WireError(f"a {type(hello).__name__} came before the handshake")
+            raise WireError(f"a {type(hello).__name__} came before the hello")
+        assert self._keys is not None, "a hello without a challenge"
         transport = self._transport
         refusal = transport._why_not(hello)
-        self.stream.send(wire.encode_cold(transport._admission.welcome(transport._incarnation, refusal)))
+        welcome = wire.encode_cold(transport._admission.welcome(transport._incarnation, refusal))
+        self.stream.send(welcome + Seal(self._keys.listener).tag(welcome))
         if refusal is None:
             self.source = NodeId(hello.source)
-            transport._strangers.pop(self, None)
+            self.secret_id = self._keys.secret_id
             self.incarnation = hello.incarnation
+            transport._strangers.pop(self, None)
             return
         self.stream.flush()
         self.stream.close("refused")
-        if refusal is not NOT_RECORDED and refusal not in transport.refusals and len(transport.refusals) < 100:
-            # Once per reason: a caller that was set up wrongly comes back twice a second.
-            transport.refusals.add(refusal)
-            transport._log.warning("peer_refused", peer=hello.source, reason=refusal)
+        if refusal is not NOT_RECORDED:
+            transport._report_refusal(hello.source, refusal)
 
     def _on_closed(self, reason: str) -> None:
         self._transport._inbound.discard(self)
         self._transport._strangers.pop(self, None)
 
 
-async def _shake_hands(sock: trio.socket.SocketType, hello: Hello) -> Welcome:
+class _CallerKeys(NamedTuple):
+    """What the caller has of a connection that both sides have authenticated."""
+
+    secret_id: bytes
+    seal: Seal
+
+
+_DIAL_ERRORS = (
+    OSError,
+    ValueError,  # a name that no host can have
+    trio.TooSlowError,
+    trio.BrokenResourceError,
+    WireError,
+    AuthenticationFailed,
+    PeerRefused,
+)
+
+
+def _words(error: Exception) -> str:
+    """Why a peer could not be called, for people."""
+    if isinstance(error, trio.TooSlowError):
+        return "no answer"
+    if isinstance(error, AuthenticationFailed):
+        return f"authentication failed: {error}"
+    if isinstance(error, PeerRefused):
+        return f"refused: {error}"
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+async def _shake_hands(
+    sock: trio.socket.SocketType, hello: Hello, secrets: tuple[bytes, ...]
+) -> tuple[_CallerKeys, Welcome]:
+    """Authenticate both sides, then say hello.
+
+    Raises:
+        AuthenticationFailed: the listener does not have the secret, or does not accept ours.
+        WireError, trio.BrokenResourceError: it says something else, or nothing.
+    """
     stream = trio.SocketStream(sock)
-    await stream.send_all(wire.encode_cold(hello))
+    called = authentication.call(os.urandom(NONCE_BYTES), secrets)
+    await stream.send_all(wire.encode_opening(Kind.CALL, called))
+    kind, frame, _ = await _one_frame(stream, 0, PLAIN_BYTES_MAX)
+    challenged = wire.decode_opening(Kind.CHALLENGE, kind, frame[8:])
+    keys = authentication.accept(PURPOSE, called, challenged, secrets)
+    seal = Seal(keys.caller)
+    data = wire.encode_cold(hello)
+    await stream.send_all(data + seal.tag(data))
+    kind, frame, tag = await _one_frame(stream, TAG_BYTES, STRANGER_BYTES_MAX)
+    Seal(keys.listener).check(tag, frame)
+    welcome = wire.decode_cold(kind, frame[8:])
+    if not isinstance(welcome, Welcome):
+        raise WireError(f"a {type(welcome).__name__} instead of a welcome")
+    return _CallerKeys(keys.secret_id, seal), welcome
+
+
+async def _one_frame(stream: trio.SocketStream, tag_bytes: int, bytes_max: int) -> tuple[Kind, memoryview, memoryview]:
+    """The next frame, of which the other side sends no more than one before it is answered."""
     received = bytearray()
     while True:
         chunk = await stream.receive_some(4096)
         if not chunk:
             raise WireError("closed during the handshake")
         received += chunk
-        frames, _ = wire.split_frames(memoryview(bytes(received)))
+        frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
         if frames:
-            kind, payload = frames[0]
-            welcome = wire.decode_cold(kind, payload)
-            if not isinstance(welcome, Welcome):
-                raise WireError(f"a {type(welcome).__name__} instead of a welcome")
-            return welcome
+            if consumed != len(received) or len(frames) > 1:
+                raise WireError("more than one frame came during the handshake")
+            return frames[0]
+        if len(received) > bytes_max:
+            raise WireError(f"{len(received)} bytes came during the handshake")

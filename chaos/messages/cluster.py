@@ -99,10 +99,6 @@ class BrokerCluster(Cluster):
         """The machine with an address."""
         return next(node for node in self.nodes.values() if self.address_of(node)[0] == address[0])
 
-    def is_machine(self, host: str) -> bool:
-        """Whether a replica has this address."""
-        return host.startswith("10.0.0.")
-
     def wall_ms(self, node: Node) -> int:
         """What a machine takes for the time of day."""
         return self.true_ms() + node.wall_ahead_ms

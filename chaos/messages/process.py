@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.1
 _DESCRIPTORS_MAX = 1 << 30
+_SECRETS = (bytes(32),)
 
 
 class TurnLog:
@@ -131,7 +132,8 @@ class BrokerProcess(Process):
             clock=node.clock,
             wall_clock_ms=partial(cluster.wall_ms, node),
             process_id=1,
-            is_peer_host=cluster.is_machine,
+            secrets=lambda: _SECRETS,
+            random_bytes=random.Random(f"nonces of {node.node_id}").randbytes,
             in_background=self._in_background,
             on_registration_changed=lambda: None,
             descriptors_max=_DESCRIPTORS_MAX,

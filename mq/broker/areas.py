@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ from mq.broker.reading.subscriptions import Subscriptions
 from mq.broker.replicas.announcing import Announcements
 from mq.broker.replicas.forwarded import ForwardedRequests, ForwardedSender
 from mq.broker.replicas.forwarding import Forwarder
+from mq.broker.replicas.replica_authentication import ReplicaAuthentication
 from mq.broker.replicas.replica_calls import ReplicaCalls
 from mq.broker.requests.connection import ClientConnection, Handler
 from mq.broker.requests.gradual import Gradually
@@ -89,7 +90,8 @@ class Areas:
         floor_pos: physical offset from which on the log is still needed.
         counters: figures of the broker itself.
         in_background: carries out a job in a worker thread, and its end on the event loop.
-        is_peer_host: whether a replica of this group is connected from an IP address, or to it.
+        secrets: those of the group that are valid now.
+        random_bytes: as many unpredictable bytes as asked for.
         wall_clock_ms: milliseconds since the epoch; may go back.
         process_id: goes into the unique keys of messages whose sender gave none.
 
@@ -118,13 +120,13 @@ class Areas:
         floor_pos: Callable[[], int],
         counters: Callable[[], dict[str, int]],
         in_background: Callable[[Job], None],
-        is_peer_host: Callable[[str], bool],
+        secrets: Callable[[], Sequence[bytes]],
+        random_bytes: Callable[[int], bytes],
         log: Log,
     ) -> None:
         self._replica = replica
         self._metadata = metadata
         self._clients = clients
-        self._is_peer_host = is_peer_host
         self.handlers: dict[type[Any], Handler] = {}
         self._leader_handlers: dict[type[Any], Handler] = {}
         client_port = parse_address(address)[1]
@@ -363,9 +365,18 @@ class Areas:
             clock=clock,
             log=log,
         )
+        self.authentication = ReplicaAuthentication(
+            identity=settings.identity,
+            node_id=settings.node_id,
+            address=self.replica_address,
+            secrets=secrets,
+            members=self._members,
+            random_bytes=random_bytes,
+        )
         self.forwarder = Forwarder(
             settings=settings,
             reactor=reactor,
+            authentication=self.authentication,
             client_id=clients.client_id,
             leader_address=self._leader_address,
             serve_locally=self.serve_as_leader,
@@ -373,16 +384,15 @@ class Areas:
             log=log,
         )
         self.forwarded = ForwardedRequests(
-            identity=settings.identity,
             leader_handlers=self._leader_handlers,
             leads=lambda: self.appender.is_open,
             is_elected=lambda: replica.is_leader,
             held_bytes_max=settings.forward_bytes_max,
-            is_trusted=self._is_trusted,
+            admit=self.authentication.admit,
             forward=self.forwarder.handle,
             log=log,
         )
-        calls = ReplicaCalls(reactor, clock)
+        calls = ReplicaCalls(reactor, self.authentication, clock)
         self.announcements = Announcements(
             settings=settings,
             metadata=metadata,
@@ -391,7 +401,7 @@ class Areas:
             members=self._members,
             address=self.replica_address,
             leader_address=self._leader_address,
-            admit=self.forwarded.admit,
+            admit=self.authentication.admit,
             clock=clock,
         )
         self.replies = Replies(
@@ -401,7 +411,7 @@ class Areas:
             appender=self.appender,
             calls=calls,
             other_replicas=self._other_replicas,
-            admit=self.forwarded.admit,
+            admit=self.authentication.admit,
             address=self.replica_address,
             wall_clock_ms=wall_clock_ms,
         )
@@ -443,7 +453,16 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
-        areas = (self.pulls, self.groups, self.offsets, self.lookup, self.group_admin, self.forwarded, self.replies)
+        areas = (
+            self.authentication,
+            self.pulls,
+            self.groups,
+            self.offsets,
+            self.lookup,
+            self.group_admin,
+            self.forwarded,
+            self.replies,
+        )
         for area in (*areas, self.keys, subscriptions, self.announcements, assignments, administration):
             self.handlers.update(area.handlers())
         for leading_area in (
@@ -521,6 +540,3 @@ class Areas:
         if isinstance(connection, ForwardedSender):
             return connection.client_id
         return self._clients.client_id(connection, group)
-
-    def _is_trusted(self, peer: str) -> bool:
-        return self._is_peer_host(peer.rpartition(":")[0].removeprefix("::ffff:")) or self.group_admin.is_allowed(peer)

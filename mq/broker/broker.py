@@ -63,7 +63,8 @@ class Broker:
         clock: monotonic seconds.
         wall_clock_ms: milliseconds since the epoch; may go back.
         process_id: goes into the unique keys of messages whose sender gave none.
-        is_peer_host: whether a replica of this group is connected from an IP address, or to it.
+        secrets: those of the group that are valid now.
+        random_bytes: as many unpredictable bytes as asked for.
         in_background: carries out a job in a worker thread, and its end on the event loop.
         on_registration_changed: told when the name servers must learn something new.
         descriptors_max: connections with this file descriptor or a higher one are refused.
@@ -83,7 +84,8 @@ class Broker:
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
         process_id: int,
-        is_peer_host: Callable[[str], bool],
+        secrets: Callable[[], Sequence[bytes]],
+        random_bytes: Callable[[int], bytes],
         in_background: Callable[[Job], None],
         on_registration_changed: Callable[[], None],
         descriptors_max: int,
@@ -101,7 +103,8 @@ class Broker:
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
         self._process_id = process_id
-        self._is_peer_host = is_peer_host
+        self._secrets = secrets
+        self._random_bytes = random_bytes
         self._in_background = in_background
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
@@ -157,7 +160,8 @@ class Broker:
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
             in_background=self._in_background,
-            is_peer_host=self._is_peer_host,
+            secrets=self._secrets,
+            random_bytes=self._random_bytes,
             log=self._log,
         )
         self.appender = self.areas.appender
@@ -259,8 +263,7 @@ class Broker:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
                 self.areas.group_admin.configured(entry.index, decode_conf(entry.body))
-                for connection in self._connections:
-                    connection.trusted = False
+                self.areas.authentication.configured(self._connections)
             self._applied_index = entry.index
             if self._filling is not None and entry.index == self._filling.until_index:
                 self._filling.settle(self._store)

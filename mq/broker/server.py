@@ -38,6 +38,7 @@ from raftlog import (
     Reactor,
     Replica,
     Run,
+    SecretUnusable,
     SegmentError,
     SegmentLog,
     Workers,
@@ -86,14 +87,14 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         log.warning("even_group", replicas=len(settings.members), reason="one less survives as many failures")
     host = _Host(settings, await _store_ip(settings), log)
     running = trio.CancelScope(shield=True)
-    failures: list[StartRefused | ListenRefused | SegmentError] = []
+    failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
     ended = trio.Event()
 
     async def run_node() -> None:  # noqa: ASYNC910 - serving is a checkpoint, also when it is cancelled
         try:
             with running:
                 await serve_node(_node_settings(settings), host.open, log=log, task_status=task_status)
-        except (StartRefused, ListenRefused, SegmentError) as error:
+        except (StartRefused, ListenRefused, SecretUnusable, SegmentError) as error:
             failures.append(error)
         ended.set()
 
@@ -109,6 +110,8 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     for failure in failures:
         if isinstance(failure, ListenRefused):
             raise _not_bound("replication", failure.address, failure.error) from failure
+        if isinstance(failure, SecretUnusable):
+            raise StartRefused(str(failure)) from failure
         if isinstance(failure, SegmentError):
             if not host.started:
                 raise StartRefused(str(failure)) from failure
@@ -156,7 +159,8 @@ class _Host:
             clock=trio.current_time,
             wall_clock_ms=areas.wall_clock_ms,
             process_id=os.getpid(),
-            is_peer_host=lambda host: run.transport.is_peer_host(host),
+            secrets=lambda: run.secrets.current,
+            random_bytes=os.urandom,
             in_background=readers.put,
             on_registration_changed=lambda: registrar.changed(),
             descriptors_max=allow_descriptors(),
@@ -286,6 +290,7 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
         node_id=NodeId(settings.node_id),
         directory=str(settings.log_dir),
         listen=settings.replication_address,
+        secret_file=str(settings.secret_path),
         members={NodeId(name): format_address(address) for name, address in members.items()},
         segment_bytes=settings.segment_bytes,
         catch_up_bytes_per_second=settings.catch_up_bytes_per_second,

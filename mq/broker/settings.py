@@ -15,6 +15,7 @@ from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
 from raftlog import parse_address
+from raftlog.secret_file import FILE_NAME
 
 Address = tuple[str, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -72,6 +73,10 @@ class BrokerSettings(ProcessSettings):
     namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
     data_dir: Path = Path("data")
     cluster_id: str | None = Field(None, description="identity of the replicated log; derived from cluster and group")
+
+    secret_file: Path | None = Field(
+        None, description="the secret of the group, the same on all replicas; default: group.secret in `data_dir`"
+    )
 
     durability: Literal["quorum-fsync", "quorum-memory"] = Field(
         "quorum-fsync", description="what an acknowledgement means: on disk, or only in memory, on a majority"
@@ -221,6 +226,11 @@ class BrokerSettings(ProcessSettings):
     def log_dir(self) -> Path:
         """Where the replicated log is; what is derived from it lies beside."""
         return self.data_dir / LOG_DIRECTORY
+
+    @property
+    def secret_path(self) -> Path:
+        """Where the secret of the group is."""
+        return self.data_dir / FILE_NAME if self.secret_file is None else self.secret_file
 
     @property
     def listen_address(self) -> Address:

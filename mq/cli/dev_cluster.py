@@ -27,6 +27,7 @@ import mq
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.cli.errors import lone_errors
 from mq.client.errors import ClientError
+from raftlog.secret_file import FILE_NAME, create_secret
 
 READY_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05
@@ -140,6 +141,7 @@ class DevCluster:
         directory = _made(directory)
         with _held(directory):
             ports = _choose_ports(directory, nodes, ports)
+            create_secret(str(directory / FILE_NAME))
             async with lone_errors(), trio.open_nursery() as nursery:
                 cluster = cls(directory, ports, dict(settings or {}), group, nursery)
                 try:
@@ -165,6 +167,11 @@ class DevCluster:
     def namesrv(self) -> str:
         """Address of the name server."""
         return f"{HOST}:{self.ports.namesrv}"
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the secret of the group is, for all replicas."""
+        return self.directory / FILE_NAME
 
     def address(self, node_id: str) -> str:
         """Where clients reach a replica."""
@@ -195,7 +202,7 @@ class DevCluster:
         )
         arguments = ["broker", "--group", self.group, "--node-id", node_id, "--peers", peers]
         arguments += ["--listen", f"{HOST}:{self.ports.clients[number]}", "--namesrv", self.namesrv]
-        arguments += ["--data-dir", str(self.directory / node_id)]
+        arguments += ["--data-dir", str(self.directory / node_id), "--set", f"secret_file={self.secret_file}"]
         for name, value in self.settings.items():
             arguments += ["--set", f"{name}={value}"]
         await self._spawn(node_id, arguments)

@@ -166,6 +166,25 @@ class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
     ext: AnnounceReplicaExt = msgspec.field(name="extFields")
 
 
+class AuthenticateReplicaExt(Ext):
+    """``call`` in the first request of a connection; the rest in the second one. Bytes are in hexadecimal.
+
+    ``identity`` is that of the replicated log, ``node_id`` the replica that calls, ``address`` where it dialled.
+    """
+
+    call: str = ""
+    proof: str = ""
+    identity: str = ""
+    node_id: str = ""
+    address: str = ""
+
+
+class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
+    """9005, our own, between replicas of a group: both have the secret of the group, see `raftlog.authentication`."""
+
+    ext: AuthenticateReplicaExt = msgspec.field(name="extFields")
+
+
 # -- name servers ------------------------------------------------------------------------------------------------------
 
 

@@ -138,6 +138,8 @@ class RequestCode(IntEnum):
     """Our own: a replica hands a reply on to the one that the client is connected to which waits for it."""
     ANNOUNCE_REPLICA = 9004
     """Our own: a replica that does not lead says where clients reach it."""
+    AUTHENTICATE_REPLICA = 9005
+    """Our own: a replica proves to another one that it has the secret of the group."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

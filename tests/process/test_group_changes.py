@@ -66,7 +66,7 @@ class Group:
             f"{HOST}:{self._ports.clients[number]}",
         ]
         command += ["--namesrv", self.cluster.namesrv, "--data-dir", str(self.cluster.directory / node_id)]
-        for name, value in SETTINGS.items():
+        for name, value in (SETTINGS | {"secret_file": str(self.cluster.secret_file)}).items():
             command += ["--set", f"{name}={value}"]
         with self.cluster.log_path(node_id).open("ab") as log:
             run = partial(trio.run_process, command, stdout=log, stderr=subprocess.STDOUT, check=False)

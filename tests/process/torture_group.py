@@ -72,6 +72,7 @@ class Group:
         """How a broker is started."""
         arguments = ["broker", "--group", self.cluster.group, "--node-id", node, "--namesrv", self.cluster.namesrv]
         arguments += ["--listen", f"{HOST}:{self.port(node)}", "--data-dir", str(self.data_dir(node))]
+        arguments += ["--set", f"secret_file={self.cluster.secret_file}"]
         if node in self.joining or int(node[1:]) >= FOUNDERS:
             arguments += ["--join", "--replication-listen", self.replication(node)]
         else:

@@ -26,35 +26,33 @@ class ForwardedRequests:
     """The handler of what other replicas hand on.
 
     Args:
-        identity: that of the replicated log.
         leader_handlers: what may be handed on.
         leads: whether this replica takes messages.
         is_elected: whether it leads or is about to.
         held_bytes_max: of requests that came before it takes messages.
-        is_trusted: whether a connection is that of a replica; it says for whom it speaks, and is believed.
+        admit: raises RequestRefused for a connection that is no replica's, or for another log. A replica says for
+            whom it speaks, and is believed.
         forward: hands on a request that came too late.
     """
 
     def __init__(
         self,
         *,
-        identity: str,
         leader_handlers: Mapping[type[Any], Handler],
         leads: Callable[[], bool],
         is_elected: Callable[[], bool],
         held_bytes_max: int,
-        is_trusted: Callable[[str], bool],
+        admit: Callable[[ClientConnection, str], None],
         forward: Handler,
         log: Log,
     ) -> None:
-        self._identity = identity
         self._leader_handlers = leader_handlers
         self._leads = leads
         self._is_elected = is_elected
         self._held: list[tuple[ClientConnection, Forward, bytes, int]] = []
         self._held_bytes = 0
         self._held_bytes_max = held_bytes_max
-        self._is_trusted = is_trusted
+        self._admit = admit
         self._forward = forward
         self._wrap = WrapEncoder().encode
         self._log = log
@@ -67,7 +65,7 @@ class ForwardedRequests:
     def handle(self, connection: ClientConnection, request: Forward, body: bytes, serialization: int) -> None:
         """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""
         ext = request.ext
-        self.admit(connection, ext.identity)
+        self._admit(connection, ext.identity)
         if not self._leads():
             if self._is_elected() and self._held_bytes < self._held_bytes_max:
                 # Refused, it might be overtaken by one that is already on its way and comes in time.
@@ -96,18 +94,6 @@ class ForwardedRequests:
         self.taken += 1
         sender = ForwardedSender(self, connection, request.opaque, host, ext.client_id or None)
         sender.serve(handler, inner, inner_body, ext.serialization)
-
-    def admit(self, connection: ClientConnection, identity: str) -> None:
-        """Refuse (raise RequestRefused) who is no replica of this group, or of another log."""
-        if not connection.trusted:
-            if not self._is_trusted(connection.peer):
-                raise RequestRefused(
-                    ResponseCode.NO_PERMISSION,
-                    f"{connection.peer} is no replica of this group, see the setting admin_from",
-                )
-            connection.trusted = True
-        if identity != self._identity:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
 
     def role_changed(self) -> None:
         """This replica takes messages, or will not: serve or refuse what waited for it."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from mq.broker.replicas.replica_authentication import ReplicaAuthentication
 from mq.broker.replicas.upstream import Upstream
 from mq.broker.requests.connection import ClientConnection
 from mq.broker.requests.refusal import RequestRefused
@@ -165,6 +166,7 @@ class Forwarder:
         *,
         settings: BrokerSettings,
         reactor: Reactor,
+        authentication: ReplicaAuthentication,
         client_id: Callable[[ClientConnection, str], str | None],
         leader_address: Callable[[], str | None],
         serve_locally: Callable[[], None],
@@ -176,6 +178,7 @@ class Forwarder:
         self._seconds_max = settings.forward_seconds_max
         self._encoder = ForwardEncoder(settings.identity)
         self._reactor = reactor
+        self._authentication = authentication
         self._client_id = client_id
         self._leader_address = leader_address
         self._serve_locally = serve_locally
@@ -186,6 +189,7 @@ class Forwarder:
         self._sent: dict[int, _Forwarded] = {}
         self._bytes = 0
         self._upstream: Upstream | None = None
+        self._not_trusted = False  # whether the leader refuses what comes on this connection
         self._dialled_at = 0.0
         self._open = False  # whether a request may go to the leader at once
         self._leads = False
@@ -299,14 +303,16 @@ class Forwarder:
         if not self._held or now < self._not_before or (address := self._leader_address()) is None:
             return
         upstream = self._upstream
-        if upstream is not None and upstream.address != address:
+        if upstream is not None and (upstream.address != address or self._not_trusted):
             upstream.close()
             upstream = None
         if upstream is None:
             self._dialled_at = now
+            self._not_trusted = False
             self._upstream = Upstream(
                 self._reactor,
                 address,
+                self._authentication,
                 on_connected=self._advance,
                 on_answer=self._answered,
                 on_closed=self._upstream_closed,
@@ -346,8 +352,10 @@ class Forwarder:
                 assert self._upstream is not None, "an answer without a connection"
                 forwarded.connection.send(mark_forwarded(body, self._upstream.address))
         elif answer.code in _NOT_SERVED:
-            if answer.code == ResponseCode.NO_PERMISSION and answer.remark != self._why:
-                self._log.warning("forwarding_not_allowed", reason=answer.remark)
+            if answer.code == ResponseCode.NO_PERMISSION:
+                self._not_trusted = True
+                if answer.remark != self._why:
+                    self._log.warning("forwarding_not_allowed", reason=answer.remark)
             self._why = answer.remark or self._why
             self._shut()
             self._not_before = self._clock() + RETRY_SECONDS

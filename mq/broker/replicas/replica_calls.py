@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mq.broker.replicas.replica_authentication import ReplicaAuthentication
 from mq.broker.replicas.upstream import Upstream
 from mq.broker.requests.questions import NoAnswer, OnAnswer, Questions
+from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import Response, encode_request
 from raftlog import Reactor
 
@@ -15,14 +17,15 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 
 
 class _Link:
-    """The connection to one replica, and the frames that wait until it stands."""
+    """The connection to one replica, and the frames that wait until it stands and is authenticated."""
 
-    __slots__ = ("dialled_at", "upstream", "waiting")
+    __slots__ = ("dialled_at", "upstream", "waiting", "waiting_bytes")
 
     def __init__(self, upstream: Upstream, now: float) -> None:
         self.upstream = upstream
         self.dialled_at = now
         self.waiting: list[bytes] = []
+        self.waiting_bytes = 0
 
 
 class ReplicaCalls:
@@ -32,8 +35,9 @@ class ReplicaCalls:
         clock: monotonic seconds.
     """
 
-    def __init__(self, reactor: Reactor, clock: Callable[[], float]) -> None:
+    def __init__(self, reactor: Reactor, authentication: ReplicaAuthentication, clock: Callable[[], float]) -> None:
         self._reactor = reactor
+        self._authentication = authentication
         self._clock = clock
         self._links: dict[str, _Link] = {}
         self._questions: Questions[Upstream] = Questions(clock)
@@ -46,7 +50,7 @@ class ReplicaCalls:
         It may be called at once. How much waits for answers is bounded in number; in bytes, that is up to the caller.
         """
         link = self._links.get(address) or self._dial(address)
-        full = link.upstream.waiting_bytes > WAITING_BYTES_MAX
+        full = link.upstream.waiting_bytes + link.waiting_bytes > WAITING_BYTES_MAX
         opaque = None if full else self._questions.add(link.upstream, seconds, on_answer)
         if opaque is None:
             on_answer(NoAnswer.BUSY, b"")
@@ -56,6 +60,7 @@ class ReplicaCalls:
             link.upstream.send(frame)
         else:
             link.waiting.append(frame)
+            link.waiting_bytes += len(frame)
 
     def expire(self) -> None:
         """Settle what was not answered in time; called by a timer."""
@@ -76,6 +81,7 @@ class ReplicaCalls:
         upstream = Upstream(
             self._reactor,
             address,
+            self._authentication,
             on_connected=lambda: self._connected(link),
             on_answer=lambda response, body: self._answered(link, response, body),
             on_closed=lambda reason: self._closed(address, link, reason),
@@ -85,15 +91,20 @@ class ReplicaCalls:
         return link
 
     def _connected(self, link: _Link) -> None:
-        waiting, link.waiting = link.waiting, []
+        waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
         for frame in waiting:
             link.upstream.send(frame)
 
     def _answered(self, link: _Link, response: Response, body: bytes) -> None:
         self._questions.answered(link.upstream, response, body)
+        if response.code == ResponseCode.NO_PERMISSION:
+            # The group's secret or its members changed; the next request begins with a new proof.
+            link.upstream.close()
+            self._closed(link.upstream.address, link, "not trusted any more")
 
     def _closed(self, address: str, link: _Link, reason: str) -> None:
         if self._links.get(address) is link:
             del self._links[address]
         link.waiting.clear()
+        link.waiting_bytes = 0
         self._questions.connection_closed(link.upstream)

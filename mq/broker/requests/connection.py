@@ -39,7 +39,8 @@ class ClientConnection:
     ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
     what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
     true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
-    broker has asked its clients. ``trusted`` is set for a replica of the same group. ``intake`` and ``unread`` bound
+    broker has asked its clients. ``trusted`` is set for a replica of the same group, and ``authentication`` says
+    how far it has proved that. ``intake`` and ``unread`` bound
     what all connections together keep in memory; ``unsent`` counts it for the latter.
     """
 
@@ -58,6 +59,7 @@ class ClientConnection:
         "_unread",
         "_waits_for_reader",
         "_waits_for_room",
+        "authentication",
         "heard",
         "held_pulls",
         "host",
@@ -94,6 +96,7 @@ class ClientConnection:
         self.heard = True
         self.held_pulls = 0
         self.trusted = False
+        self.authentication: object = None
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent)
         address, port = self._stream.peer
         self.peer = f"{address}:{port}"

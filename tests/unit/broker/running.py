@@ -300,6 +300,8 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
         "data_dir": directory,
         "segment_bytes": SEGMENT_BYTES,
     }
+    if "peers" in given:
+        chosen["secret_file"] = directory.parent / "group.secret"
     return BrokerSettings(**chosen | given)
 
 

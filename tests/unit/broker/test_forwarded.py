@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mq.broker.areas import Areas
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import Response, encode_request
+from tests.unit.broker.replica_client import connect_replica
 from tests.unit.broker.running import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext
 from tests.unit.broker.test_transactions import end_ext
 
@@ -49,7 +49,7 @@ def inner_answer(answer: Answer) -> Response:
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_a_message_is_stored_as_that_of_the_client(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=1), b"hello")
         answer = await forward(broker, client, frame, serialization=serialization)
         stored = inner_answer(answer)
@@ -64,7 +64,7 @@ async def test_a_message_is_stored_as_that_of_the_client(tmp_path: Path, seriali
 
 async def test_the_client_gets_the_answer_in_its_own_encoding(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
         answer = await forward(broker, client, frame, serialization=JSON)
         assert answer.body[4] == JSON
@@ -76,7 +76,7 @@ async def test_the_client_gets_the_answer_in_its_own_encoding(tmp_path: Path) ->
 
 async def test_a_refusal_is_an_answer_for_the_client(tmp_path: Path) -> None:
     async with running(tmp_path, auto_create_topics=False) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("unknown"), b"hello")
         refused = inner_answer(await forward(broker, client, frame))
         assert (refused.code, refused.remark) == (
@@ -87,7 +87,7 @@ async def test_a_refusal_is_an_answer_for_the_client(tmp_path: Path) -> None:
 
 async def test_one_way_requests_are_done_and_only_acknowledged(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         await client.create_topic("T")
         sent = await forward(
             broker, client, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello", oneway=True)
@@ -104,7 +104,7 @@ async def test_one_way_requests_are_done_and_only_acknowledged(tmp_path: Path) -
 async def test_what_is_not_answered_is_done_with_all_the_same(tmp_path: Path) -> None:
     """Else whoever handed it on would take this broker for dead, and close the connections of all its clients."""
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         half = await client.send(i=properties(TRAN_MSG="true", PGROUP="P"))
         ext = end_ext(half, 0)
         for oneway in (False, True):
@@ -114,7 +114,7 @@ async def test_what_is_not_answered_is_done_with_all_the_same(tmp_path: Path) ->
 
 async def test_what_only_the_replica_itself_serves_is_not_handed_on(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         ext = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": JSON}
         nested = inner_frame(FORWARD, ext, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello"))
         for frame in (nested, inner_frame(RequestCode.PULL_MESSAGE, pull_ext()), inner_frame(9999, {})):
@@ -141,7 +141,7 @@ async def test_what_only_the_replica_itself_serves_is_not_handed_on(tmp_path: Pa
 )
 async def test_garbage_is_refused(tmp_path: Path, what: str, given: dict[str, Any], body: bytes) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         assert (await forward(broker, client, body, **given)).code == ResponseCode.SYSTEM_ERROR, what
         assert await client.alive()
 
@@ -149,7 +149,7 @@ async def test_garbage_is_refused(tmp_path: Path, what: str, given: dict[str, An
 @pytest.mark.parametrize("encoding", [-1, 2, 256, 2**31 - 1])
 async def test_an_encoding_that_no_header_has_is_refused(tmp_path: Path, encoding: int) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         await client.create_topic("T")
         fields = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": encoding}
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
@@ -159,19 +159,23 @@ async def test_an_encoding_that_no_header_has_is_refused(tmp_path: Path, encodin
 
 async def test_the_log_of_another_group_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
         answer = await forward(broker, client, frame, identity="another")
         assert answer.code == ResponseCode.NO_PERMISSION
 
 
-async def test_who_is_no_replica_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Areas, "_is_trusted", lambda areas, peer: peer.endswith("."))
+async def test_a_client_on_the_host_of_a_replica_is_not_believed(tmp_path: Path) -> None:
+    """The replica n9 is connected from the same address, and operators are allowed from it."""
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        replica, client = await connect_replica(broker), await broker.connect()
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
-        answer = await forward(broker, client, frame)
-        assert answer.code == ResponseCode.NO_PERMISSION
-        assert answer.remark is not None
-        assert "admin_from" in answer.remark
+        announced = {"identity": broker.settings.identity, "nodeId": "n9", "address": "10.0.0.66:10911"}
+        for answer in (
+            await forward(broker, client, frame),
+            await client.request(RequestCode.ANNOUNCE_REPLICA, announced),
+        ):
+            assert answer.code == ResponseCode.NO_PERMISSION
+            assert "is not authenticated as a replica's" in str(answer.remark)
         assert int((await client.info())["raftmq.forwardedTaken"]) == 0
+        assert (await replica.request(RequestCode.ANNOUNCE_REPLICA, announced)).code == ResponseCode.SUCCESS

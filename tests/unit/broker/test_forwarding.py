@@ -13,6 +13,7 @@ import trio
 
 from mq.broker.replicas.forwarding import Forwarder
 from mq.broker.requests.refusal import RequestRefused
+from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -28,6 +29,7 @@ from mq.protocol.headers import (
     encode_response,
 )
 from raftlog import Reactor
+from tests.unit.broker.replica_client import ListenerSide, replica_authentication
 from tests.unit.broker.running import broker_settings
 
 pytestmark = pytest.mark.trio
@@ -102,11 +104,16 @@ class FakeLeader:
             await self._receive(stream, received)
 
     async def _receive(self, stream: trio.SocketStream, received: bytes) -> None:
+        side = ListenerSide(self.address)
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while chunk := await stream.receive_some():
                 incoming, consumed = decode_chunk(received + chunk)
                 received = (received + chunk)[consumed:]
                 for request, body, _ in incoming:
+                    if isinstance(request, AuthenticateReplica):
+                        await stream.send_all(side.answer(request))
+                        continue
+                    assert side.trusted
                     assert isinstance(request, Forward)
                     [(inner, inner_body, _)], _ = decode_chunk(body)
                     self.incoming.append((request, inner, inner_body, stream))
@@ -146,6 +153,7 @@ class World:
         self.forwarder = Forwarder(
             settings=broker_settings(directory, **given),
             reactor=self.reactor,
+            authentication=replica_authentication("n0"),
             client_id=lambda connection, group: f"client of {group}",
             leader_address=lambda: self.leader_address,
             serve_locally=self._serve_locally,

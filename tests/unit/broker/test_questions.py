@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import trio
 
 from mq.broker.replicas import replica_calls
 from mq.broker.replicas.replica_calls import ReplicaCalls
 from mq.broker.requests.questions import NoAnswer, Questions
+from mq.protocol.admin_requests import AuthenticateReplica
+from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import Response
 from raftlog import Reactor
+from tests.unit.broker.replica_client import ListenerSide, replica_authentication
 
 
 @pytest.mark.parametrize("by_time", [False, True])
@@ -37,26 +38,42 @@ def test_who_is_told_may_close_the_connection_of_the_next_question(by_time: bool
 
 
 @pytest.mark.trio
-async def test_a_replica_that_reads_nothing_is_not_sent_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("authenticates", [True, False])
+async def test_a_replica_that_reads_nothing_is_not_sent_without_end(
+    monkeypatch: pytest.MonkeyPatch, authenticates: bool
+) -> None:
     monkeypatch.setattr(replica_calls, "WAITING_BYTES_MAX", 1024 * 1024)
     now = 0.0
     reactor = Reactor()
-    calls = ReplicaCalls(reactor, lambda: now)
+    calls = ReplicaCalls(reactor, replica_authentication("n0"), lambda: now)
     answers: list[Response | NoAnswer] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(reactor.run)
-            with trio.fail_after(60):
-                while NoAnswer.BUSY not in answers:
-                    assert len(answers) < 200, "a hundred megabytes wait for who reads nothing"
-                    calls.ask(
-                        address, RequestCode.RELAY_REPLY, {}, bytes(512 * 1024), 1.0, lambda a, _: answers.append(a)
-                    )
-                    await trio.sleep(0.002)
-                    now += 0.5
-                    calls.expire()
-            nursery.cancel_scope.cancel()
+
+    async def prove(stream: trio.SocketStream) -> None:
+        side, received = ListenerSide(address), b""
+        while authenticates and not side.trusted:
+            received += await stream.receive_some()
+            incoming, consumed = decode_chunk(received)
+            received = received[consumed:]
+            for request, _, _ in incoming:
+                assert isinstance(request, AuthenticateReplica)
+                await stream.send_all(side.answer(request))
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.start_soon(trio.serve_listeners, prove, [listener])
+        nursery.start_soon(reactor.run)
+        with trio.fail_after(60):
+            while NoAnswer.BUSY not in answers:
+                assert len(answers) < 200, "a hundred megabytes wait for who reads nothing"
+                calls.ask(address, RequestCode.RELAY_REPLY, {}, bytes(512 * 1024), 1.0, lambda a, _: answers.append(a))
+                await trio.sleep(0.002)
+                now += 0.05 if authenticates else 0.0
+                calls.expire()
+        now += 2.0
+        calls.expire()
+        nursery.cancel_scope.cancel()
     assert answers.count(NoAnswer.TIMEOUT) > 0
     calls.close()
     reactor.close()

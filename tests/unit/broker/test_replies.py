@@ -18,6 +18,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.reply_requests import PushReplyMessageToClient
 from tests.free_ports import free_ports
+from tests.unit.broker.replica_client import connect_replica
 from tests.unit.broker.running import (
     LONG_NAMES,
     Answer,
@@ -283,7 +284,7 @@ async def test_a_client_of_any_replica_gets_its_reply_whichever_replica_it_is_se
 
 async def test_replicas_believe_only_replicas(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
+        client = await connect_replica(broker)
         await produces(client, "asker")
         question = {
             "producerGroup": "P", "topic": "T", "defaultTopic": "D", "defaultTopicQueueNums": 1, "queueId": 0,
@@ -302,7 +303,7 @@ async def test_replicas_believe_only_replicas(tmp_path: Path) -> None:
         ):
             answer = await client.request(RequestCode.RELAY_REPLY, question | ours | given, b"answer")
             assert answer.code == code
-        announced = {"identity": broker.settings.identity, "nodeId": "n0", "address": broker.settings.listen}
+        announced = {"identity": broker.settings.identity, "nodeId": "n9", "address": broker.settings.listen}
         for given, code in (
             ({}, ResponseCode.SUCCESS),
             ({"identity": "another"}, ResponseCode.NO_PERMISSION),

@@ -25,6 +25,7 @@ from raftlog import (
 )
 from raftlog._runtime import Deadline, Mailbox
 from raftlog.admission import Admission, Identity
+from raftlog.secret_file import SecretFile, create_secret
 from raftlog.segment.writer import Writer
 from raftlog.starting import core_for
 from raftlog.transport import Transport
@@ -55,6 +56,13 @@ class Recorder:
 
     def outcome_unknown(self, first_index: int) -> None:
         self.unknown.append(first_index)
+
+
+def group_secrets(directory: Path) -> SecretFile:
+    """The secret of the group whose replicas have their directories in this one."""
+    path = str(directory / "group.secret")
+    create_secret(path)
+    return SecretFile(path)
 
 
 class Node:
@@ -91,8 +99,10 @@ class Node:
             rng=random.Random(name),
             now=trio.current_time(),
         )
+        self.secrets = group_secrets(directory)
         self.transport = Transport(
             reactor=self.reactor,
+            secrets=self.secrets,
             admission=Admission(Identity(cluster, "g", NodeId(name), SEGMENT_BYTES), {}, lambda stores: None),
             incarnation=f"{name}-{random.Random().random()}",
             listen=("127.0.0.1", ports[name]),

@@ -57,6 +57,7 @@ class Member:
             node_id=self.name,
             directory=str(self.directory),
             listen=("127.0.0.1", port),
+            secret_file=str(directory / "group.secret"),
             members={NodeId(node): address for node, address in members.items()},
             segment_bytes=SEGMENT_BYTES,
             core=config,

@@ -139,7 +139,7 @@ async def test_control_lane_under_bulk(tmp_path: Path) -> None:
         term = leader.replica.core.term
         for follower in nodes.others(leader):
             transport, peer = leader.run.transport, follower.name
-            bulk = transport._outbound[peer, Lane.BULK]
+            bulk = transport._outbound[peer, Lane.BULK].stream
             port = bulk._sock.getsockname()[1]
             (inbound,) = [caller for caller in follower.run.transport._inbound if caller.stream.peer[1] == port]
             follower.run.reactor.modify(inbound.stream._sock.fileno(), 0)  # it reads no more

@@ -49,6 +49,7 @@ def node_settings(directory: Path, name: str, ports: dict[str, int]) -> NodeSett
         node_id=NodeId(name),
         directory=str(directory / name),
         listen=("127.0.0.1", ports[name]),
+        secret_file=str(directory / "group.secret"),
         members={NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()},
         segment_bytes=SEGMENT_BYTES,
         core=CONFIG,

@@ -11,12 +11,14 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from raftlog import NodeId, wire
+from raftlog import NodeId, authentication, wire
+from raftlog.authentication import CHALLENGE_BYTES, NONCE_BYTES
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
 from raftlog.transport import STRANGERS_MAX
-from raftlog.wire import Hello, Kind, Welcome
+from raftlog.wire import Hello, Kind, RangeReq, Welcome, WireError
 from tests.free_ports import free_ports
+from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
 
 pytestmark = pytest.mark.trio
@@ -39,36 +41,15 @@ async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
         nursery.cancel_scope.cancel()
 
 
-async def call(port: int, *data: bytes) -> trio.SocketStream:
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(b"".join(data))
-    return stream
-
-
-async def received(stream: trio.SocketStream) -> bytes:
-    """Everything until the replica closes the connection."""
-    data = bytearray()
-    with trio.fail_after(60), contextlib.suppress(trio.BrokenResourceError):
-        while chunk := await stream.receive_some():
-            data += chunk
-    await stream.aclose()
-    return bytes(data)
-
-
-async def welcome(stream: trio.SocketStream) -> Welcome:
-    data = bytearray()
-    with trio.fail_after(60):
-        while not (frames := wire.split_frames(memoryview(bytes(data)))[0]):
-            data += await stream.receive_some()
-    answer = wire.decode_cold(*frames[0])
-    assert isinstance(answer, Welcome)
-    return answer
+async def let_in(node: Node, port: int) -> Caller:
+    """A connection of n1."""
+    caller = await Caller.open(port, node.secrets.current)
+    assert (await caller.greet(HELLO)).refusal is None
+    return caller
 
 
 async def check_unharmed(node: Node, port: int, last_index: int) -> None:
-    stream = await call(port, wire.encode_cold(HELLO))
-    assert (await welcome(stream)).refusal is None
-    await stream.aclose()
+    await (await let_in(node, port)).stream.aclose()
     assert node.log.last_index == last_index
     assert not node.failures
 
@@ -82,21 +63,27 @@ def append(data: bytes = b"") -> bytes:
     return b"".join(wire.encode_append(request, 0, [data] if data else [], len(data), [b""] if data else []))
 
 
+CALL = wire.encode_opening(Kind.CALL, authentication.call(bytes(NONCE_BYTES), [bytes(32)]))
 VOTE = wire.encode_cold(VoteReq(N1, N0, 1, last=LogId(0, 0)))
 
 STRANGERS = {
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
-    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.HELLO, wire.VERSION, 0, 0),
-    "a hello that does not end": struct.pack(">IBBHI", 10**6, Kind.HELLO, wire.VERSION, 0, 0) + bytes(100_000),
+    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.CALL, wire.VERSION, 0, 0),
+    "a call that does not end": struct.pack(">IBBHI", 10**6, Kind.CALL, wire.VERSION, 0, 0) + bytes(2000),
+    "two calls": 2 * CALL,
+    "a damaged call": damaged(CALL, 40),
+    "a challenge instead of a call": wire.encode_opening(Kind.CHALLENGE, bytes(CHALLENGE_BYTES)),
     "a length a byte too large": struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, Kind.APPEND, wire.VERSION, 0, 0),
     "an unknown kind": struct.pack(">IBBHI", 8, 77, wire.VERSION, 0, 0),
-    "a damaged hello": damaged(wire.encode_cold(HELLO), 40),
-    "a vote before the hello": VOTE,
-    "entries before the hello": append(),
-    "an acknowledgement before the hello": wire.encode_appended(AppendResp(N1, N0, 1, 1, True, 0, 0, LogId(0, 0))),
-    "a welcome instead of a hello": wire.encode_cold(Welcome("x")),
+    "a hello": wire.encode_cold(HELLO),
+    "a heartbeat": wire.encode_cold(Heartbeat(N1, N0, 2**62, seq=1, commit=0)),
+    "a request for the log": wire.encode_cold(RangeReq("log", 0, 1024 * 1024)),
+    "a vote": VOTE,
+    "entries": append(),
+    "an acknowledgement": wire.encode_appended(AppendResp(N1, N0, 1, 1, True, 0, 0, LogId(0, 0))),
+    "a welcome": wire.encode_cold(Welcome("x")),
 }
 
 PEERS_WITH_BUGS = {
@@ -136,8 +123,7 @@ async def test_strangers_are_cut_off(tmp_path: Path) -> None:
 
 async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
-        peer = await call(port, wire.encode_cold(HELLO))
-        assert (await welcome(peer)).refusal is None
+        peer = (await let_in(node, port)).stream
         strangers = [await call(port) for _ in range(STRANGERS_MAX + 20)]
         for stranger in strangers[:20]:
             assert await received(stranger) == b""
@@ -149,15 +135,22 @@ async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
             await trio.aclose_forcefully(stream)
 
 
+def as_sent(caller: Caller, data: bytes) -> bytes:
+    """With a good tag, if it is a frame at all."""
+    try:
+        return caller.tagged(data)
+    except (WireError, ValueError):
+        return data
+
+
 async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         last_index = node.log.last_index
         for what, data in PEERS_WITH_BUGS.items():
-            stream = await call(port, wire.encode_cold(HELLO))
-            assert (await welcome(stream)).refusal is None
+            caller = await let_in(node, port)
             with capture_logs() as log:
-                await stream.send_all(wire.PING + data)
-                assert await received(stream) == b"", what
+                await caller.stream.send_all(caller.tagged(wire.PING) + as_sent(caller, data))
+                assert await received(caller.stream) == b"", what
             assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
             await check_unharmed(node, port, last_index)
 
@@ -185,11 +178,9 @@ async def test_callers_of_another_group_are_told_why_and_sent_away(
         refusals: list[str | None] = []
         with capture_logs() as log:
             for _ in range(2):
-                data = await received(await call(port, wire.encode_cold(hello)))
-                ((kind, payload),), consumed = wire.split_frames(memoryview(data))
-                assert consumed == len(data)
-                answer = wire.decode_cold(kind, payload)
-                assert isinstance(answer, Welcome)
+                caller = await Caller.open(port, node.secrets.current)
+                answer = await caller.greet(hello)
+                assert await received(caller.stream) == b""
                 assert all(word in str(answer.refusal) for word in words), answer.refusal
                 refusals.append(answer.refusal)
         (line,) = [line for line in log if line["event"] == "peer_refused"]  # once, however often it calls
@@ -202,7 +193,9 @@ async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None
         term = node.replica.core.term
         wrong = wire.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))
         vote = wire.encode_cold(VoteReq(N1, N0, term + 50, last=LogId(10**6, term + 50), force=True))
-        await received(await call(port, wrong, wire.encode_cold(HELLO), vote))
+        caller = await Caller.open(port, node.secrets.current)
+        await caller.stream.send_all(caller.tagged(wrong, wire.encode_cold(HELLO), vote))
+        await received(caller.stream)
         await check_unharmed(node, port, node.log.last_index)
         assert node.replica.core.term < term + 50
 
@@ -213,9 +206,8 @@ async def test_mixed_version_cluster(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             data = await received(await call(port, struct.pack(">IBBHI", 8, Kind.HELLO, theirs, 0, 0)))
-        answer = wire.decode_cold(*wire.split_frames(memoryview(data))[0][0])
-        words = f"version {theirs} came, this replica speaks version {wire.VERSION}"
-        assert words in answer.refusal
-        assert [words in line["error"] for line in log if line["event"] == "peer_sent_garbage"] == [True]
+        assert data == wire.encode_opening(Kind.CHALLENGE, b"")
         assert data[5] == wire.VERSION
+        words = f"version {theirs} came, this replica speaks version {wire.VERSION}"
+        assert [words in line["reason"] for line in log if line["event"] == "peer_refused"] == [True]
         await check_unharmed(node, port, node.log.last_index)

@@ -261,7 +261,7 @@ def test_frames_are_cut_at_every_place() -> None:
         (struct.pack(">IBBHI", 2**32 - 1, 5, wire.VERSION, 0, 0), "frame of 4294967295 bytes"),
         (struct.pack(">IBBHI", 8, 0, wire.VERSION, 0, 0), "unknown frame kind 0"),
         (struct.pack(">IBBHI", 8, 255, wire.VERSION, 0, 0), "unknown frame kind 255"),
-        (struct.pack(">IBBHI", 8, 5, 1, 0, 0), "version 1 came, this replica speaks version 2"),
+        (struct.pack(">IBBHI", 8, 5, 1, 0, 0), "version 1 came, this replica speaks version 3"),
         (struct.pack(">IBBHI", 8, 5, wire.VERSION, 9, 0), "frame with 9 where zero belongs"),
     ],
 )

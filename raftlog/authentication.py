@@ -1,0 +1,156 @@
+"""Who is on the other end of a connection: two replicas prove to each other that they have the secret of the group.
+
+The caller opens a connection and both sides say this, each message once::
+
+    caller    CALL       its nonce, and the ids of the secrets that it has
+    listener  CHALLENGE  its nonce, the id of the secret that it chose, and its proof
+    caller    the first frame under its key: who it is
+    listener  the first frame under its own key: its answer
+
+- A nonce is 32 random bytes and is used for one connection.
+- A proof is HMAC-SHA256 under the secret over the purpose of the connection and everything that was said before it,
+  both nonces and the format version among it. Proofs and keys of the two sides are made with different labels, so that
+  nothing that one side says is of use to somebody who sends it back.
+- Each side has a key for the connection, derived in the same way. A frame under a key (`Seal`) carries a tag over its
+  place in the sequence and its content. The first frame of the caller is its proof: nobody else has the key, and it
+  says for whom it is meant, so that it cannot be passed on to another replica of the group.
+- Before the caller has proved who it is, it learns whether the listener has one of its secrets, and nothing else.
+
+A *secret* is 32 random bytes. A replica may have two while one is exchanged for another; the listener chooses the first
+of its own that the caller has, too. The id of a secret is derived from it by HMAC-SHA256 and tells nothing about it.
+
+Pure: nonces are handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Buffer = bytes | memoryview
+
+SECRET_BYTES: Final = 32
+SECRETS_MAX: Final = 2
+"""Valid at once: the one in use, and the one that it replaces."""
+NONCE_BYTES: Final = 32
+TAG_BYTES: Final = 16
+"""Behind each frame under a key."""
+
+_ID_BYTES: Final = 8
+_PROOF_BYTES: Final = 32
+_DIRECT_BYTES_MAX: Final = 2048
+"""Longer parts of a frame go into a tag by their SHA-256, which processors compute faster than BLAKE2."""
+_PLACE = struct.Struct(">QI")
+CHALLENGE_BYTES: Final = NONCE_BYTES + _ID_BYTES + _PROOF_BYTES
+
+
+class AuthenticationFailed(Exception):
+    """The other side did not prove that it has the secret of this group; nothing that it said is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What both sides of a connection have after the challenge: a key for what each of them sends."""
+
+    secret_id: bytes
+    caller: bytes
+    listener: bytes
+
+
+def secret_id(secret: bytes) -> bytes:
+    """The name of a secret, 8 bytes; it tells nothing about the secret."""
+    return _mac(secret, b"id")[:_ID_BYTES]
+
+
+def call(nonce: bytes, secrets: Sequence[bytes]) -> bytes:
+    """What the caller says first. ``secrets`` are those that it has, `SECRETS_MAX` at most."""
+    assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
+    assert 0 < len(secrets) <= SECRETS_MAX, f"{len(secrets)} secrets"
+    return nonce + b"".join(map(secret_id, secrets))
+
+
+def challenge(purpose: bytes, called: bytes, nonce: bytes, secrets: Sequence[bytes]) -> tuple[bytes, Keys]:
+    """What the listener answers to ``called``, and the keys of the connection.
+
+    Raises:
+        AuthenticationFailed: ``called`` cannot be read, or the caller has none of ``secrets``.
+    """
+    assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
+    count, rest = divmod(len(called) - NONCE_BYTES, _ID_BYTES)
+    if rest or not 0 < count <= SECRETS_MAX:
+        raise AuthenticationFailed(f"a call of {len(called)} bytes")
+    theirs = {called[NONCE_BYTES + _ID_BYTES * n : NONCE_BYTES + _ID_BYTES * (n + 1)] for n in range(count)}
+    chosen = next((secret for secret in secrets if secret_id(secret) in theirs), None)
+    if chosen is None:
+        raise AuthenticationFailed("the caller has another group secret")
+    said = nonce + secret_id(chosen)
+    proof = _proof(chosen, purpose, called, said)
+    return said + proof, _keys(chosen, purpose, called, said)
+
+
+def accept(purpose: bytes, called: bytes, challenged: bytes, secrets: Sequence[bytes]) -> Keys:
+    """The keys of the connection for the caller, who said ``called`` and was answered ``challenged``.
+
+    Raises:
+        AuthenticationFailed: the listener has none of ``secrets``, or only pretends to.
+    """
+    if not challenged:
+        raise AuthenticationFailed("the other side does not accept the group secret of this one")
+    if len(challenged) != CHALLENGE_BYTES:
+        raise AuthenticationFailed(f"a challenge of {len(challenged)} bytes")
+    said, proof = challenged[:-_PROOF_BYTES], challenged[-_PROOF_BYTES:]
+    chosen = next((secret for secret in secrets if secret_id(secret) == said[NONCE_BYTES:]), None)
+    if chosen is None:
+        raise AuthenticationFailed("the other side has another group secret")
+    if not hmac.compare_digest(proof, _proof(chosen, purpose, called, said)):
+        raise AuthenticationFailed("the other side does not have the group secret that it names")
+    return _keys(chosen, purpose, called, said)
+
+
+class Seal:
+    """Tags of the frames that one side of a connection sends: one object makes them, one at the other end checks them.
+
+    A frame that is altered, left out, repeated or put in another place has another tag.
+    """
+
+    __slots__ = ("_count", "_start")
+
+    def __init__(self, key: bytes) -> None:
+        self._start = hashlib.blake2b(key=key, digest_size=TAG_BYTES)
+        self._count = 0
+
+    def tag(self, first: Buffer, last: Buffer = b"") -> bytes:
+        """The tag of the next frame, of which ``first`` and ``last`` are all that the tag is to cover."""
+        state = self._start.copy()
+        state.update(_PLACE.pack(self._count, len(first)))
+        self._count += 1
+        state.update(first if len(first) <= _DIRECT_BYTES_MAX else hashlib.sha256(first).digest())
+        if last:
+            state.update(last if len(last) <= _DIRECT_BYTES_MAX else hashlib.sha256(last).digest())
+        return state.digest()
+
+    def check(self, tag: Buffer, first: Buffer, last: Buffer = b"") -> None:
+        """Raises `AuthenticationFailed` unless ``tag`` is that of the next frame; the connection is of no use then."""
+        if not hmac.compare_digest(self.tag(first, last), tag):
+            raise AuthenticationFailed(f"frame {self._count - 1} of the connection was altered or is not of the peer")
+
+
+def _mac(secret: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 over ``parts``, each with its length before it."""
+    return hmac.digest(secret, b"".join(len(part).to_bytes(4, "big") + part for part in (b"raftmq", *parts)), "sha256")
+
+
+def _proof(secret: bytes, purpose: bytes, called: bytes, said: bytes) -> bytes:
+    return _mac(secret, b"proof of the listener", purpose, called, said)
+
+
+def _keys(secret: bytes, purpose: bytes, called: bytes, said: bytes) -> Keys:
+    return Keys(
+        said[NONCE_BYTES:],
+        caller=_mac(secret, b"key of the caller", purpose, called, said),
+        listener=_mac(secret, b"key of the listener", purpose, called, said),
+    )

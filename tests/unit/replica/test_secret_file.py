@@ -1,0 +1,96 @@
+"""The file with the group's secret: who may read it, what it holds, and how it is replaced."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from raftlog.secret_file import (
+    SecretFile,
+    SecretMissing,
+    SecretUnusable,
+    create_secret,
+    new_secret,
+    read_secrets,
+    write_secrets,
+)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "secret"
+    before = os.umask(0)
+    try:
+        assert create_secret(str(path))
+    finally:
+        os.umask(before)
+    assert mode_of(path) == 0o600
+    (secret,) = read_secrets(str(path))
+    assert len(secret) == 32
+    assert not create_secret(str(path))
+    assert read_secrets(str(path)) == (secret,)
+    assert [each.name for each in path.parent.iterdir()] == ["secret"]
+
+
+def test_a_file_is_replaced_in_one_step_and_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    create_secret(str(path))
+    file = SecretFile(str(path))
+    assert not file.poll()
+    old, new = file.current[0], new_secret()
+    write_secrets(str(path), (new, old))
+    assert file.poll()
+    assert file.current == (new, old)
+    assert mode_of(path) == 0o600
+    path.unlink()
+    with pytest.raises(SecretMissing):
+        file.poll()
+    assert not file.poll(), "told once"
+    assert file.current == (new, old)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds 0 secrets"),
+        ("# nothing\n\n", "holds 0 secrets"),
+        ("ab" * 31, "line 1 is not a secret"),
+        ("zz" * 32, "line 1 is not a secret"),
+        ("\n" + "ab" * 33, "line 2 is not a secret"),
+        ("\n".join(f"{n:02x}" * 32 for n in range(3)), "holds 3 secrets"),
+        ("\u00e4" * 64, "line 1 is not a secret"),
+    ],
+)
+def test_what_is_no_secret_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "secret"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    with pytest.raises(SecretUnusable, match=words):
+        read_secrets(str(path))
+
+
+@pytest.mark.parametrize(
+    ("mode", "good"), [(0o600, True), (0o640, True), (0o644, False), (0o660, False), (0o604, False)]
+)
+def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int, good: bool) -> None:
+    path = tmp_path / "secret"
+    create_secret(str(path))
+    path.chmod(mode)
+    if good:
+        assert len(read_secrets(str(path))) == 1
+    else:
+        with pytest.raises(SecretUnusable, match="chmod 600"):
+            read_secrets(str(path))
+
+
+def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(SecretMissing):
+        read_secrets(str(tmp_path / "secret"))
+    with pytest.raises(SecretUnusable, match="directory"):
+        read_secrets(str(tmp_path))
