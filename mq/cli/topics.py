@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.client.admin import Admin
+from mq.client.admin import MESSAGE_TYPES, Admin
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
@@ -34,15 +34,27 @@ def create(
     queues: Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = 8,
     perm: Annotated[str, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = "rw",
     order: Annotated[bool, typer.Option("--order", help="Its queues are to be consumed in order.")] = False,
+    message_type: Annotated[
+        str | None,
+        typer.Option(help="What gRPC clients may send to it: normal, fifo, delay, transaction.", metavar="TYPE"),
+    ] = None,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Create a topic in every broker group, or change it."""
     if perm not in _PERMS:
         raise CommandFailed(f"--perm {perm!r} is none of {', '.join(_PERMS)}")
+    if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
+        raise CommandFailed(f"--message-type {message_type!r} is none of {', '.join(MESSAGE_TYPES).lower()}")
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
-            await admin.create_topic(topic, queues, perm=_PERMS[perm], order=order)
+            await admin.create_topic(
+                topic,
+                queues,
+                perm=_PERMS[perm],
+                order=order,
+                message_type=None if message_type is None else message_type.upper(),
+            )
 
     with client_errors():
         run_trio(main)

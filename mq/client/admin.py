@@ -39,6 +39,9 @@ __all__ = ["Admin"]
 TOPIC_VISIBLE_SECONDS = 5.0
 TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05
+MESSAGE_TYPE_ATTRIBUTE = "message.type"
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+"""What RocketMQ's proxy lets gRPC clients send to a topic; a topic without this attribute takes normal messages."""
 
 T = TypeVar("T")
 
@@ -123,16 +126,20 @@ class Admin(anyio.AsyncContextManagerMixin):
         write_queues: int | None = None,
         perm: int = 6,
         order: bool = False,
+        message_type: str | None = None,
         cluster: str | None = None,
         broker: str | None = None,
     ) -> TopicRoute:
         """Create `topic`, or change it, with `queues` queues on every broker group of the cluster (or on one group).
 
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic whose queues are to be consumed in order.
+        `message_type`, for gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None leaves it as it is.
         Returns the route once the name servers know all the groups.
         Raises NameRefused, and NoRoute if a group has no leader or the route does not appear within 5 s.
         """
         check_topic(topic)
+        if message_type is not None and message_type not in MESSAGE_TYPES:
+            raise ValueError(f"message_type is {message_type!r}, not one of {', '.join(MESSAGE_TYPES)}")
         leaders = await self._leaders(cluster, broker)
         ext = {
             "topic": topic,
@@ -144,6 +151,8 @@ class Admin(anyio.AsyncContextManagerMixin):
             "topicSysFlag": "0",
             "order": str(order).lower(),
         }
+        if message_type is not None:
+            ext["attributes"] = f"+{MESSAGE_TYPE_ATTRIBUTE}={message_type}"
         for address in leaders.values():
             await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
         wanted = {

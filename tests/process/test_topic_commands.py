@@ -39,10 +39,11 @@ class Commands:
 async def test_topics_and_groups(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         commands = Commands(cluster.namesrv)
-        await commands.run("topic", "create", "T", "--queues", "2", "--order")
+        await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
         await commands.run("produce", "T", given=b"a\nb\nc\n")
         [described] = await commands.json("topic", "describe", "T")
         assert (described["writeQueues"], described["perm"], described["order"]) == (2, 6, True)
+        assert described["attributes"] == {"message.type": "FIFO"}
         assert sum(queue["nextOffset"] for queue in described["queues"]) == 3
         figures = {row["span"]: row["messages"] for row in await commands.json("topic", "stats", "T")}
         assert figures == {"minute": 3, "hour": 3, "day": 3}
@@ -71,7 +72,11 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         await commands.run("topic", "delete", "T")
         assert "T does not exist" in await commands.run("topic", "delete", "T", code=1)
         assert "T does not exist" in await commands.run("topic", "describe", "T", code=1)
-        for refused in (("topic", "create", "../T"), ("topic", "create", "T", "--perm", "x")):
+        for refused in (
+            ("topic", "create", "../T"),
+            ("topic", "create", "T", "--perm", "x"),
+            ("topic", "create", "T", "--message-type", "x"),
+        ):
             assert await commands.run(*refused, code=2)
 
 

@@ -41,8 +41,12 @@ async def administrated(directory: Path) -> AsyncIterator[tuple[RunningBroker, A
 
 async def test_a_topic_from_creation_to_deletion(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (_, admin, namesrv):
-        await admin.create_topic("T", 2, perm=6, order=True)
+        await admin.create_topic("T", 2, perm=6, order=True, message_type="FIFO")
+        await admin.create_topic("T", 2, perm=6, order=True)  # leaves the type as it is
+        with pytest.raises(ValueError, match="message_type"):
+            await admin.create_topic("T", 2, message_type="fifo")
         config = (await admin.topic_config("T"))[GROUP]
+        assert config.attributes == {"message.type": "FIFO"}
         assert (config.read_queue_nums, config.write_queue_nums, config.perm, config.order) == (2, 2, 6, True)
         async with Producer(namesrv) as producer:
             await producer.send_many(Message("T", b"x") for _ in range(5))
