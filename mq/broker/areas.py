@@ -20,6 +20,7 @@ from mq.broker.consuming.groups import Groups
 from mq.broker.consuming.locks import Locks
 from mq.broker.consuming.offsets import Offsets
 from mq.broker.consuming.routes import Queues, Routes
+from mq.broker.consuming.subscription_refresh import SubscriptionRefresh
 from mq.broker.delayed.delays import Delays
 from mq.broker.delayed.recalls import Recalls
 from mq.broker.delayed.timers import Timers
@@ -280,8 +281,13 @@ class Areas:
             clock=clock,
             wall_clock_ms=wall_clock_ms,
         )
+        refresh = SubscriptionRefresh(clients=clients, clock=clock)
         subscriptions = Subscriptions(
-            settings=settings, metadata=metadata, clients=clients, note_group=self.groups.note_group
+            settings=settings,
+            metadata=metadata,
+            clients=clients,
+            note_group=self.groups.note_group,
+            refresh=refresh.ask,
         )
         self.pulls = Pulls(
             settings=settings,

@@ -10,7 +10,7 @@ Broadcast groups are never told: each of their members consumes everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -59,6 +59,8 @@ class Member:
     version: int
     last_heartbeat: float
     """Monotonic seconds."""
+    asked_at: float | None = None
+    """When it was last asked for its subscriptions since that heartbeat, monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,23 @@ class ClientRegistry(Generic[ConnectionT]):
                 notify += _notices([group])
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
+    def update_subscriptions(self, connection: ConnectionT, group: str, told: Sequence[SubscriptionData]) -> None:
+        """Replace those subscriptions of a group that a member told a newer version of.
+
+        Topics that the group does not subscribe are left out: what a group subscribes is said by heartbeats only.
+        Raises HeartbeatRefused.
+        """
+        known = self._consumers.get(group)
+        if known is None or connection not in known.members:
+            return
+        newer = [
+            data
+            for data in told
+            if (old := known.subscriptions.get(data.topic)) is not None and old.version < data.version
+        ]
+        self._check_expressions(newer)
+        known.subscriptions = known.subscriptions | self._checked_subscriptions(ConsumerData(group, newer))
+
     def unregister(
         self, connection: ConnectionT, client_id: str, producer_group: str | None, consumer_group: str | None
     ) -> list[Notice[ConnectionT]]:
@@ -224,10 +243,14 @@ class ClientRegistry(Generic[ConnectionT]):
         """A consumer group that has members, for display. Not to be changed."""
         return self._consumers.get(group)
 
+    def member(self, connection: ConnectionT, group: str) -> Member | None:
+        """A connection as a member of a consumer group; None if it is not."""
+        known = self._consumers.get(group)
+        return None if known is None else known.members.get(connection)
+
     def client_id(self, connection: ConnectionT, group: str) -> str | None:
         """The id under which a connection is a member of a consumer group; None if it is not."""
-        known = self._consumers.get(group)
-        member = None if known is None else known.members.get(connection)
+        member = self.member(connection, group)
         return None if member is None else member.client_id
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
@@ -274,7 +297,12 @@ class ClientRegistry(Generic[ConnectionT]):
                 raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
             for group in groups:
                 _check_name(check_group, group)
-        subscriptions = [data for consumer in heartbeat.consumers for data in consumer.subscriptions]
+        self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
+        self._check_room(listed, heartbeat)
+        return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
+
+    def _check_expressions(self, subscriptions: Sequence[SubscriptionData]) -> None:
+        limits = self._limits
         for kind, length, length_max in (
             ("", sum(len(data.expression) for data in subscriptions), limits.expressions_length_max),
             (
@@ -285,8 +313,6 @@ class ClientRegistry(Generic[ConnectionT]):
         ):
             if length > length_max:
                 raise HeartbeatRefused(f"{kind}expressions of {length} characters, allowed are {length_max} in all")
-        self._check_room(listed, heartbeat)
-        return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
 
     def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
         limits = self._limits

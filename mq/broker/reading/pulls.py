@@ -132,7 +132,7 @@ class Pulls:
     ) -> bytes | None:
         """Answer a pull, or hold it. Raises RequestRefused."""
         ext = request.ext
-        subscription = self._checked(ext)
+        subscription = self._checked(connection, ext)
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
             self._store_offset(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
         pull = HeldPull(connection, request, serialization, subscription, ext.queue_offset)
@@ -177,7 +177,7 @@ class Pulls:
         queue = self._store.get(ext.topic, ext.queue_id)
         return ext.queue_offset > (0 if queue is None else queue.max_offset)
 
-    def _checked(self, ext: PullExt) -> Subscription:
+    def _checked(self, connection: ClientConnection, ext: PullExt) -> Subscription:
         config = self._metadata.topics.get(ext.topic)
         if config is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
@@ -193,7 +193,7 @@ class Pulls:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue id {ext.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues",
             )
-        return self._subscriptions.of_pull(ext)
+        return self._subscriptions.of_pull(connection, ext)
 
     def _serve(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> bytes | None:
         ext = pull.request.ext

@@ -32,6 +32,7 @@ class Subscriptions:
 
     Args:
         note_group: told of a consumer group that does not exist, to be created.
+        refresh: asks a client for its subscriptions to a group.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class Subscriptions:
         metadata: Metadata,
         clients: ClientRegistry[ClientConnection],
         note_group: Callable[[str], None],
+        refresh: Callable[[ClientConnection, str], None],
     ) -> None:
         self._settings = settings
         self._metadata = metadata
         self._clients = clients
         self._note_group = note_group
+        self._refresh = refresh
 
     def handlers(self) -> dict[type[Any], Handler]:
         """What every replica serves."""
@@ -63,8 +66,12 @@ class Subscriptions:
             self._parsed(wanted.topic, wanted.expression, wanted.expression_type)
         return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
 
-    def of_pull(self, ext: PullExt) -> Subscription:
-        """What this pull wants of its topic, which was checked before. Raises RequestRefused."""
+    def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
+        """What this pull wants of its topic, which was checked before.
+
+        Raises RequestRefused. If the pull knows a newer subscription than the group's heartbeats, its client is asked
+        for it, and may pull again.
+        """
         group = ext.consumer_group
         config = self._group(group)
         if ext.sys_flag & _SUBSCRIPTION:
@@ -80,6 +87,7 @@ class Subscriptions:
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {group} does not subscribe topic {ext.topic}"
             )
         if known.version < ext.sub_version:
+            self._refresh(connection, group)
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
                 f"the subscription of group {group} is of version {known.version}, the pull knows {ext.sub_version}",

@@ -13,6 +13,7 @@ from mq.broker.requests.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
+from mq.filter.subscription import Subscription
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import PullExt
@@ -45,29 +46,38 @@ class Home:
         )
         clients.heartbeat(0.0, "connection", HeartbeatData(client_id="c", consumers=[consumer]), "JAVA", 1)
         self.noted: list[str] = []
+        self.asked: list[str] = []
         registry: ClientRegistry[ClientConnection] = clients
         self.subscriptions = Subscriptions(
-            settings=BrokerSettings(), metadata=metadata, clients=registry, note_group=self.noted.append
+            settings=BrokerSettings(),
+            metadata=metadata,
+            clients=registry,
+            note_group=self.noted.append,
+            refresh=lambda _, group: self.asked.append(group),
         )
+
+    def of_pull(self, **given: Any) -> Subscription:
+        connection: Any = "connection"
+        return self.subscriptions.of_pull(connection, pull(**given))
 
     def refusal(self, **given: Any) -> ResponseCode | int:
         with pytest.raises(RequestRefused) as refused:
-            self.subscriptions.of_pull(pull(**given))
+            self.of_pull(**given)
         assert refused.value.remark
         return refused.value.code
 
 
 def test_the_groups_subscription_counts_unless_the_pull_brings_one() -> None:
     home = Home()
-    assert home.subscriptions.of_pull(pull()).tags == {"A"}
-    assert home.subscriptions.of_pull(pull(sys_flag=4, subscription="B")).tags == {"B"}
-    assert home.subscriptions.of_pull(pull(sys_flag=4)).all_tags
+    assert home.of_pull().tags == {"A"}
+    assert home.of_pull(sys_flag=4, subscription="B").tags == {"B"}
+    assert home.of_pull(sys_flag=4).all_tags
     assert home.noted == []
 
 
 def test_a_group_that_nobody_made_is_made() -> None:
     home = Home()
-    home.subscriptions.of_pull(pull(consumer_group="New", sys_flag=4))
+    home.of_pull(consumer_group="New", sys_flag=4)
     assert home.noted == ["New"]
 
 
@@ -75,7 +85,9 @@ def test_what_is_not_subscribed() -> None:
     home = Home()
     assert home.refusal(topic="U") == ResponseCode.SUBSCRIPTION_NOT_EXIST
     assert home.refusal(consumer_group="H") == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert home.asked == []
     assert home.refusal(sub_version=1) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert home.asked == ["G"]
 
 
 def test_a_group_that_may_not_consume() -> None:
@@ -85,7 +97,7 @@ def test_a_group_that_may_not_consume() -> None:
 
 
 def test_a_group_that_may_not_consume_by_broadcast() -> None:
-    assert Home(consume_broadcast_enable=False).subscriptions.of_pull(pull())
-    assert Home(message_model=BROADCASTING).subscriptions.of_pull(pull())
+    assert Home(consume_broadcast_enable=False).of_pull()
+    assert Home(message_model=BROADCASTING).of_pull()
     home = Home(consume_broadcast_enable=False, message_model=BROADCASTING)
     assert home.refusal() == ResponseCode.NO_PERMISSION
