@@ -252,7 +252,7 @@ class Cluster:
             self.process_ends(node, error)
         if node.process is not process:
             return
-        wake = max(node.world_time(process.replica.next_deadline()), self.now)
+        wake = max(process.next_wake(), self.now)
         if process.writer.busy:
             wake = min(wake, self.now + _STALL_POLL_SECONDS)
         if self.buggify("early-tick"):
@@ -406,6 +406,7 @@ class Cluster:
     def resume(self, node_id: NodeId) -> None:
         """Let a paused node go on with everything that came in meanwhile."""
         node, waiting = self.nodes[node_id], self.paused.pop(node_id, [])
+        node.awake()
         if waiting and node.process is not None and self.buggify("read-first-after-pause"):
             self.on(node, "is read", node.process.read)
         for step in waiting:

@@ -141,6 +141,8 @@ class Nemesis:
                 return down
             case Pause(node_id):
                 cluster.paused.setdefault(node_id, [])
+                if cluster.scenario.suspends:
+                    cluster.nodes[node_id].suspend()
                 return cluster.nodes[node_id].process is not None
             case Resume(node_id):
                 held = bool(cluster.paused.get(node_id))

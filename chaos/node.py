@@ -23,6 +23,7 @@ from raftlog import replica as limits
 from raftlog import wire
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, HardState, NodeId, Refusal, Role, RoleChange
+from raftlog.lease_clock import LeaseClock
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
@@ -105,6 +106,8 @@ class Node:
         self._process_class = process_class or Process
         self._clock_rate = clock_rate
         self._clock_ahead = 0.0
+        self._suspended_seconds = 0.0
+        self._suspended_at: float | None = None
         self.wall_ahead_ms = 0
         """By how much its wall clock is wrong."""
         self._rng = rng
@@ -168,6 +171,7 @@ class Node:
         """The process ends where it stands, and with a power cut the machine does."""
         process, self.process = self.process, None
         self.repair = None
+        self.awake()
         if process is not None:
             if self._world.buggify("crash-in-write"):
                 process.writer.stop_midway(self.disk, self._rng.randrange(8))
@@ -194,8 +198,23 @@ class Node:
     # -- time --------------------------------------------------------------------------------------------------
 
     def clock(self) -> float:
-        """What the node takes for the time."""
+        """What the node takes for the time: its timers run by it."""
         return self._world.now * self._clock_rate + self._clock_ahead
+
+    def monotonic(self) -> float:
+        """The same without the time for which the machine was suspended, as Linux's monotonic clock tells it."""
+        return self.clock() - self._suspended_seconds
+
+    def suspend(self) -> None:
+        """The machine sleeps; its process is to be paused, too."""
+        if self._suspended_at is None:
+            self._suspended_at = self.clock()
+
+    def awake(self) -> None:
+        """The machine runs, whether it slept or not."""
+        if self._suspended_at is not None:
+            self._suspended_seconds += self.clock() - self._suspended_at
+            self._suspended_at = None
 
     def leap(self, seconds: float) -> None:
         """The clock goes ahead."""
@@ -275,6 +294,10 @@ class Process:
         log = self.log
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
         self.confs = confs = configurations(log, initial)
+        self.clock: Callable[[], float] = node.clock
+        if scenario.config.lease_reads:
+            # Both clocks differ, and it is for the code under test to know which one a lease needs.
+            self.clock = LeaseClock(node.monotonic, node.monotonic, node.clock)
         self._open_application()
         self.core = core_for(
             log,
@@ -282,7 +305,7 @@ class Process:
             node_id=node.node_id,
             config=node.config,
             rng=rng,
-            now=node.clock(),
+            now=self.clock(),
             applied_index=node.checkpoint,
             core_class=core_class,
         )
@@ -292,7 +315,7 @@ class Process:
             transport=self,
             application=self,
             applied_index=node.checkpoint,
-            clock=node.clock,
+            clock=self.clock,
             wake=lambda: world.later(node, 0.0, lambda: None),
             confs=confs,
             on_conf=self._configured,
@@ -302,6 +325,10 @@ class Process:
         self._pending: dict[int, int] = {}
         self._led_term = 0
         self._turns = 0
+
+    def next_wake(self) -> float:
+        """When the process must have a turn at the latest, as the world counts time."""
+        return self.node.world_time(self.replica.next_deadline() + self.node.clock() - self.clock())
 
     # -- for applications of another kind ------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ class Scenario:
 
     The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` are those of all of them.
     ``streams`` says how frames travel (`chaos.network`), ``limits`` what is smaller than usual (`chaos.limits`). In a
-    ``steady`` run no fault is a reason for another leader after the first one.
+    ``steady`` run no fault is a reason for another leader after the first one. ``suspends`` says that who is paused
+    sleeps with its machine, so that its monotonic clock stands still.
     """
 
     seed: int
@@ -74,6 +75,7 @@ class Scenario:
     kinds: tuple[str, ...]
     faults: tuple[tuple[float, Fault], ...]
     steady: bool = False
+    suspends: bool = False
 
 
 def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
@@ -150,6 +152,17 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
             stall = Stall(host.choice((None, *nodes)) if len(nodes) > 1 else nodes[0], 0.01 * 3000 ** host.random())
             more.append((host.uniform(0.0, safety_seconds), stall))
         scenario = replace(scenario, kinds=(*scenario.kinds, "stall"))
+    lease = random.Random(f"{seed} leases")
+    if len(nodes) > 1 and not relaxed and lease.random() < 0.2:
+        # Leases trust that clocks run about equally fast: no clock leaps, and their speeds differ as ever.
+        faults = [(at, fault) for at, fault in faults if not isinstance(fault, ClockJump)]
+        more += [(lease.uniform(1.0, safety_seconds), Nap()) for _ in range(lease.randint(2, 6))]
+        scenario = replace(
+            scenario,
+            config=replace(config, lease_reads=True),
+            kinds=(*scenario.kinds, "leases"),
+            suspends=lease.random() < 0.6,
+        )
     return replace(scenario, faults=tuple(sorted((*faults, *more), key=lambda timed: timed[0]))) if more else scenario
 
 

@@ -27,6 +27,7 @@ from raftlog.admission import Address, Admission, Identity
 from raftlog.background import Background
 from raftlog.catchup import ROOM_SECONDS, Offers, Puller
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
+from raftlog.lease_clock import LeaseClock
 from raftlog.ranges import RangeServer, read_log
 from raftlog.received_entries import CheckBody
 from raftlog.repairing import Repairing, encode_members, stores_in
@@ -177,6 +178,8 @@ class Run:
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
         self._background = Background(self.reactor.wake)
+        self._lease_clock = LeaseClock(trio.current_time) if settings.core.lease_reads else None
+        clock = self._lease_clock or trio.current_time
         self.replica = Replica(
             core=core_for(
                 self.segment_log,
@@ -184,14 +187,14 @@ class Run:
                 node_id=settings.node_id,
                 config=settings.core,
                 rng=rng,
-                now=trio.current_time(),
+                now=clock(),
                 applied_index=hosted.applied_index,
             ),
             log=self.segment_log,
             transport=self.transport,
             application=hosted.application,
             applied_index=hosted.applied_index,
-            clock=trio.current_time,
+            clock=clock,
             wake=self.reactor.wake,
             confs=confs,
             on_conf=self._configured,
@@ -360,7 +363,10 @@ class Run:
         raise error
 
     def _next_deadline(self) -> float:
-        return float("inf") if self._tick_due else self.replica.next_deadline()
+        if self._tick_due:
+            return float("inf")
+        suspended = self._lease_clock.suspended_seconds() if self._lease_clock is not None else 0.0
+        return self.replica.next_deadline() - suspended
 
     def _time_is_up(self) -> None:
         """Have a turn come, which reads what waits in the sockets before any time-out is judged."""

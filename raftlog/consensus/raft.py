@@ -63,7 +63,8 @@ class RaftCore(Election, Following):
         last_index: the last entry in the log; everything up to it is durable.
         commit: a lower bound of what is committed, of entries that were durable when it was written down.
         rng: draws the time-outs.
-        now: monotonic seconds, as in every other call.
+        now: monotonic seconds, as in every other call; with ``lease_reads``, those in which the machine was suspended
+            are among them.
         abstaining: entries that this replica acknowledged may be missing from its log. It follows and acknowledges,
             but neither votes nor stands for election before it has caught up; see the property of that name. While a
             majority abstains, nobody is elected.
@@ -294,14 +295,16 @@ class RaftCore(Election, Following):
         return self._quiet_since + self._patience
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
-        """The process of ``peer`` has ended for certain. If it led, nobody needs to wait for its silence."""
+        """The process of ``peer`` has ended, as far as can be told. If it led, nobody needs to wait for its silence,
+        except where it may have a lease: if the news is wrong, it still answers reads from that.
+        """
         self._now = now
         if self._role is Role.LEADER:
             if (progress := self._peers.get(peer)) is not None:
                 self._probe(progress, progress.match + 1, awaiting=True)
                 if peer == self._transfer_to:
                     self._fail_transfer()
-        elif peer == self._leader_id:
+        elif peer == self._leader_id and not self.config.lease_reads:
             self._cause = Cause(CauseKind.LEADER_ENDED, peer)
             self._become_follower(self._term, None)
             self._leader_heard_at = float("-inf")

@@ -202,7 +202,8 @@ class CoreConfig:
     that a steady trickle of entries needs no messages of its own for it.
     ``durable_commit`` commits what is on the disks of a majority; without it, being received by a majority is enough.
     ``priority`` says how much this replica wants to lead: one with a higher priority is preferred, as long as its log
-    allows it. ``lease_reads`` answers reads from the leader's lease, without a round trip; it trusts clocks.
+    allows it. ``lease_reads`` answers reads from the leader's lease, without a round trip; it trusts that clocks
+    differ by a tenth in speed at most, and go on while a machine is suspended.
 
     Raises:
         ValueError: two settings contradict each other.

@@ -285,6 +285,22 @@ def test_lease_outlives_a_restart_of_a_candidate() -> None:
     assert Role.LEADER in (group[B].role, group[C].role)
 
 
+def test_lease_outlives_the_rumor_that_its_holder_has_ended() -> None:
+    """A voter that is told so, wrongly, neither stands for election nor votes before the lease is over."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.elect(A)
+    group.pass_time(1.0)
+    group.isolate(A)
+    for node in (B, C):
+        group[node].peer_lost(A, group.now)
+    while group.read(A) in group.answers:
+        assert Role.LEADER not in (group[B].role, group[C].role)
+        group.pass_time(0.05, alive=[B, C])
+    group.pass_time(6.0, alive=[B, C])
+    assert Role.LEADER in (group[B].role, group[C].role)
+
+
 @pytest.mark.parametrize("late", ["denial", "answer"])
 def test_lease_outlives_a_newer_term(late: str) -> None:
     """A voter that learns of a newer term, from something said long ago, has promised to wait all the same."""
