@@ -18,7 +18,7 @@ from mq.client.message import MessageQueue
 from mq.client.offsets import ConsumeFrom
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
-app = typer.Typer(help="Create, list, look at, reset and delete consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="Create, change, list, look at, reset and delete consumer groups.", no_args_is_help=True)
 
 
 @app.command("create")

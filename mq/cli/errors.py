@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import trio
-
 T = TypeVar("T")
 
 EXIT_FAILED = 1
@@ -27,6 +25,8 @@ class CommandFailed(Exception):
 
 def run_trio(main: Callable[[], Awaitable[T]]) -> T:
     """Run ``main`` on trio. A lone exception comes out as itself, without the groups that nurseries put around it."""
+    import trio  # here, so that what starts no event loop is quick, such as --version
+
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:

@@ -17,7 +17,7 @@ from mq.protocol.bodies import ClusterInfo
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
 
-app = typer.Typer(help="Create, list, look up and delete topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, change, list, look up and delete topics.", no_args_is_help=True)
 
 Namesrv = Annotated[
     str, typer.Option(envvar="RAFTMQ_NAMESRV", help="Name servers, separated by semicolons.", metavar="HOST:PORT;...")

@@ -1,0 +1,115 @@
+"""What every run of `raftmq` needs: the names of its commands, and the way to the one that is wanted.
+
+Only the module of that command is imported. The others are there with their names and their help, for `--help`, for
+completion in a shell, and for what typer says about a misspelled name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from mq.cli.errors import EXIT_REFUSED, CommandFailed
+
+COMMANDS = {
+    "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
+    "broker": ("servers", "Run one replica of a broker group."),
+    "dev": ("dev", "Run a name server and a group of brokers until ctrl-C."),
+    "demo": ("demo", "Send real text through three replicas, kill the leader in the middle, and count what arrives."),
+    "produce": ("messages", "Send each line of standard input as one message; empty ones are left out."),
+    "consume": ("messages", "Print the body of each message of a topic, one a line."),
+    "status": ("status", "Show groups, roles, terms, commit positions and the lag of each replica."),
+    "trace": ("tracing", "Show who sent a message, and who handled it, when, how long and how often."),
+}
+"""Name, module in this package, and the first sentence of its help."""
+
+GROUPS = {
+    "topic": ("topics", "Create, change, list, look up and delete topics."),
+    "message": ("lookups", "Look single messages up."),
+    "consumer-group": ("consumer_groups", "Create, change, list, look at, reset and delete consumer groups."),
+    "group": ("group", "Look at the members of a broker group, and change them."),
+    "log": ("log_files", "Verify, print and trust the log of a stopped node."),
+}
+
+
+def build(wanted: Collection[str]) -> typer.Typer:
+    """The application in which the ``wanted`` commands and groups can run; the others only have a name and a help."""
+    app = typer.Typer(
+        name="raftmq",
+        help="A message broker that speaks the RocketMQ protocol and keeps every message in a Raft log.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, (module, summary) in COMMANDS.items():
+        command: Callable[..., None] = getattr(_module(module), name) if name in wanted else _not_loaded
+        app.command(name, help=None if name in wanted else summary)(command)
+    for name, (module, summary) in GROUPS.items():
+        group: typer.Typer = _module(module).app if name in wanted else _empty_group()
+        app.add_typer(group, name=name, help=summary)
+    return app
+
+
+def wanted_by(arguments: Sequence[str]) -> set[str]:
+    """The command or group that a command line names, if it names one."""
+    for argument in arguments:
+        if not argument.startswith("-"):
+            return {argument} & (COMMANDS.keys() | GROUPS.keys())
+    return set()
+
+
+def main() -> None:
+    """Run the command that ``sys.argv`` names; ends the process with its exit code."""
+    if not __debug__:
+        print("raftmq: assertions guard the log; start Python without -O and PYTHONOPTIMIZE", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)
+    # A shell that asks for completions says in the environment what is typed so far.
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS"))
+    wanted = wanted_by(sys.argv[1:] if typed is None else typed.split()[1:])
+    if wanted and typed is None:
+        from mq.cli.logs import configure_logging
+
+        configure_logging("warning")  # commands that talk to servers; a server says more, as it is told
+    try:
+        build(wanted)()
+    except CommandFailed as failed:
+        print(f"raftmq: {failed}", file=sys.stderr)
+        sys.exit(failed.exit_code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"raftmq {version('raftmq')}")
+        raise typer.Exit
+
+
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A message broker that speaks the RocketMQ protocol and keeps every message in a Raft log."""
+
+
+def _module(name: str) -> Any:
+    return import_module(f"mq.cli.{name}")
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command runs whose module was not imported")
+
+
+def _empty_group() -> typer.Typer:
+    group = typer.Typer()
+    group.command("none", hidden=True)(_not_loaded)
+    group.callback()(lambda: None)
+    return group

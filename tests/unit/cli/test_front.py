@@ -1,0 +1,79 @@
+"""The names of all commands, and what a run imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mq.cli.app import app
+from mq.cli.front import COMMANDS, GROUPS, build, wanted_by
+
+
+def python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PATH": "/usr/bin:/bin", **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_the_summary_that_its_own_help_begins_with(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"]).output
+    assert COMMANDS[name][1] in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_group_is_there_with_its_commands(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "-h"]).output
+    assert GROUPS[name][1] in " ".join(shown.split())
+    assert "Commands:" in shown
+
+
+def test_names_and_help_are_the_same_whatever_is_imported() -> None:
+    every, none = (CliRunner().invoke(each, ["--help"]).output for each in (app, build(())))
+    assert every == none
+    for name in (*COMMANDS, *GROUPS):
+        assert f"\n  {name} " in none
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [("topic list", {"topic"}), ("--version", set()), ("", set()), ("--help status", {"status"}), ("nonsense", set())],
+)
+def test_the_wanted_command_is_the_first_word(line: str, wanted: set[str]) -> None:
+    assert wanted_by(line.split()) == wanted
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_what_needs_no_event_loop_and_no_log_imports_none(argument: str) -> None:
+    code = f"""
+import sys
+from mq.cli import main
+sys.argv = ["raftmq", {argument!r}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+heavy = sorted({{"trio", "anyio", "structlog", "pydantic", "rich", "msgspec", "mq.client"}} & sys.modules.keys())
+print(heavy)
+"""
+    assert python(code).splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("shell", "environment", "found"),
+    [
+        ("bash", {"COMP_WORDS": "raftmq topic cr", "COMP_CWORD": "2"}, "create"),
+        ("bash", {"COMP_WORDS": "raftmq nam", "COMP_CWORD": "1"}, "namesrv"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "raftmq topic cr"}, "create"),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "raftmq topic cr", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "create"),
+    ],
+)
+def test_shells_complete_names(shell: str, environment: dict[str, Any], found: str) -> None:
+    code = "import sys; sys.argv = ['raftmq']; from mq.cli import main; main()"
+    assert found in python(code, _RAFTMQ_COMPLETE=f"complete_{shell}", **environment)
