@@ -389,7 +389,7 @@ class Process:
             # The buffer belongs to the connection; whoever keeps a part of it will notice.
             data[:] = b"\xdd" * len(data)
         if garbled and not (kind is Kind.APPEND and self._takes_no_entries):
-            raise Violation(f"{self.node_id} took a frame of {source} in which a bit was flipped")
+            raise Violation(f"{self.node_id} took a garbled or forged frame of {source}")
         return True
 
     @property

@@ -21,6 +21,7 @@ PURE = (
     "raftlog/admission.py",
     "raftlog/barriers.py",
     "raftlog/consensus",
+    "raftlog/plain_cbor.py",
     "raftlog/segment/codec.py",
     "raftlog/segment/recovery.py",
     "raftlog/segment/retention.py",

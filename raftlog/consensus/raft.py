@@ -183,9 +183,9 @@ class RaftCore(Election, Following):
             MessageRefused: no correct replica sends it; nothing of it was taken.
         """
         self._now = now
+        check_message(self, message)
         if message.src not in self._peers and not isinstance(message, _OF_STRANGERS):
             return
-        check_message(self, message)
         if message.term != self._term and not self._settle_term(message):
             return
         # The data path comes first.
