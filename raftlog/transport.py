@@ -33,6 +33,7 @@ from raftlog.admission import Address, Admission, format_address, parse_address
 from raftlog.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
 from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
+from raftlog.refusal_log import RefusalLog
 from raftlog.secret_file import SecretFile, SecretUnusable
 from raftlog.segment.errors import FrameCorrupt
 from raftlog.wire import Hello, Kind, OtherVersion, Welcome, WireError
@@ -126,6 +127,7 @@ class Transport:
         self._on_frame = on_frame
         self._on_peer_gone = on_peer_gone
         self._log = log
+        self._refusal_log = RefusalLog(log, trio.current_time)
         self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
@@ -409,7 +411,9 @@ class _Inbound:
             return 0
         except (WireError, FrameCorrupt) as error:
             caller = self.source or self.stream.peer
-            self._transport._log.warning("peer_sent_garbage", peer=caller, error=str(error))
+            # A port would tell each new connection of a stranger from the one before.
+            source = self.source or self.stream.peer[0]
+            self._transport._refusal_log.warning("peer_sent_garbage", source=source, peer=caller, error=str(error))
             self.stream.close("garbage")
             return 0
         return 0 if self.stream.closed else consumed

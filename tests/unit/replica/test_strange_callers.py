@@ -30,6 +30,11 @@ PAIR = {"n0": "x:1", "n1": "x:2"}
 HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES)
 
 
+@pytest.fixture(autouse=True)
+def every_refusal_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.refusal_log.EVERY_SECONDS", 0.0)
+
+
 @contextlib.asynccontextmanager
 async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
     """A replica whose peers are not there: it follows nobody and leads nobody."""

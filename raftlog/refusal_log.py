@@ -1,0 +1,44 @@
+"""Warnings about what peers send: once per peer and reason in a minute, however often it comes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+EVERY_SECONDS: Final = 60.0
+REASONS_MAX: Final = 256
+_NUMBERS = re.compile(r"\b[0-9a-f]*\d[0-9a-f]*\b")
+
+Log = structlog.stdlib.BoundLogger
+
+
+class RefusalLog:
+    """Logs a refusal unless the same peer was refused for the same reason, numbers in it aside, within a minute.
+
+    Args:
+        now: monotonic seconds.
+    """
+
+    def __init__(self, log: Log, now: Callable[[], float]) -> None:
+        self._log = log
+        self._now = now
+        # When a peer and reason may be logged again, and how often it was not.
+        self._known: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def warning(self, event: str, *, source: str, error: str, **values: object) -> None:
+        """Log ``event`` about ``source``; ``times`` tells how many there were since the last line, if more than one."""
+        key = source, _NUMBERS.sub("#", error)[:200]
+        now = self._now()
+        again_at, skipped = self._known.pop(key, (now, 0))
+        if now < again_at:
+            self._known[key] = again_at, skipped + 1
+            return
+        if len(self._known) >= REASONS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[key] = now + EVERY_SECONDS, 0
+        if skipped:
+            values["times"] = skipped + 1
+        self._log.warning(event, error=error, **values)
