@@ -17,8 +17,9 @@ import errno
 import os
 import select
 import socket
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import trio
 
@@ -40,14 +41,29 @@ before other tasks get their turn. A trip through trio's loop costs as much as s
 on its way through a group makes three or four."""
 
 
+TURN_SECONDS = 0.01
+"""A turn that has lasted so long leaves the rest of the clients to the next one."""
+_SHARE_SECONDS_MIN = 0.0005
+_UNFINISHED_SHARE = 0.25
+
+
 class Reactor:
     """Serves registered file descriptors from one trio task; see the module's theory of operation.
 
-    ``at_turn_begin`` callbacks run before anything is read, ``at_turn_end`` callbacks after all ready descriptors were
-    handled and before sockets are flushed.
+    So that no client holds up the others, a turn has a limit (`TURN_SECONDS`), and so has what is done in it for each
+    client (`share_used`). Beyond it, descriptors that were added as ``patient`` are left to the next turn, where they
+    come first; all others are handled in every turn. What a share was not enough for goes on in later turns
+    (`go_on_later`), one client after the other, behind those that had nothing yet.
+
+    ``at_turn_begin`` callbacks run before anything is read, ``at_turn_end`` ones before sockets are flushed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._patient: set[int] = set()
+        self._left: dict[int, int] = {}
+        self._unfinished: deque[Callable[[], None]] = deque()
+        self._share_until = float("inf")
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._turn_begin: list[Callable[[], None]] = []
@@ -59,10 +75,12 @@ class Reactor:
         self.turns = 0
         self.add(self._wake_fd, self._drain_wake)
 
-    def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
-        """Call ``handler(events)`` in the turns in which ``fd`` is ready."""
+    def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
+        """Call ``handler(events)`` in the turns in which ``fd`` is ready, or soon after if it is ``patient``."""
         assert fd not in self._handlers, f"descriptor {fd} is registered already"
         self._handlers[fd] = handler
+        if patient:
+            self._patient.add(fd)
         self._epoll.register(fd, events)
 
     def modify(self, fd: int, events: int) -> None:
@@ -72,7 +90,18 @@ class Reactor:
     def remove(self, fd: int) -> None:
         """Forget ``fd``; must come before it is closed."""
         del self._handlers[fd]
+        self._patient.discard(fd)
+        self._left.pop(fd, None)
         self._epoll.unregister(fd)
+
+    def share_used(self) -> bool:
+        """Whether the client that is being served has had its share of this turn."""
+        return self._clock() > self._share_until
+
+    def go_on_later(self, step: Callable[[], None]) -> None:
+        """Call ``step()`` in a later turn, with a share of its own: for a handler whose share is used."""
+        self._unfinished.append(step)
+        self.wake()
 
     def at_turn_begin(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` at the beginning of each turn, before anything is read."""
@@ -115,12 +144,44 @@ class Reactor:
         self.turns += 1
         for callback in self._turn_begin:
             callback()
-        handler_of = self._handlers.get
-        for fd, events in ready:
+        if self._left:
+            left, self._left = self._left, {}
+            ready = [*left.items(), *[(fd, events) for fd, events in ready if fd not in left]]
+        handler_of, clock = self._handlers.get, self._clock
+        unfinished = len(self._unfinished)
+        share = max(TURN_SECONDS / (len(ready) + 1), _SHARE_SECONDS_MIN)
+        now = clock()
+        end = now + TURN_SECONDS
+        rest = iter(ready)
+        for fd, events in rest:
             # An earlier handler of this turn may have closed a later descriptor.
             if (handler := handler_of(fd)) is not None:
+                self._share_until = now + share
                 handler(events)
+                if (now := clock()) > end:
+                    self._leave(rest)
+                    break
+        if unfinished:
+            self._work_off(unfinished, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
+        if self._unfinished or self._left:
+            self.wake()
         self.end_turn()
+
+    def _leave(self, rest: Iterator[tuple[int, int]]) -> None:
+        """The turn has lasted long: handle what cannot wait, and leave clients to the next one."""
+        for fd, events in rest:
+            if fd in self._patient:
+                self._left[fd] = events
+            elif (handler := self._handlers.get(fd)) is not None:
+                handler(events)
+
+    def _work_off(self, count: int, share: float, end: float) -> None:
+        """Go on with what earlier turns did not finish, ``count`` clients at most, until the time ``end``."""
+        for _ in range(count):
+            if (now := self._clock()) > end:
+                break
+            self._share_until = now + share
+            self._unfinished.popleft()()
 
     def close(self) -> None:
         """Release the epoll set and the wake descriptor."""
@@ -173,8 +234,8 @@ class StreamSocket:
     ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it took; the memory is
     reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whoever
     closes. An incomplete message is kept per connection only as far as it was received. Once ``closed`` is true,
-    sending does nothing; ``out_bytes`` wait to be sent, and what of them the kernel did not take at the end of a turn
-    counts in ``unsent``.
+    sending does nothing. A ``patient`` one may be left to a later turn. ``out_bytes`` wait to be sent, and what of them
+    the kernel did not take at the end of a turn counts in ``unsent``.
     """
 
     __slots__ = (
@@ -201,6 +262,8 @@ class StreamSocket:
         on_data: Callable[[memoryview], int],
         on_closed: Callable[[str], None],
         unsent: Unsent | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -218,7 +281,7 @@ class StreamSocket:
         self._unsent_bytes = 0
         self.closed = False
         self.peer: tuple[str, int] = _peer_name(sock)
-        reactor.add(sock.fileno(), self._on_ready)
+        reactor.add(sock.fileno(), self._on_ready, patient=patient)
 
     def send(self, data: bytes | memoryview) -> None:
         """Queue ``data`` (not copied, must not change) to leave at the end of the turn."""

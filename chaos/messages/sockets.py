@@ -226,7 +226,7 @@ class SimReactor:
 
     # -- what streams ask of a reactor ---------------------------------------------------------------------------------
 
-    def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
+    def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
         """See `raftlog._runtime.Reactor.add`."""
         assert fd not in self._handlers, f"descriptor {fd} is registered already"
         self._handlers[fd] = handler
@@ -243,6 +243,14 @@ class SimReactor:
     def wake(self) -> None:
         """See `raftlog._runtime.Reactor.wake`."""
         self._cluster.later(self._process.node, 0.0, lambda: None)
+
+    def share_used(self) -> bool:
+        """See `raftlog._runtime.Reactor.share_used`: time stands still in a turn."""
+        return False
+
+    def go_on_later(self, step: Callable[[], None]) -> None:
+        """See `raftlog._runtime.Reactor.go_on_later`."""
+        self._cluster.later(self._process.node, 0.0, step)
 
     def mark_dirty(self, stream: StreamSocket) -> None:
         """See `raftlog._runtime.Reactor.mark_dirty`."""

@@ -280,6 +280,7 @@ class Areas:
             appender=self.appender,
             clock=clock,
             wall_clock_ms=wall_clock_ms,
+            gradually=self.gradually,
         )
         refresh = SubscriptionRefresh(clients=clients, clock=clock)
         subscriptions = Subscriptions(

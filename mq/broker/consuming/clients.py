@@ -10,7 +10,7 @@ Broadcast groups are never told: each of their members consumes everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,7 +20,11 @@ from mq.protocol.names import NameRefused, check_group, check_topic
 
 BROADCASTING = "BROADCASTING"
 
+_CHECKED_AT_A_STRETCH = 32
+"""Subscriptions that are parsed without interruption: less than a millisecond."""
+
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
+T = TypeVar("T")
 
 
 class HeartbeatRefused(Exception):
@@ -31,6 +35,8 @@ class HeartbeatRefused(Exception):
 class ClientLimits:
     """What one heartbeat may bring. Beyond any of these it is refused as a whole."""
 
+    heartbeat_bytes_max: int = 2 * 1024 * 1024
+    """Its whole body; all subscriptions that a connection may have need about 1.4 MB."""
     client_id_length_max: int = 255
     groups_max: int = 256
     """Producer and consumer groups of one connection, each kind."""
@@ -73,6 +79,18 @@ class GroupSubscription:
     version: int
     parsed: Subscription | None
     fault: str = ""
+
+    def is_wanted_by(self, data: SubscriptionData) -> bool:
+        """Whether it is what a heartbeat asks for, which then was checked before."""
+        return (
+            self.expression == data.expression
+            and self.expression_type == (data.expression_type or TAG)
+            and self.version == data.version
+        )
+
+
+CheckedSubscriptions = list[dict[str, GroupSubscription]]
+"""Per consumer group of a heartbeat, by topic."""
 
 
 @dataclass(slots=True)
@@ -139,14 +157,24 @@ class ClientRegistry(Generic[ConnectionT]):
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def heartbeat(
-        self, now: float, connection: ConnectionT, heartbeat: HeartbeatData, language: str | None, version: int
+        self,
+        now: float,
+        connection: ConnectionT,
+        heartbeat: HeartbeatData,
+        language: str | None,
+        version: int,
+        subscriptions: CheckedSubscriptions | None = None,
     ) -> HeartbeatOutcome[ConnectionT]:
         """Register a client, or note that it lives. ``now`` is monotonic seconds.
+
+        ``subscriptions`` is what `check_subscriptions` returned for this heartbeat, if that was called before.
 
         A group's subscriptions become those of the heartbeat, except that one with an older version stays as it is.
         Raises HeartbeatRefused.
         """
-        subscriptions = self._checked(connection, heartbeat)
+        self.check_limits(connection, heartbeat)
+        if subscriptions is None:
+            subscriptions = _result(self.check_subscriptions(heartbeat))
         listed = self._listed.get(connection)
         if listed is None:
             listed = self._listed[connection] = _Listed()
@@ -188,7 +216,43 @@ class ClientRegistry(Generic[ConnectionT]):
             if (old := known.subscriptions.get(data.topic)) is not None and old.version < data.version
         ]
         self._check_expressions(newer)
-        known.subscriptions = known.subscriptions | self._checked_subscriptions(ConsumerData(group, newer))
+        known.subscriptions = known.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
+
+    def check_bytes(self, nbytes: int) -> None:
+        """Raises HeartbeatRefused for a body that is longer than any client needs."""
+        if nbytes > self._limits.heartbeat_bytes_max:
+            raise HeartbeatRefused(f"{nbytes} bytes, allowed are {self._limits.heartbeat_bytes_max}")
+
+    def check_limits(self, connection: ConnectionT, heartbeat: HeartbeatData) -> None:
+        """Raises HeartbeatRefused if a heartbeat names more groups, topics or expressions than it may."""
+        limits = self._limits
+        if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
+            raise HeartbeatRefused(
+                f"client id of {len(heartbeat.client_id)} characters, allowed are 1 to {limits.client_id_length_max}"
+            )
+        listed = self._listed.get(connection) or _Listed()
+        for kind, groups, known in (
+            ("producer", [data.group for data in heartbeat.producers], listed.producer_groups),
+            ("consumer", [data.group for data in heartbeat.consumers], listed.consumer_groups),
+        ):
+            count = max(len(groups), len(known.union(groups)))
+            if count > limits.groups_max:
+                raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
+            for group in groups:
+                _check_name(check_group, group)
+        self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
+        self._check_room(listed, heartbeat)
+
+    def check_subscriptions(self, heartbeat: HeartbeatData) -> Generator[None, None, CheckedSubscriptions]:
+        """Parse the subscriptions of a heartbeat, for `heartbeat`; yields now and then, when it may be interrupted.
+
+        Raises HeartbeatRefused. Nothing is registered yet.
+        """
+        checked: CheckedSubscriptions = []
+        for consumer in heartbeat.consumers:
+            wanted = yield from self._checked_subscriptions(consumer)
+            checked.append(wanted)
+        return checked
 
     def unregister(
         self, connection: ConnectionT, client_id: str, producer_group: str | None, consumer_group: str | None
@@ -281,26 +345,6 @@ class ClientRegistry(Generic[ConnectionT]):
 
     # -- the inside ----------------------------------------------------------------------------------------------------
 
-    def _checked(self, connection: ConnectionT, heartbeat: HeartbeatData) -> list[dict[str, GroupSubscription]]:
-        limits = self._limits
-        if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
-            raise HeartbeatRefused(
-                f"client id of {len(heartbeat.client_id)} characters, allowed are 1 to {limits.client_id_length_max}"
-            )
-        listed = self._listed.get(connection) or _Listed()
-        for kind, groups, known in (
-            ("producer", [data.group for data in heartbeat.producers], listed.producer_groups),
-            ("consumer", [data.group for data in heartbeat.consumers], listed.consumer_groups),
-        ):
-            count = max(len(groups), len(known.union(groups)))
-            if count > limits.groups_max:
-                raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
-            for group in groups:
-                _check_name(check_group, group)
-        self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
-        self._check_room(listed, heartbeat)
-        return [self._checked_subscriptions(consumer) for consumer in heartbeat.consumers]
-
     def _check_expressions(self, subscriptions: Sequence[SubscriptionData]) -> None:
         limits = self._limits
         for kind, length, length_max in (
@@ -334,7 +378,7 @@ class ClientRegistry(Generic[ConnectionT]):
                 f"{limits.subscriptions_in_all_max}"
             )
 
-    def _checked_subscriptions(self, consumer: ConsumerData) -> dict[str, GroupSubscription]:
+    def _checked_subscriptions(self, consumer: ConsumerData) -> Generator[None, None, dict[str, GroupSubscription]]:
         limits = self._limits
         for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
             _check_word(word, limits)
@@ -344,7 +388,15 @@ class ClientRegistry(Generic[ConnectionT]):
                 f"group {consumer.group} subscribes {count} topics, allowed are {limits.subscriptions_max}"
             )
         wanted: dict[str, GroupSubscription] = {}
-        for data in consumer.subscriptions:
+        group = self._consumers.get(consumer.group)
+        known = {} if group is None else group.subscriptions
+        for number, data in enumerate(consumer.subscriptions):
+            if number % _CHECKED_AT_A_STRETCH == _CHECKED_AT_A_STRETCH - 1:
+                yield
+            same = known.get(data.topic)
+            if same is not None and same.is_wanted_by(data):
+                wanted[data.topic] = same  # as in the client's last heartbeat
+                continue
             _check_word(data.expression_type, limits)
             _check_name(check_topic, data.topic)
             wanted[data.topic] = _parsed(data)
@@ -399,6 +451,16 @@ class ClientRegistry(Generic[ConnectionT]):
     def _forget_if_unlisted(self, connection: ConnectionT, listed: _Listed) -> None:
         if not listed.consumer_groups and not listed.producer_groups:
             del self._listed[connection]
+
+
+def _result(steps: Generator[None, None, T]) -> T:
+    """What a generator returns in the end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
 
 
 def _updated(known: dict[str, GroupSubscription], wanted: dict[str, GroupSubscription]) -> dict[str, GroupSubscription]:

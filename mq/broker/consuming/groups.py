@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mq.broker.consuming.clients import ClientRegistry, HeartbeatRefused
+from mq.broker.consuming.clients import CheckedSubscriptions, ClientRegistry, HeartbeatRefused
 from mq.broker.consuming.notices import Notices
 from mq.broker.requests.connection import ClientConnection, Handler
+from mq.broker.requests.gradual import Answer, Gradually
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.sending.appender import Appender
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
@@ -27,6 +28,9 @@ from mq.protocol.headers import (
 )
 from mq.protocol.names import retry_topic
 
+_LARGE_BYTES = 64 * 1024
+"""A heartbeat that is longer is taken a little at a time; that of a client with a hundred topics has about 15 KiB."""
+
 
 class Groups:
     """The handlers around clients and groups of one broker."""
@@ -39,8 +43,10 @@ class Groups:
         appender: Appender,
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
+        gradually: Gradually,
     ) -> None:
         self._clients = clients
+        self._gradually = gradually
         self._metadata = metadata
         self._appender = appender
         self._clock = clock
@@ -62,14 +68,43 @@ class Groups:
 
     def handle_heartbeat(
         self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int
-    ) -> bytes:
-        """Request code 34."""
+    ) -> bytes | None:
+        """Request code 34. What many subscriptions came with is taken between other requests, and answered then."""
         if connection.closed:
             # Closed with more of its requests at hand: registered now, nobody would take it out again.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
+        if len(body) > _LARGE_BYTES:
+            self._gradually.work(
+                connection, request, serialization, self._take_slowly(connection, request, body, serialization)
+            )
+            return None
+        return self._take(connection, request, body, serialization)
+
+    def _take_slowly(self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int) -> Answer:
+        """Take a heartbeat with many subscriptions, between other work."""
         try:
+            self._clients.check_bytes(len(body))
             heartbeat = bodies.HeartbeatData.decode(body)
-            outcome = self._clients.heartbeat(self._clock(), connection, heartbeat, request.language, request.version)
+            yield
+            self._clients.check_limits(connection, heartbeat)
+            checked = yield from self._clients.check_subscriptions(heartbeat)
+        except (ProtocolError, HeartbeatRefused) as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}") from error
+        return self._take(connection, request, heartbeat, serialization, checked)
+
+    def _take(
+        self,
+        connection: ClientConnection,
+        request: HeartBeat,
+        body: bytes | bodies.HeartbeatData,
+        serialization: int,
+        checked: CheckedSubscriptions | None = None,
+    ) -> bytes:
+        try:
+            heartbeat = bodies.HeartbeatData.decode(body) if isinstance(body, bytes) else body
+            outcome = self._clients.heartbeat(
+                self._clock(), connection, heartbeat, request.language, request.version, checked
+            )
         except (ProtocolError, HeartbeatRefused) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}") from error
         for group in outcome.consumer_groups:

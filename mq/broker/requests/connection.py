@@ -7,7 +7,7 @@ closes this connection and no other.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -15,7 +15,7 @@ import structlog
 from mq.broker.requests.questions import NoAnswer, OnAnswer, Questions
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.requests.unread import MUCH_BYTES, Unread
-from mq.protocol.chunks import decode_chunk, missing_bytes
+from mq.protocol.chunks import Incoming, decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import Response, encode_request, encode_response
@@ -27,6 +27,8 @@ _ONEWAY = 2
 _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
 _REPORTS_MAX = 16
+_AT_A_STRETCH = 8
+"""Requests that are served before the client's share of the turn is looked at."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
 Handler = Callable[["ClientConnection", Any, bytes, int], bytes | None]
@@ -53,10 +55,12 @@ class ClientConnection:
         "_log",
         "_on_closed",
         "_questions",
+        "_reactor",
         "_reported",
         "_stream",
         "_unfinished",
         "_unread",
+        "_unserved",
         "_waits_for_reader",
         "_waits_for_room",
         "authentication",
@@ -87,6 +91,9 @@ class ClientConnection:
         self._on_closed = on_closed
         self._intake = intake
         self._unread = unread
+        self._reactor = reactor
+        # Requests that have arrived and were put off.
+        self._unserved: list[Incoming] = []
         self._unfinished = False
         self._waits_for_room = False
         self._waits_for_reader = False
@@ -97,7 +104,7 @@ class ClientConnection:
         self.held_pulls = 0
         self.trusted = False
         self.authentication: object = None
-        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent)
+        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
         address, port = self._stream.peer
         self.peer = f"{address}:{port}"
         try:
@@ -160,6 +167,8 @@ class ClientConnection:
     def wait_for_reader(self, waits: bool) -> None:
         """Read no more requests until the client has read answers, or read them again."""
         self._waits_for_reader = waits
+        if self._unserved and not waits:
+            self._reactor.go_on_later(self._go_on)
         self._read_or_wait()
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
@@ -195,6 +204,15 @@ class ClientConnection:
         if self._unfinished and incoming:
             self._unfinished = False
             self._intake.finished(self)
+        if len(incoming) > _AT_A_STRETCH:
+            self._serve_share(incoming)
+        else:
+            self._serve(incoming)
+        if len(data) - consumed >= _LENGTH_BYTES and not self._unfinished:
+            self._begin(_LENGTH_BYTES + int.from_bytes(data[consumed : consumed + _LENGTH_BYTES], "big"))
+        return consumed
+
+    def _serve(self, incoming: Iterable[Incoming]) -> None:
         handler_of = self._handlers.get
         for request, body, serialization in incoming:
             # As `dispatch`, which is a call too many for what happens a hundred thousand times a second.
@@ -204,9 +222,26 @@ class ClientConnection:
                 reply = self._refused(request, serialization, error)
             if reply is not None:
                 self.answer(request, reply)
-        if len(data) - consumed >= _LENGTH_BYTES and not self._unfinished:
-            self._begin(_LENGTH_BYTES + int.from_bytes(data[consumed : consumed + _LENGTH_BYTES], "big"))
-        return consumed
+
+    def _serve_share(self, incoming: list[Incoming]) -> None:
+        """Serve requests until this client's share of the turn is used, and put off the rest; replicas are not bound.
+
+        The connection is not read before the rest was served too.
+        """
+        for at in range(0, len(incoming), _AT_A_STRETCH):
+            if at and not self.trusted and (self._waits_for_reader or self._reactor.share_used()):
+                self._unserved = incoming[at:]
+                self._read_or_wait()
+                if not self._waits_for_reader:
+                    self._reactor.go_on_later(self._go_on)
+                return
+            self._serve(incoming[at : at + _AT_A_STRETCH])
+
+    def _go_on(self) -> None:
+        """Serve some of what was put off."""
+        incoming, self._unserved = self._unserved, []
+        self._serve_share(incoming)
+        self._read_or_wait()
 
     def _begin(self, nbytes: int) -> None:
         """A request of ``nbytes`` begins to arrive; without room for it the rest stays where it is."""
@@ -217,7 +252,7 @@ class ClientConnection:
                 self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        if self._waits_for_room or self._waits_for_reader:
+        if self._waits_for_room or self._waits_for_reader or self._unserved:
             self._stream.stop_reading()
         else:
             self._stream.go_on_reading()
