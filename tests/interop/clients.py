@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".interop"
 
 BUILD_SECONDS_MAX = 1800.0
+
+REMOTING, GRPC = "remoting", "grpc"
+RAFTMQ, ROCKETMQ = "raftmq", "rocketmq"
 
 
 class BuildFailed(Exception):
@@ -36,6 +40,14 @@ class Client(Protocol):
     @property
     def stays_away_seconds(self) -> float:
         """How long it does not try an address again that did not answer."""
+
+    @property
+    def protocol(self) -> str:
+        """REMOTING, or GRPC for clients that need RocketMQ's proxy; it plays the scenarios of this protocol."""
+
+    @property
+    def servers(self) -> str:
+        """Whose name server and brokers it talks to: RAFTMQ, or ROCKETMQ to compare with."""
 
     def missing(self) -> str | None:
         """What this machine lacks to build and run it, or None."""
@@ -83,6 +95,8 @@ class JavaClient:
     name: str
     skips: Mapping[str, str] = field(default_factory=dict)
     stays_away_seconds: float = 0
+    protocol: str = REMOTING
+    servers: str = RAFTMQ
 
     @property
     def _output(self) -> Path:
@@ -133,6 +147,8 @@ class GoClient:
 
     name: str = "go"
     stays_away_seconds: float = 0
+    protocol: str = REMOTING
+    servers: str = RAFTMQ
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -172,6 +188,8 @@ class NodeClient:
 
     name: str = "node"
     stays_away_seconds: float = 0
+    protocol: str = REMOTING
+    servers: str = RAFTMQ
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -227,6 +245,8 @@ class RustClient:
 
     name: str = "rust"
     stays_away_seconds: float = 30
+    protocol: str = REMOTING
+    servers: str = RAFTMQ
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -250,11 +270,82 @@ class RustClient:
         return ["env", f"HOME={directory}", "RUST_LOG=warn", str(self._output / "debug" / "interop")]
 
 
+@dataclass(frozen=True)
+class PythonClient:
+    """rocketmq-python-client of the version that grpc/requirements.txt pins, in an environment of its own."""
+
+    name: str
+    servers: str
+    protocol: str = GRPC
+    stays_away_seconds: float = 0
+
+    @property
+    def skips(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def _output(self) -> Path:
+        return CACHE / "python"
+
+    @property
+    def _program(self) -> Path:
+        return self._output / "bin" / "python"
+
+    def missing(self) -> str | None:
+        return tools_missing("java", "mvn")
+
+    def is_built(self) -> bool:
+        return any(self._output.glob("lib/*/site-packages/rocketmq_python_client-*")) and servers_built()
+
+    def build(self, *, offline: bool = False) -> None:
+        build_servers(offline=offline)
+        if not self._program.exists():
+            run_tool([sys.executable, "-m", "venv", str(self._output)], HERE)
+        install = [str(self._program), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        if not (offline and self.is_built()):
+            run_tool([*install, "-r", str(HERE / "grpc" / "requirements.txt")], HERE)
+
+    def command(self, directory: Path) -> list[str]:
+        # The client writes its log below HOME.
+        return ["env", f"HOME={directory}", str(self._program), str(HERE / "grpc" / "main.py")]
+
+
+# -- RocketMQ's own servers, which gRPC clients need -------------------------------------------------------------------
+
+SERVERS = CACHE / "rocketmq-servers"
+SERVERS_VERSION = "5.3.3"
+
+
+def servers_built() -> bool:
+    """Whether the jars of RocketMQ's servers have been fetched."""
+    return (SERVERS / "lib" / f"rocketmq-proxy-{SERVERS_VERSION}.jar").exists()
+
+
+def build_servers(*, offline: bool = False) -> None:
+    """Fetch the jars, with what was fetched before only if ``offline``. Raises BuildFailed."""
+    maven = ["mvn", "-B", "-q", "-f", str(HERE / "java" / "servers.xml")]
+    maven += [f"-Drocketmq.version={SERVERS_VERSION}", f"-Dinterop.output={SERVERS}"]
+    try:
+        run_tool([*maven, "-o", "dependency:copy-dependencies"], HERE)
+    except BuildFailed:
+        if offline:
+            raise
+        run_tool([*maven, "dependency:copy-dependencies"], HERE)
+
+
 _SINCE_5 = "this client has it from 5.0 on"
 _JAVA4_SKIPS = dict.fromkeys(("timers", "timers-killed", "recall", "pop", "pop-killed"), _SINCE_5)
 
 CLIENTS: dict[str, Client] = {
     client.name: client
-    for client in (JavaClient("java4", _JAVA4_SKIPS), JavaClient("java5"), GoClient(), NodeClient(), RustClient())
+    for client in (
+        JavaClient("java4", _JAVA4_SKIPS),
+        JavaClient("java5"),
+        GoClient(),
+        NodeClient(),
+        RustClient(),
+        PythonClient("python", RAFTMQ),
+        PythonClient("python-rocketmq", ROCKETMQ),
+    )
 }
 """By name, in the order of the report."""

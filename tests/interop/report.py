@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,16 @@ class Outcome:
         return f"{self.client} {self.scenario}: {self.word.strip('*')} ({self.seconds:.0f} s) {self.note}".rstrip()
 
 
+@dataclass(frozen=True)
+class Page:
+    """A report: its file, its heading, who shares the machine, and what it says before the outcomes."""
+
+    path: Path
+    title: str
+    shared_by: str
+    introduction: str
+
+
 def table(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
     """Scenarios by clients, in Markdown. Outcomes of no scenario, such as a failed build, have no row."""
     clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
@@ -43,18 +55,20 @@ def table(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
     return "\n".join(rows)
 
 
-def markdown(outcomes: Sequence[Outcome], titles: Mapping[str, str], *, machine: str, date: str) -> str:
+def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str], *, machine: str, date: str) -> str:
     """The page."""
     lines = [
-        "# Clients that others wrote",
+        f"# {page.title}",
         "",
         f"Written by `make interop` on {date}.",
-        f"Machine: {machine}; name server, three brokers and the client share it.",
+        f"Machine: {machine}; {page.shared_by}.",
         "",
         "Each client comes unmodified from its registry in the version given here and is driven by a small program of",
         "ours; what a scenario asks for is told in `tests/interop/README.md`.",
         "",
     ]
+    if page.introduction:
+        lines += [*textwrap.wrap(page.introduction, 120, break_on_hyphens=False), ""]
     clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
     order = {name: number for number, name in enumerate(titles)}
     versions = {outcome.client: outcome.version for outcome in outcomes if outcome.version}

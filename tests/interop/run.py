@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,21 +19,45 @@ from benchmarks.procfs import machine
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
-from tests.interop.clients import CACHE, CLIENTS, HERE, BuildFailed, Client
-from tests.interop.report import Outcome, markdown, table
+from tests.interop.clients import CACHE, CLIENTS, GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
+from tests.interop.grpc_scenarios import SCENARIOS
+from tests.interop.report import Outcome, Page, markdown, table
+from tests.interop.rocketmq_servers import GrpcProxy, RocketMQCluster
 from tests.interop.scenarios import Scenario
-from tests.interop.special import SCENARIOS
-from tests.interop.stage import QUEUES, Stage, Unmet
+from tests.interop.stage import QUEUES, Servers, Stage, Unmet
 
-REPORT = HERE.parent.parent / "docs" / "reports" / "interop.md"
+REPORTS = HERE.parent.parent / "docs" / "reports"
+PAGES = {
+    REMOTING: Page(
+        REPORTS / "interop.md",
+        "Clients that others wrote",
+        "name server, three brokers and the client share it",
+        "",
+    ),
+    GRPC: Page(
+        REPORTS / "interop-grpc.md",
+        "gRPC clients behind RocketMQ's proxy",
+        "all servers and the client share it",
+        f"The proxy is that of RocketMQ {SERVERS_VERSION}, in cluster mode, unmodified. In the column `python` it "
+        "stands in front of raftmq, in `python-rocketmq` in front of a name server and a broker of RocketMQ of the "
+        "same version. How to set this up: [gRPC clients](../grpc-clients.md).",
+    ),
+}
+"""The report of each protocol's clients."""
 
 LAST = CACHE / "outcomes.json"
-"""What came of the last run of which the report was written."""
+"""The last outcomes of which a report was written."""
 
 SETTINGS = {
     "segment_bytes": str(64 * 1024 * 1024),  # five clusters' worth of reserved files would fill a small disk
     "transaction_timeout_seconds": "3",  # nobody wants to wait for checks
     "transaction_check_seconds": "3",
+}
+
+ROCKETMQ_SETTINGS = {
+    "transactionTimeOut": "3000",
+    "transactionCheckInterval": "3000",
+    "recallMessageEnable": "true",  # as ours is, and as clients of 5.3 expect
 }
 
 
@@ -61,34 +86,50 @@ class Performance:
 
     async def run(self) -> None:
         """Raises DevClusterFailed when the cluster cannot be started, or a server ends that nobody stopped."""
-        ports = Ports.free(3)
-        async with DevCluster.open(self.directory / "cluster", ports=ports, settings=SETTINGS) as cluster:
+        async with self._servers() as servers, self._address(servers) as address:
             together = [each for each in self.scenarios if not each.alone]
             limiter = trio.CapacityLimiter(self.jobs)
             async with trio.open_nursery() as nursery:
                 for each in together:
-                    nursery.start_soon(self._play_within, limiter, cluster, each)
+                    nursery.start_soon(self._play_within, limiter, servers, address, each)
             for each in self.scenarios:
                 if each.alone:
-                    await self._play(cluster, each)
+                    await self._play(servers, address, each)
 
-    async def _play_within(self, limiter: trio.CapacityLimiter, cluster: DevCluster, scenario: Scenario) -> None:
+    def _servers(self) -> AbstractAsyncContextManager[Servers]:
+        directory = self.directory / "cluster"
+        if self.client.servers == ROCKETMQ:
+            return RocketMQCluster.open(directory, settings=ROCKETMQ_SETTINGS)
+        return DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS)
+
+    @asynccontextmanager
+    async def _address(self, servers: Servers) -> AsyncIterator[str]:
+        """What the client's programs are given."""
+        if self.client.protocol == REMOTING:
+            yield servers.namesrv
+            return
+        async with GrpcProxy.open(servers.namesrv, self.directory / "proxy") as proxy:
+            yield proxy.address
+
+    async def _play_within(
+        self, limiter: trio.CapacityLimiter, servers: Servers, address: str, scenario: Scenario
+    ) -> None:
         async with limiter:
-            await self._play(cluster, scenario)
+            await self._play(servers, address, scenario)
 
-    async def _play(self, cluster: DevCluster, scenario: Scenario) -> None:
-        cluster.check()
+    async def _play(self, servers: Servers, address: str, scenario: Scenario) -> None:
+        servers.check()
         if (why := self.client.skips.get(scenario.name)) is not None:
             self._note(Outcome(self.client.name, scenario.name, None, why, 0.0, ""))
             return
         directory = self.directory / scenario.name
         directory.mkdir(parents=True, exist_ok=True)
         name, client = f"{scenario.name}-{self.client.name}", self.client
-        stage = Stage(cluster, client.command(directory), directory, name, client.stays_away_seconds)
+        stage = Stage(servers, address, client.command(directory), directory, name, client.stays_away_seconds)
         began, passed, note = trio.current_time(), False, f"not done within {scenario.seconds_max:g} s"
         try:
             with trio.move_on_after(scenario.seconds_max):
-                await _make_topic(stage)
+                await _make_topic(stage, scenario.message_type)
                 note = await scenario.play(stage)
                 passed = True
         except* (Unmet, ClientError, OSError) as errors:
@@ -108,9 +149,9 @@ def _leaves(error: BaseException) -> list[str]:
     return [str(error) if isinstance(error, Unmet) else f"{type(error).__name__}: {error}"]
 
 
-async def _make_topic(stage: Stage) -> None:
-    async with Admin(stage.cluster.namesrv) as admin:
-        await admin.create_topic(stage.name, QUEUES)
+async def _make_topic(stage: Stage, message_type: str | None) -> None:
+    async with Admin(stage.servers.namesrv) as admin:
+        await admin.create_topic(stage.name, QUEUES, message_type=message_type)
 
 
 def _version(events: Path) -> str:
@@ -131,7 +172,7 @@ def _plan(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--jobs", type=int, default=2, help="scenarios of a client at a time (default 2)")
     parser.add_argument("--dir", type=Path, help="keep data and logs here")
     parser.add_argument("--no-build", action="store_true", help="run what was built before; skip clients without")
-    parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}; done anyway when all were run")
+    parser.add_argument("--write", action="store_true", help="write the reports; done anyway when all were run")
     parser.add_argument("--list", action="store_true", help="tell the scenarios and do nothing")
     plan = parser.parse_args(arguments, Plan())
     for word in plan.what:
@@ -163,7 +204,9 @@ async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
     async def perform(client: Client) -> None:
         async with limiter:
             try:
-                await Performance(client, wanted, directory / client.name, plan.jobs, outcomes).run()
+                mine = [each for each in wanted if each.protocol == client.protocol]
+                if mine:
+                    await Performance(client, mine, directory / client.name, plan.jobs, outcomes).run()
             except* DevClusterFailed as errors:
                 outcomes.append(Outcome(client.name, "cluster", False, "; ".join(_leaves(errors)), 0.0, ""))
                 print(outcomes[-1].line(), flush=True)
@@ -183,7 +226,8 @@ async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
                 continue
         if why is not None:
             print(f"{client.name}: skipped: {why}", flush=True)
-            outcomes += [Outcome(client.name, each.name, None, why, 0.0, "") for each in wanted]
+            mine = [each for each in wanted if each.protocol == client.protocol]
+            outcomes += [Outcome(client.name, each.name, None, why, 0.0, "") for each in mine]
             continue
         ready.append(client)
     async with trio.open_nursery() as nursery:
@@ -211,6 +255,19 @@ def _again(plan: Plan) -> list[Outcome]:
     return [new.get((each.client, each.scenario), each) for each in before]
 
 
+def _write(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> None:
+    """The pages of the protocols of which clients were run; and what the next run may want to know."""
+    played = {each.client for each in outcomes}
+    before = [Outcome(**fields) for fields in json.loads(LAST.read_text())] if LAST.exists() else []
+    kept = [each for each in before if each.client not in played]
+    LAST.write_text(json.dumps([asdict(each) for each in (*kept, *outcomes)], indent=1) + "\n")
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    for protocol, page in PAGES.items():
+        mine = [each for each in outcomes if CLIENTS[each.client].protocol == protocol]
+        if mine:
+            page.path.write_text(markdown(page, mine, titles, machine=machine(), date=date))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 when nothing failed, 1 otherwise; clients that cannot be had on this machine do not fail."""
     plan = _plan(sys.argv[1:] if arguments is None else arguments)
@@ -224,7 +281,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     titles = {each.name: each.title for each in SCENARIOS.values()}
     print("\n" + table(outcomes, titles))
     if plan.write or not plan.what:
-        LAST.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
-        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        REPORT.write_text(markdown(outcomes, titles, machine=machine(), date=date))
+        _write(outcomes, titles)
     return 1 if any(outcome.passed is False for outcome in outcomes) else 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import trio
 
 from mq.client import ReceivedMessage
+from tests.interop.clients import REMOTING
 from tests.interop.stage import QUEUES, Event, Program, Stage, Unmet, require
 
 AFTER_SECONDS = 12.0
@@ -24,24 +25,37 @@ Play = Callable[[Stage], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """``alone``: it disturbs the cluster, so nothing else runs meanwhile."""
+    """``alone``: it disturbs the cluster, so nothing else runs meanwhile.
+
+    ``protocol`` is that of the clients that play it, ``message_type`` that of its topic, None for any.
+    """
 
     name: str
     title: str
     play: Play
     seconds_max: float
     alone: bool
+    protocol: str
+    message_type: str | None
 
 
 SCENARIOS: dict[str, Scenario] = {}
 """By name, in the order of the report."""
 
 
-def scenario(name: str, title: str, *, seconds_max: float = 120, alone: bool = False) -> Callable[[Play], Play]:
+def scenario(
+    name: str,
+    title: str,
+    *,
+    seconds_max: float = 120,
+    alone: bool = False,
+    protocol: str = REMOTING,
+    message_type: str | None = None,
+) -> Callable[[Play], Play]:
     """Decorator: a scenario under this name."""
 
     def register(play: Play) -> Play:
-        SCENARIOS[name] = Scenario(name, title, play, seconds_max, alone)
+        SCENARIOS[name] = Scenario(name, title, play, seconds_max, alone, protocol, message_type)
         return play
 
     return register

@@ -24,7 +24,7 @@ HEARTBEAT_SECONDS = 30.0
 """A restarted broker does not know where to send answers until it hears of a producer again."""
 
 
-def _in_time(program: Program) -> str:
+def in_time(program: Program) -> str:
     """Raises Unmet if a message came before its time or long after it."""
     seen = {event["body"]: event["at"] for event in program.of("received")}
     early = {e["body"]: e["due"] - seen[e["body"]] for e in program.of("sent") if seen[e["body"]] < e["due"]}
@@ -38,7 +38,7 @@ def _in_time(program: Program) -> str:
 async def _delays(stage: Stage) -> str:
     program = await stage.play("delays")
     exactly_once(program)
-    return _in_time(program)
+    return in_time(program)
 
 
 @scenario("timers", "delivery at any time")
@@ -47,7 +47,7 @@ async def _timers(stage: Stage) -> str:
     exactly_once(program)
     refused = program.one("refused")
     require(refused["code"] == 13, refused)
-    return f"{_in_time(program)}; 41 days: {refused['why']}"
+    return f"{in_time(program)}; 41 days: {refused['why']}"
 
 
 @scenario("recall", "a waiting message is called back")
@@ -133,7 +133,7 @@ async def _is_traced(stage: Stage, sent: Event) -> None:
     """Raises Unmet unless our own client finds who sent a message and how often it was consumed."""
     wanted = [False, True] if sent["body"] == "m-1" else [True]
     found: object = None
-    async with Admin(stage.cluster.namesrv) as admin:
+    async with Admin(stage.servers.namesrv) as admin:
         for _ in range(TRACE_SECONDS_MAX):
             story = await admin.trace(sent["id"])
             senders = [each.group for each in story.sent if each.topic == stage.name]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -91,22 +91,47 @@ class Program:
                 self._changed = trio.Event()
 
 
+class Servers(Protocol):
+    """A name server and the brokers behind it."""
+
+    @property
+    def namesrv(self) -> str:
+        """Address of the name server."""
+
+    @property
+    def group(self) -> str:
+        """Name of the broker group, or of the only broker."""
+
+    def check(self) -> None:
+        """Raises DevClusterFailed if a server has ended that nobody killed or stopped."""
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One run of one scenario by one client. ``name`` is its topic, which exists, and begins its groups' names."""
+    """One run of one scenario by one client. ``name`` is its topic, which exists, and begins its groups' names.
 
-    cluster: DevCluster
+    ``address`` is what the program is given: that of the name server, or of the proxy in front of it.
+    """
+
+    servers: Servers
+    address: str
     command: list[str]
     directory: Path
     name: str
     stays_away_seconds: float
     """How long the client does not try an address again that did not answer."""
 
+    @property
+    def cluster(self) -> DevCluster:
+        """Our own replicas, for scenarios that disturb them."""
+        assert isinstance(self.servers, DevCluster), "these are servers of RocketMQ"
+        return self.servers
+
     @asynccontextmanager
     async def playing(self, scenario: str) -> AsyncIterator[Program]:
         """The program at work; it is killed at the end of the block unless it has ended by itself."""
         program = Program()
-        arguments = [*self.command, scenario, self.cluster.namesrv, self.name]
+        arguments = [*self.command, scenario, self.address, self.name]
         with (self.directory / "stderr").open("ab") as stderr:
             process = await trio.lowlevel.open_process(
                 arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=self.directory
@@ -147,8 +172,8 @@ class Stage:
         messages: list[ReceivedMessage] = []
         with trio.move_on_after(READ_SECONDS_MAX):
             async with (
-                Admin(self.cluster.namesrv) as admin,
-                PushConsumer(self.cluster.namesrv, f"{self.name}-outside", consume_from="first") as consumer,
+                Admin(self.servers.namesrv) as admin,
+                PushConsumer(self.servers.namesrv, f"{self.name}-outside", consume_from="first") as consumer,
             ):
                 queues = (await admin.route(topic)).read_queues
                 ends = {queue: await admin.max_offset(queue) for queue in queues}
@@ -163,10 +188,10 @@ class Stage:
 
     async def count(self, topic: str, queues: Iterable[int] = (0,)) -> int:
         """How many messages these queues have ever held, for topics whose messages clients may not read."""
-        async with Admin(self.cluster.namesrv) as admin:
+        async with Admin(self.servers.namesrv) as admin:
             total = 0
             for queue_id in queues:
-                total += await admin.max_offset(MessageQueue(topic, self.cluster.group, queue_id))
+                total += await admin.max_offset(MessageQueue(topic, self.servers.group, queue_id))
             return total
 
     async def reset(self, group: str, to_ms: int) -> dict[int, int]:

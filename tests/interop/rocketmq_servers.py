@@ -1,0 +1,208 @@
+"""RocketMQ's own servers as child processes: its proxy for gRPC clients, and a name server and broker to compare with.
+
+All are of the version `SERVERS_VERSION`, and listen on the loopback address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from mq.cli.dev_cluster import HOST, DevClusterFailed, Ports
+from mq.client import Admin, ClientError
+from tests.interop.clients import SERVERS
+
+GROUP = "broker-a"
+CLUSTER = "DefaultCluster"
+
+_READY_SECONDS_MAX = 120.0
+_STOP_SECONDS_MAX = 10.0
+
+_NAMESRV = "org.apache.rocketmq.namesrv.NamesrvStartup"
+_BROKER = "org.apache.rocketmq.broker.BrokerStartup"
+_PROXY = "org.apache.rocketmq.proxy.ProxyStartup"
+
+_OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.util.concurrent.locks")
+
+
+@dataclass(slots=True)
+class _Server:
+    """A running JVM; its configuration, data, logs and output are in ``directory``."""
+
+    name: str
+    directory: Path
+    process: trio.Process
+
+    @classmethod
+    async def start(cls, name: str, main: str, directory: Path, arguments: list[str]) -> _Server:
+        options = {
+            "user.home": str(directory),
+            "rocketmq.home.dir": str(directory),
+            "rocketmq.log.dir": str(directory / "logs"),
+        }
+        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+        command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *opened]
+        command += [*(f"-D{key}={value}" for key, value in options.items()), "-cp", f"{SERVERS / 'lib'}/*", main]
+        homes = {"ROCKETMQ_HOME": str(directory), "RMQ_PROXY_HOME": str(directory)}
+        with (directory / "output").open("ab") as output:
+            process = await trio.lowlevel.open_process(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env={**os.environ, **homes},
+                start_new_session=True,
+            )
+        return cls(name, directory, process)
+
+    def check(self) -> None:
+        """Raises DevClusterFailed if it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise DevClusterFailed(f"{self.name} stopped with exit code {code}; see {self.directory}")
+
+    async def wait_listening(self, port: int) -> None:
+        """Until it accepts connections. Raises DevClusterFailed."""
+        with trio.move_on_after(_READY_SECONDS_MAX):
+            while True:
+                self.check()
+                try:
+                    stream = await trio.open_tcp_stream(HOST, port)
+                except OSError:
+                    await trio.sleep(0.2)
+                else:
+                    await trio.aclose_forcefully(stream)
+                    return
+        raise DevClusterFailed(f"{self.name} does not listen on port {port}; see {self.directory}")
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if it takes too long."""
+        with trio.CancelScope(shield=True):
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if self.process.poll() is None:
+                    self.process.send_signal(number)
+                    with trio.move_on_after(_STOP_SECONDS_MAX):
+                        await self.process.wait()
+
+
+@dataclass(slots=True)
+class GrpcProxy:
+    """RocketMQ's proxy in cluster mode, in front of whatever brokers a name server knows."""
+
+    address: str
+    _server: _Server
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, namesrv: str, directory: Path) -> AsyncIterator[GrpcProxy]:
+        """Start it and wait until it serves. Raises DevClusterFailed."""
+        (directory / "conf").mkdir(parents=True)
+        port, remoting_port, _ = Ports.free(1).all
+        settings = {
+            "rocketMQClusterName": CLUSTER,
+            "namesrvAddr": namesrv,
+            "grpcServerPort": port,
+            "remotingListenPort": remoting_port,
+            "localServeAddr": HOST,
+        }
+        path = directory / "conf" / "rmq-proxy.json"
+        path.write_text(json.dumps(settings) + "\n")
+        server = await _Server.start("the proxy", _PROXY, directory, ["-pc", str(path)])
+        try:
+            await server.wait_listening(port)
+            yield cls(f"{HOST}:{port}", server)
+        finally:
+            await server.stop()
+
+    def check(self) -> None:
+        """Raises DevClusterFailed if it has ended."""
+        self._server.check()
+
+
+@dataclass(slots=True)
+class RocketMQCluster:
+    """A name server and a broker of RocketMQ."""
+
+    namesrv: str
+    group: str
+    _servers: list[_Server]
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, directory: Path, *, settings: Mapping[str, str] | None = None
+    ) -> AsyncIterator[RocketMQCluster]:
+        """Start both and wait until the broker is registered.
+
+        Args:
+            settings: further settings of the broker, by its own names.
+
+        Raises:
+            DevClusterFailed: one of them did not come up; its output and logs are in ``directory``.
+        """
+        ports = Ports.free(4)
+        namesrv, broker_port = f"{HOST}:{ports.namesrv}", ports.clients[2]
+        cluster = cls(namesrv, GROUP, [])
+        try:
+            home = directory / "namesrv"
+            path = _written(home, {"listenPort": ports.namesrv, "rocketmqHome": home})
+            server = await _Server.start("the name server", _NAMESRV, home, ["-c", str(path)])
+            cluster._servers.append(server)
+            await server.wait_listening(ports.namesrv)
+            home = directory / "broker"
+            given = {
+                "brokerClusterName": CLUSTER,
+                "brokerName": GROUP,
+                "brokerId": 0,
+                "brokerIP1": HOST,
+                "listenPort": broker_port,
+                "haListenPort": broker_port + 1,
+                "namesrvAddr": namesrv,
+                "rocketmqHome": home,
+                "storePathRootDir": home / "store",
+                "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+                "diskMaxUsedSpaceRatio": 95,
+                **(settings or {}),
+            }
+            server = await _Server.start("the broker", _BROKER, home, ["-c", str(_written(home, given))])
+            cluster._servers.append(server)
+            await server.wait_listening(broker_port)
+            await cluster._wait_registered()
+            yield cluster
+        finally:
+            for server in reversed(cluster._servers):
+                await server.stop()
+
+    def check(self) -> None:
+        """Raises DevClusterFailed if a server has ended."""
+        for server in self._servers:
+            server.check()
+
+    async def _wait_registered(self) -> None:
+        with trio.move_on_after(_READY_SECONDS_MAX):
+            while True:
+                self.check()
+                try:
+                    async with Admin(self.namesrv) as admin:
+                        if self.group in (await admin.cluster_info()).brokers:
+                            return
+                except ClientError:
+                    pass  # not yet
+                await trio.sleep(0.2)
+        raise DevClusterFailed(f"RocketMQ's broker did not register within {_READY_SECONDS_MAX:g} s")
+
+
+def _written(home: Path, settings: Mapping[str, object]) -> Path:
+    home.mkdir(parents=True)
+    path = home / "server.conf"
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return path
