@@ -375,9 +375,8 @@ class Run:
 
     def _tick(self) -> None:
         if self._tick_due:
-            self._tick_due = not self.replica.tick()
-            if self._tick_due:
-                self.reactor.wake()
+            self._tick_due = False
+            self.replica.tick()
 
     def _remember_stores(self, stores: dict[str, str]) -> None:
         def recorded() -> None:

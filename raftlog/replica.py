@@ -330,27 +330,29 @@ class Replica:
         run, or was busy with something else, and what peers sent meanwhile is unread: the core is told so.
         """
         now = self._clock()
-        late = now - self._turn_at - self._turn_seconds
+        self._note_stall(now)
         self._turn_at = now
-        if late > self._late_seconds:
-            self._stalls.append((now, late))
-            self.core.overslept(late, now)
 
-    def tick(self) -> bool:
+    def tick(self) -> None:
         """Let time-outs that are due happen; to be called in a turn, behind its input.
 
-        Returns False if nothing was judged because the turn has lasted too long: what came in since it began must be
-        read first. Then `tick` is to be called again in the next turn.
+        What peers sent while a long turn lasted is unread, so that time counts as a stall, too. Time-outs are handled
+        all the same: a leader whose turns are all long must go on sending heartbeats.
         """
         now = self._clock()
-        if now - self._turn_at > self._turn_seconds + self._late_seconds:
-            return False
+        self._note_stall(now)
         age = self._disk_age(now)
         if age > DISK_STALL_SECONDS:
             self.core.disk_slow(age, now)
         self.core.tick(now)
         self._barriers.expire(now)
-        return True
+
+    def _note_stall(self, now: float) -> None:
+        late = now - self._turn_at - self._turn_seconds
+        if late > self._late_seconds:
+            self._stalls.append((now, late))
+            self.core.overslept(late, now)
+            self._turn_at = now
 
     def _disk_age(self, now: float) -> float:
         """Seconds for which the oldest write has been under way, without those in which this process did not run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
+from raftlog.consensus.messages import Heartbeat, PreVoteResp, VoteResp
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, Role
 from raftlog.replica import Replica
@@ -16,8 +17,11 @@ CONFIG = CoreConfig()
 class Stage:
     """A replica of three with a clock, a disk that finishes nothing, and peers that say nothing."""
 
+    segment_bytes = 1024 * 1024
+
     def __init__(self) -> None:
         self.now = 50.0
+        self.files = self
         self.submitted_at: float | None = None
         self.core = RaftCore(
             node_id=A,
@@ -52,9 +56,25 @@ class Stage:
             self.turn()
         self.now = end
 
+    def elect(self) -> None:
+        """Silence lets this replica ask for votes, and B gives it one."""
+        self.sleep(CONFIG.election_timeout_seconds_max)
+        core = self.core
+        core.receive(PreVoteResp(B, A, core.term + 1, True, NONE), self.now)
+        self._finish_writes()
+        core.receive(VoteResp(B, A, core.term, True), self.now)
+        self._finish_writes()
+        assert core.role is Role.LEADER
+
+    def _finish_writes(self) -> None:
+        while self.core.has_effects:
+            storage = self.core.take_effects().storage
+            if storage is not None:
+                self.core.storage_done(storage.ticket, self.now)
+
     def turn(self) -> None:
         self.replica.begin_turn()
-        assert self.replica.tick()
+        self.replica.tick()
         self.core.take_effects()
 
 
@@ -85,10 +105,23 @@ def test_turn_that_lasts_long_judges_nobody_at_its_end() -> None:
     stage = Stage()
     stage.replica.begin_turn()
     stage.now += 30.0
-    assert not stage.replica.tick()
+    stage.replica.tick()
     assert stage.core.role is Role.FOLLOWER
     stage.turn()
     assert stage.core.role is Role.FOLLOWER
+
+
+def test_leader_whose_turns_are_all_long_sends_heartbeats() -> None:
+    stage = Stage()
+    stage.elect()
+    heartbeats = 0
+    for _ in range(5):
+        stage.replica.begin_turn()
+        stage.now += 2 * CONFIG.heartbeat_seconds
+        stage.replica.tick()
+        heartbeats += sum(type(message) is Heartbeat for message in stage.core.take_effects().send)
+    assert stage.core.role is Role.LEADER
+    assert heartbeats >= 2 * 4  # to both peers, the first time maybe not yet
 
 
 def test_disk_does_not_hang_because_the_process_did_not_run() -> None:
