@@ -197,7 +197,7 @@ class VerifiedReads:
         first = 0
         behind: int | None = None
         nearby: StorageCorrupt | None = None
-        while begin + at < end or index < index_end:
+        while index != span.end_index and (begin + at < end or index < index_end):
             pos = begin + at
             if len(view) - at < HEADER_BYTES:
                 data += files.pread(begin + len(data), min(ANCHOR_BYTES, file_end - begin - len(data)))
@@ -226,6 +226,8 @@ class VerifiedReads:
                 continue
             index, term, chain = index + 1, entry.term, entry.chain
             at += entry.size
+        if index == span.end_index and span.end_pos is None:
+            behind = file_end  # the blank may not be written yet: it goes to disk with the entry behind it
         data = data if (first, at) == (0, len(data)) else data[first:at]
         return VerifiedRun(begin + first, begin + at, behind or begin + at, data), nearby
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.segment import HEADER_BYTES, EntryGone, RealDisk, SegmentLog, StorageCorrupt, verified_reads
+from raftlog.segment import HEADER_BYTES, NORMAL, EntryGone, RealDisk, SegmentLog, StorageCorrupt, verified_reads
 from raftlog.segment.codec import EntryRef
 from tests.unit.segment.log_home import LogHome
 
@@ -175,6 +175,20 @@ def test_a_cut_while_a_thread_reads_is_no_damage(home: LogHome, monkeypatch: pyt
     for number in range(31, 60):
         ref = log.locate(number)
         assert log.pread(ref.pos + HEADER_BYTES, 300) == b"n" * 300
+    home.close_all()
+
+
+def test_a_blank_that_is_not_written_yet_is_no_damage() -> None:
+    home = LogHome(segment_bytes=1024)
+    log = home.open(tail_bytes_max=1)
+    home.put(log, b"a" * 500, b"b" * 100)
+    log.append(NORMAL, 3, 1, b"c" * 500)  # it begins the next file, and nothing of it is on disk
+    assert log.memory_pos == 1024
+    log.load(0, log.memory_pos)
+    assert log.has(0, log.memory_pos)
+    stored = log.pread(0, 1100)
+    home.submit(log)
+    assert stored == log.pread(0, 1100)
     home.close_all()
 
 
