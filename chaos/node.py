@@ -26,7 +26,7 @@ from raftlog.consensus.types import ConfState, EntryKind, HardState, NodeId, Ref
 from raftlog.lease_clock import LeaseClock
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
-from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError
+from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
 from raftlog.segment.notes import DAMAGED
@@ -292,6 +292,8 @@ class Process:
             acknowledges_unsynced=not self._durable_commit,
         )
         log = self.log
+        self._damaged = False
+        log.tell_damage(self._found_damage)
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
         self.confs = confs = configurations(log, initial)
         self.clock: Callable[[], float] = node.clock
@@ -340,6 +342,14 @@ class Process:
             node.checkpoint = max(log.base[0], self._rng.randint(0, node.checkpoint))
         if world.buggify("replay-everything"):
             node.checkpoint = log.base[0]
+
+    def _found_damage(self, damage: StorageCorrupt) -> None:
+        """As `raftlog.node` does it: hand leadership over, and end a moment later to be repaired."""
+        if not self._damaged:
+            self._damaged = True
+            self._world.later(self.node, 0.0, lambda: self.replica.transfer())
+            seconds = self._rng.choice((0.001, 0.05, 0.5))
+            self._world.later(self.node, seconds, lambda: self._world.process_ends(self.node, damage))
 
     def started(self) -> None:
         """The process runs; what it asks for from now on happens."""

@@ -374,6 +374,13 @@ def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start:
     return [*flips, (end, rng.choice((Crash, PowerCut, Stop))(victim)), (end + rng.uniform(0.0, 0.5), Restart(victim))]
 
 
+def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+    """Bits of old entries rot on the disks of a minority, and nothing else makes anybody look at them."""
+    victims = nodes[1 : 1 + (len(nodes) - 1) // 2]
+    times = [rng.uniform(1.0, seconds) for _ in range(rng.randint(3, 20))] if victims else []
+    return [(at, BitFlip(rng.choice(victims), rng.uniform(0.1, 0.9))) for at in sorted(times)]
+
+
 def _membership(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
     return [(rng.uniform(start, end), ChangeMembers(rng.random())) for _ in range(rng.randint(2, 8))]
 

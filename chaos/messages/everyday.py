@@ -109,7 +109,9 @@ class Everyday(Workload):
         batch = [self.new("batch", {}, batch=values) for _ in values]
         code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
         ext = self.send_fields(self.topic, {}) | {"m": True}
-        body = encode_batch(BatchedMessage(s.body, props.encode({props.UNIQUE_KEY: f"U{s.value}"})) for s in batch)
+        body = encode_batch(
+            BatchedMessage(s.body, props.encode({props.UNIQUE_KEY: f"U{s.value}", **s.properties})) for s in batch
+        )
         for sent in batch:
             sent.unknown += 1
 
@@ -129,7 +131,7 @@ class Everyday(Workload):
     def _send_oneway(self) -> None:
         sent = self.new("one-way", {})
         sent.unknown += 1
-        ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{sent.value}"})
+        ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
         self.counts["sent one-way"] += 1
         self._ask(RequestCode.SEND_MESSAGE_V2, ext, sent.body, None)
 
@@ -158,7 +160,7 @@ class Everyday(Workload):
             elif not self.stopped:
                 self.cluster.at(self.cluster.now + 0.2, self._try_in_order, sent)
 
-        ext = self.send_fields(_ORDERED_TOPIC, {props.UNIQUE_KEY: f"U{sent.value}"})
+        ext = self.send_fields(_ORDERED_TOPIC, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
         self._ask(RequestCode.SEND_MESSAGE_V2, ext | {"d": _ORDERED_QUEUES, "e": queue_id}, sent.body, done)
 
     def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: OnDone | None) -> None:

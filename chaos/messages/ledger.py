@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 
 from chaos.history import Violation
 from chaos.node import body_of, value_of
+from mq.protocol import properties as props
 from mq.protocol.records import StoredMessage
+
+OWN = "own"
+"""A property that only clients set; it must stay as it is in all copies of a message."""
 
 
 class Stored(NamedTuple):
@@ -86,6 +90,10 @@ class Ledger:
                 raise Violation(f"phantom: nobody sent {value}, it is in {stored.place}")
             if record.body != sent.body:
                 raise Violation(f"phantom: {value} has {len(record.body)} bytes, sent were {len(sent.body)}")
+            if (own := record.properties.get(OWN)) != sent.properties.get(OWN):
+                raise Violation(f"altered: {value} has the property {own!r} in {stored.place}, sent was {sent}")
+            if (key := record.properties.get(props.UNIQUE_KEY, "")) != f"U{value}":
+                raise Violation(f"altered: {value} has the unique key {key!r} in {stored.place}")
             self.copies[record.topic][value] += 1
         return stored
 

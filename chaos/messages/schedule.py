@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from chaos.faults import Ambush, WallStep, Weather
-from chaos.schedule import Scenario, Timed, draw_config, draw_faults, draw_limits, drops
+from chaos.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops
 from raftlog.consensus.types import NodeId
 
 SAFETY_SECONDS = 20.0
@@ -68,6 +68,10 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         machines = nodes + spares
         usual = ("crash", "transfer") if kind == "membership" else ("crash",)
         faults += draw_faults(hard, machines, (kind, kind, *usual), weather, safety_seconds)
+    rot = random.Random(f"{seed} bit rot")
+    if not hunted and not spares and rot.random() < 0.25:
+        kinds += ("bit-rot",)
+        faults += bit_rot(rot, nodes, safety_seconds)
     return BrokerScenario(
         seed=seed,
         nodes=nodes,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from chaos.history import Violation
 from chaos.messages.clients import Answer, Client, Connection, Lost
-from chaos.messages.ledger import Ledger, Sent, Stored
+from chaos.messages.ledger import OWN, Ledger, Sent, Stored
 from chaos.messages.process import BrokerProcess
 from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
@@ -146,7 +146,9 @@ class Workload:
     def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
         """A message that is about to be sent."""
         nbytes = self.rng.randint(8, self._body_bytes_max)
-        return self.ledger.new(kind, self.topic, nbytes, properties, self.cluster.now, **asked)
+        number = len(self.ledger.sent)
+        own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
+        return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **asked)
 
     def send(self, sent: Sent, attempt: int = 1) -> None:
         """Send a message, to the leader or to any other replica; again if nobody knows, or if it was refused."""
