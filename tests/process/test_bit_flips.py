@@ -1,0 +1,144 @@
+"""Three real brokers, and bits that rot in a closed file of the leader: nothing altered comes out, all is repaired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin, Message, Producer, PushConsumer
+from mq.protocol.records import StoredMessage, decode_records
+from tests.process.test_forwarding import transfer
+from tests.unit.broker.running import SECONDS_MAX, Client
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+DELAYED = 40
+PLAIN = 40
+DELAY_LEVEL = 5
+"""One minute, so that the leader reads what waits from disk after its restart."""
+FIELDS = ("property", "key", "body", "topic", "header")
+_BODY_AT, _FLAG_AT = 88, 19
+
+
+def body_of(kind: str, number: int) -> bytes:
+    return b"body of %s %03d." % (kind.encode(), number)
+
+
+def message_of(kind: str, number: int, delay_level: int | None = None) -> Message:
+    properties = {"own": f"value of {kind} {number:03}."}
+    return Message(
+        "T", body_of(kind, number), keys=[f"key-of-{kind}-{number:03}"], properties=properties, delay_level=delay_level
+    )
+
+
+def flip(content: bytearray, kind: str, number: int) -> bool:
+    """Flip a bit of a message's record in a file's content; False if it is not in this file."""
+    body = body_of(kind, number)
+    if (begin := content.find(body)) < 0:
+        return False
+    behind = begin + len(body)
+    match FIELDS[number % len(FIELDS)]:
+        case "property":
+            at = content.index(b"value of", behind)
+        case "key":
+            at = content.index(b"key-of", behind)
+        case "body":
+            at = begin + 2
+        case "topic":
+            at = behind + 1
+        case _:
+            at = begin - _BODY_AT + _FLAG_AT
+    content[at] ^= 1
+    return True
+
+
+@asynccontextmanager
+async def connected(cluster: DevCluster, node_id: str) -> AsyncIterator[Client]:
+    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(node_id)) as stream:
+        yield Client(stream)
+
+
+async def send_all(cluster: DevCluster) -> None:
+    async with Admin(cluster.namesrv) as admin:
+        for topic in ("T", "Filler"):
+            await admin.create_topic(topic, queues=1)
+    async with Producer(cluster.namesrv) as producer:
+        for number in range(max(DELAYED, PLAIN)):
+            await producer.send(message_of("plain", number))
+            await producer.send(message_of("delayed", number, delay_level=DELAY_LEVEL))
+        for _ in range(3):
+            await producer.send(Message("Filler", bytes(3_900_000) + b"x"))
+
+
+async def wait_level(cluster: DevCluster) -> None:
+    """Until all replicas have the same log."""
+    with trio.fail_after(SECONDS_MAX):
+        while True:
+            tables = []
+            for node_id in cluster.node_ids:
+                async with connected(cluster, node_id) as client:
+                    tables.append(await client.info())
+            if len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1:
+                return
+            await trio.sleep(0.1)
+
+
+def check(message: StoredMessage) -> None:
+    kind, number = message.body.decode().removeprefix("body of ").rstrip(".").split()
+    assert message.topic == "T"
+    assert message.body == body_of(kind, int(number))
+    assert message.properties["own"] == f"value of {kind} {number}."
+    assert message.properties["KEYS"] == f"key-of-{kind}-{number}"
+    assert message.flag == 0
+
+
+async def test_rot_in_the_leaders_closed_file_is_neither_delivered_nor_copied_and_is_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))
+    async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
+        await send_all(cluster)
+        await wait_level(cluster)
+        victim = await cluster.leader()
+        await cluster.stop(victim)
+        path = next(iter(sorted((tmp_path / victim).glob("**/00000000000000000000"))))
+        whole = path.read_bytes()
+        content = bytearray(whole)
+        flipped = [number for kind in ("plain", "delayed") for number in range(40) if flip(content, kind, number)]
+        assert len(flipped) == DELAYED + PLAIN
+        path.write_bytes(content)
+        await cluster.start(victim)
+        await wait_level(cluster)
+        await transfer(cluster, victim)
+        seen: Counter[bytes] = Counter()
+        with trio.fail_after(3 * SECONDS_MAX):
+            async with PushConsumer(cluster.namesrv, group="G", consume_from="first") as consumer:
+                consumer.subscribe("T")
+                async for message in consumer:
+                    kind, number = message.body.decode().removeprefix("body of ").rstrip(".").split()
+                    assert message.body == body_of(kind, int(number))
+                    assert message.properties["own"] == f"value of {kind} {number}."
+                    assert message.keys == (f"key-of-{kind}-{number}",)
+                    seen[message.body] += 1
+                    if len(seen) == DELAYED + PLAIN:
+                        break
+        await wait_level(cluster)
+        assert path.read_bytes() == whole, "the replica did not repair itself"
+        for node_id in cluster.node_ids:
+            async with connected(cluster, node_id) as client:
+                offset = 0
+                bodies: Counter[bytes] = Counter()
+                while (answer := await client.pull("T", 0, offset)).code == 0:
+                    for record in decode_records(answer.body):
+                        check(record)
+                        bodies[record.body] += 1
+                    offset = int(answer.ext["nextBeginOffset"])
+                assert len(bodies) == offset == DELAYED + PLAIN
+                assert set(bodies.values()) == {1}
