@@ -19,6 +19,7 @@ SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "test
 
 PURE = (
     "raftlog/admission.py",
+    "raftlog/authentication.py",
     "raftlog/barriers.py",
     "raftlog/consensus",
     "raftlog/plain_cbor.py",

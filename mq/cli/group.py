@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from mq.cli import group_secret
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.group_session import GroupSession
@@ -20,6 +21,7 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.protocol.group_admin import GroupAnswer
 
 app = typer.Typer(help="Look at the members of a broker group, and change them.", no_args_is_help=True)
+app.add_typer(group_secret.app, name="secret")
 
 Group = Annotated[
     str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")

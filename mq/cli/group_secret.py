@@ -1,0 +1,103 @@
+"""`raftmq group secret`: the secret of a broker group, in the file of one replica. Works while the replica runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mq.cli.errors import CommandFailed
+from raftlog.authentication import SECRETS_MAX
+from raftlog.secret_file import (
+    FILE_NAME,
+    SecretMissing,
+    SecretUnusable,
+    format_secrets,
+    new_secret,
+    parse_secrets,
+    read_secrets,
+    write_secrets,
+)
+
+app = typer.Typer(
+    help="Show, hand on and exchange the secret by which replicas of a group know each other.", no_args_is_help=True
+)
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help=f"Of the replica; the secret is in its file {FILE_NAME}.")
+]
+File = Annotated[Path | None, typer.Option("--file", help="The file itself, if the setting secret_file names another.")]
+
+
+@app.command("show")
+def show(data_dir: DataDir = None, file: File = None) -> None:
+    """Print the valid secrets, the newest first, as `raftmq group secret set` reads them."""
+    sys.stdout.write(format_secrets(_read(_path(data_dir, file))).decode())
+
+
+@app.command("set")
+def set_secret(data_dir: DataDir = None, file: File = None) -> None:
+    """Write the secrets that standard input has. They must have one in common with those that are there, if any."""
+    path = _path(data_dir, file)
+    try:
+        given = parse_secrets("standard input", sys.stdin.buffer.read(4097))
+        try:
+            before = read_secrets(path)
+        except SecretMissing:
+            before = ()
+    except SecretUnusable as error:
+        raise CommandFailed(str(error)) from error
+    if before and not set(before) & set(given):
+        raise CommandFailed(
+            f"{path} has another secret, nothing was changed: with this one the replica would be cut off from its group"
+        )
+    _write(path, given)
+    print(f"{path}: {_count(given)}, where there {'were none' if not before else f'was {_count(before)}'}")
+
+
+@app.command("add")
+def add(data_dir: DataDir = None, file: File = None) -> None:
+    """Make a new secret that is valid beside the present one: the first step of exchanging it."""
+    path = _path(data_dir, file)
+    before = _read(path)
+    if len(before) == SECRETS_MAX:
+        raise CommandFailed(f"{path} has {_count(before)} already: finish with `raftmq group secret drop-old` first")
+    _write(path, (new_secret(), *before))
+    print(f"{path}: a new secret was added, the old one is valid as well; now give this file to the other replicas")
+
+
+@app.command("drop-old")
+def drop_old(data_dir: DataDir = None, file: File = None) -> None:
+    """Let only the newest secret be valid: the last step, once every replica has it."""
+    path = _path(data_dir, file)
+    before = _read(path)
+    if len(before) == 1:
+        raise CommandFailed(f"{path} has one secret only, nothing was changed")
+    _write(path, before[:1])
+    print(f"{path}: the old secret is not valid any more")
+
+
+def _path(data_dir: Path | None, file: Path | None) -> str:
+    if (data_dir is None) == (file is None):
+        raise CommandFailed("say where the secret is: either --data-dir or --file")
+    return str(file if data_dir is None else data_dir / FILE_NAME)
+
+
+def _read(path: str) -> tuple[bytes, ...]:
+    try:
+        return read_secrets(path)
+    except SecretUnusable as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _write(path: str, secrets: tuple[bytes, ...]) -> None:
+    try:
+        write_secrets(path, secrets)
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror or error}; nothing was changed") from error
+
+
+def _count(secrets: tuple[bytes, ...]) -> str:
+    return "one secret" if len(secrets) == 1 else f"{len(secrets)} secrets"
