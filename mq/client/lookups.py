@@ -7,10 +7,11 @@ from collections.abc import Iterable
 import msgspec
 
 from mq.client.answers import read_body
-from mq.client.errors import BrokerError, ClientError, NoRoute
+from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.remoting import Remoting
+from mq.client.routes import TopicRoute
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import DecompressionError, inflate
@@ -53,14 +54,15 @@ async def _view(
     for address in addresses:
         try:
             _, body = await remoting.call(address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical_offset)})
+            return next(iter(received_messages(broker_name, body)), None)
         except BrokerError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that no message begins there
                 return None
             failure = error
         except ClientError as error:
             failure = error
-        else:
-            return next(iter(received_messages(broker_name, body)), None)
+            if isinstance(error, UnreadableAnswer):
+                log.warning("replica_damaged", address=address, reason=str(error))
     assert failure is not None, "a broker group without addresses"
     raise failure
 
@@ -79,17 +81,32 @@ async def messages_by_key(
         ext["_UNIQUE_KEY_QUERY"] = "true"
     found: list[ReceivedMessage] = []
     for name in sorted(route.brokers):
-        address = route.read_address(name)
-        if address is None:
-            raise NoRoute(topic, f"broker group {name} has no replica")
+        found += await _group_messages_by_key(remoting, route, name, ext)
+    return sorted(found, key=lambda message: message.record.store_timestamp_ms)
+
+
+async def _group_messages_by_key(
+    remoting: Remoting, route: TopicRoute, broker_name: str, ext: dict[str, str]
+) -> list[ReceivedMessage]:
+    """What one broker group has; another replica is asked if the answer of one cannot be read."""
+    first = route.read_address(broker_name)
+    if first is None:
+        raise NoRoute(ext["topic"], f"broker group {broker_name} has no replica")
+    others = (each for _, each in sorted(route.brokers[broker_name].items()) if each != first)
+    failure: UnreadableAnswer | None = None
+    for address in (first, *others):
         try:
             _, body = await remoting.call(address, RequestCode.QUERY_MESSAGE, ext)
+            return received_messages(broker_name, body)
         except BrokerError as error:
-            if error.code != ResponseCode.QUERY_NOT_FOUND:
-                raise
-        else:
-            found += received_messages(name, body)
-    return sorted(found, key=lambda message: message.record.store_timestamp_ms)
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return []
+            raise
+        except UnreadableAnswer as error:
+            failure = error
+            log.warning("replica_damaged", address=address, reason=str(error))
+    assert failure is not None, "a broker group without addresses"
+    raise failure
 
 
 def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTrace:

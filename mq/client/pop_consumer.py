@@ -20,7 +20,7 @@ import anyio.lowlevel
 import msgspec
 
 from mq.client.connection import Connection
-from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, UnreadableAnswer
 from mq.client.filters import Sql
 from mq.client.identity import new_client_id
 from mq.client.logs import log
@@ -350,6 +350,11 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
                 raise
             except ClientClosed:
                 return
+            except UnreadableAnswer as error:
+                # Nothing of it is taken: it comes again, from another leader if this one does not mend itself.
+                log.warning("replica_damaged", broker_name=broker_name, topic=self.topic, reason=str(error))
+                refresh = True
+                await anyio.sleep(RETRY_SECONDS)
             except ClientError as error:
                 log.info("pop_failed", topic=self.topic, broker_name=broker_name, reason=str(error))
                 refresh = True

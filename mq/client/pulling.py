@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from mq.client.answers import int_field
+from mq.client.answers import int_field, read_body
 from mq.client.connection import Connection
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
 from mq.client.local_offsets import LocalOffsets
@@ -21,7 +21,7 @@ from mq.filter.subscription import Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.headers import Response
-from mq.protocol.records import RecordError, StoredMessage, decode_records
+from mq.protocol.records import StoredMessage, decode_records
 
 __all__ = ["PullSettings", "Puller"]
 
@@ -119,7 +119,7 @@ class Puller:
                     continue
                 try:
                     await self._pull_once()
-                except (ClientError, RecordError) as error:
+                except ClientError as error:
                     log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
                     await self._back_off()
 
@@ -154,8 +154,9 @@ class Puller:
             self._asked_address = None
             try:
                 await self._react(response, body, seconds=anyio.current_time() - begun)
-            except RecordError:
+            except UnreadableAnswer as error:
                 self._damaged.add(address)
+                log.warning("replica_damaged", address=address, queue=self._queue, reason=str(error))
                 raise
         self._asked_address = None
 
@@ -184,8 +185,11 @@ class Puller:
         )
 
     async def _react(self, response: Response, body: memoryview, *, seconds: float) -> None:
+        """Take what an answer says, all of it or nothing. Raises UnreadableAnswer, BrokerError."""
         process_queue = self.process_queue
-        fields = response.ext
+        suggested = LEADER_ID
+        if "suggestWhichBrokerId" in response.ext:
+            suggested = int_field(response, "suggestWhichBrokerId")
         match response.code:
             case ResponseCode.SUCCESS:
                 next_offset = int_field(response, "nextBeginOffset")
@@ -203,7 +207,7 @@ class Puller:
                 raise BrokerError(response.code, response.remark, self._asked_address or "broker")
         self._refused_offset = None
         self._backoff_seconds = BACKOFF_SECONDS_MIN
-        self._broker_id = int(fields.get("suggestWhichBrokerId", LEADER_ID))
+        self._broker_id = suggested
 
     async def _offset_refused(self, wanted: int) -> None:
         """Move only when told twice: a broker that is still recovering may not know its queue yet."""
@@ -218,14 +222,17 @@ class Puller:
     def _receive(self, body: memoryview, next_offset: int) -> tuple[list[ReceivedMessage], int]:
         """The messages of an answer that are for us, and where to go on.
 
-        Brokers filter by hash codes, so tags are compared again.
+        Brokers filter by hash codes, so tags are compared again. Raises UnreadableAnswer for what is not this queue's.
         """
         first = self.process_queue.next_offset
         received: list[ReceivedMessage] = []
         nbytes = 0
-        for record in decode_records(body):
+        for record in read_body(decode_records, body):
+            if (record.topic, record.queue_id) != (self._queue.topic, self._queue.queue_id):
+                raise UnreadableAnswer(f"a message of queue {record.queue_id} of {record.topic}")
             if not first <= record.queue_offset < next_offset:
                 raise UnreadableAnswer(f"offset {record.queue_offset} is not in [{first}, {next_offset})")
+            first = record.queue_offset + 1
             if self._subscription.matches_tag(record.properties.get("TAGS")):
                 if nbytes > self._settings.inflated_bytes_max:
                     return received, record.queue_offset

@@ -240,8 +240,8 @@ class FakeBroker(FakeServer):
         """Request code -> response code with which all such requests are answered."""
         self.mute = False
         """Whether to do nothing about any request, as a process that is stopped."""
-        self.damages = False
-        """Whether the disk gives out wrong bytes: every message in an answer has another body than its checksum."""
+        self.damages = ""
+        """What is wrong in every answer with messages, as by a disk that gives out wrong bytes."""
         self.suggests = "0"
         """The broker id to which consumers are sent with their next pull."""
         self.untraced = False
@@ -359,7 +359,7 @@ class FakeBroker(FakeServer):
                     if chosen
                     else "*" in wanted or queue[position].tags in wanted | self.cluster.colliding_tags
                 ):
-                    batch.append(queue[position].record(topic, queue_id, position))
+                    batch.append(queue[position].record(*self._place(topic, queue_id, position)))
             code = 0 if batch else (20 if end > offset else 19)
             next_offset = end
         else:
@@ -371,9 +371,29 @@ class FakeBroker(FakeServer):
             "maxOffset": str(len(queue)),
         }
         body = b"".join(batch)
-        if self.damages and batch:
+        if self.damages == "body" and batch:
             body = body.replace(queue[offset].body, bytes(len(queue[offset].body)), 1)
+        elif self.damages == "size" and batch:
+            body = b"\xff" + body[1:]
+        elif self.damages == "magic" and batch:
+            body = body[:4] + b"\xff" + body[5:]
+        elif self.damages in fields:
+            fields[self.damages] = "rubbish"
         await self._answer(connection, request, code, ext=fields, body=body)
+
+    def _place(self, topic: str, queue_id: int, offset: int) -> tuple[str, int, int]:
+        """What a message says of itself."""
+        match self.damages:
+            case "topic":
+                return "X", queue_id, offset
+            case "queue":
+                return topic, queue_id + 4, offset
+            case "offset":
+                return topic, queue_id, offset ^ 1 << 40
+            case "order":
+                return topic, queue_id, offset ^ 1
+            case _:
+                return topic, queue_id, offset
 
     async def _take_back(self, connection: FakeConnection, request: FakeRequest) -> None:
         """Deliver a message again, at once."""

@@ -82,14 +82,32 @@ async def test_messages_of_a_queue_come_in_order_through_many_pulls() -> None:
         assert [message.body for message in await take(consumer, 200)] == bodies
 
 
-@pytest.mark.parametrize("damaged", [1, 2])
-async def test_a_damaged_answer_is_asked_for_at_another_replica(damaged: int) -> None:
+DAMAGES = (
+    "body",
+    "size",
+    "magic",
+    "topic",
+    "queue",
+    "offset",
+    "order",
+    "nextBeginOffset",
+    "suggestWhichBrokerId",
+)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("damages", DAMAGES)
+async def test_an_answer_that_cannot_be_read_is_asked_for_at_another_replica(
+    replicas: int, damages: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
-        for replica in cluster.group.replicas[:damaged]:
-            replica.damages = True
+        for replica in cluster.group.replicas[:replicas]:
+            replica.damages = damages
         bodies = fill(cluster, 40)
         consumer.subscribe("T")
         assert [message.body for message in await take(consumer, 40)] == bodies
+    reported = [record.getMessage() for record in caplog.records if "replica_damaged" in record.getMessage()]
+    assert any(cluster.leader.address in message for message in reported)
 
 
 async def test_a_held_pull_that_ends_without_messages_is_repeated() -> None:
