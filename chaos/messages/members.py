@@ -27,6 +27,7 @@ _BROKER = "broker-a"
 _HEARTBEAT_SECONDS = 1.0
 _SHARE_SECONDS = 1.0
 _COMMIT_SECONDS = 0.5
+_SEEK_SECONDS = 3.0
 _RARE_COMMIT_SECONDS = 4.0
 """Of a group that consumes in order: much is handled and not committed when somebody else gets a queue."""
 _LOCK_PERIOD_SECONDS = 0.7
@@ -105,6 +106,7 @@ class Member:
             (_SHARE_SECONDS, self._share),
             (_RARE_COMMIT_SECONDS if plan.ordered else _COMMIT_SECONDS, self._commit_all),
             (_LOCK_PERIOD_SECONDS, self._lock),
+            (_SEEK_SECONDS, self._seek_back),
         ):
             self._again(self._rng.uniform(0.0, 0.2), self._regularly, period, step)
 
@@ -299,7 +301,7 @@ class Member:
         carries = self._rng.random() < (0.02 if self._plan.ordered else 0.5)
         if carries:
             self._standing.commits(self.client_id, queue.key, reached)
-        self._standing.pull_begins(queue.key, offset)
+        self._standing.pull_begins(self.client_id, queue.key, offset)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):
@@ -339,6 +341,17 @@ class Member:
             queue.position = offset
             if self._plan.ordered and idle:
                 self._handle_in_order(queue, queue.round)
+
+    def _seek_back(self) -> None:
+        """Read something again, and commit from there on."""
+        queues = [queue for queue in self._queues.values() if queue.reached and self._has(queue)]
+        if self._backs is not None or not queues:
+            return  # what was given back is not to be given back twice
+        queue = self._rng.choice(queues)
+        reached = queue.reached or 0
+        self._workload.counts["members that sought back"] += 1
+        queue.begin_at(max(0, reached - self._rng.randint(1, 8)))
+        self._go_on(queue)
 
     # -- handling ------------------------------------------------------------------------------------------------------
 
@@ -388,13 +401,13 @@ class Member:
         group, topic, queue_id = queue.key
         if (offset := queue.reached) is None:
             return
-        begun = self._standing.commits(self.client_id, queue.key, offset)
+        # Who waits for an answer is taken at its word even if its connection is nobody's; no fence is in its way.
+        waits = not self._plan.ordered and self._rng.random() < 0.5
+        begun = self._standing.commits(self.client_id, queue.key, offset, waits=waits)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self._standing.committed(queue.key, offset, begun)
 
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
-        # Who waits for an answer is taken at its word even if its connection is nobody's; no fence is in its way.
-        waits = not self._plan.ordered and self._rng.random() < 0.5
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", done if waits else None)

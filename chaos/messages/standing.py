@@ -1,8 +1,10 @@
 """Where consumer groups stand: every committed offset and lock, against what their members did and were told.
 
-What must hold: an offset goes back by a reset only, and is told as it is; it passes nothing that nobody handled, gave
-back, or was sent past by a reset; after a reset it stays until somebody has begun there. A queue that a member knows to
-be its own is nobody else's, what is handled in order leaves nothing out, and who lost a queue moves its offset no more.
+What must hold: an offset goes back by a reset, or by the commit of a member that read from there again or wanted an
+answer; no commit is answered that had no effect. An offset is told as it is; it passes nothing that nobody handled,
+gave back, or was sent past by a reset; after a reset it stays until somebody has begun there. A queue that a member
+knows to be its own is nobody else's, what is handled in order leaves nothing out, and who lost a queue moves its offset
+no more.
 """
 
 from __future__ import annotations
@@ -66,6 +68,12 @@ class Standing:
         """Those that are or may be on their way."""
         self._said: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
         """Who committed which offset, and when."""
+        self._answerable: dict[Key, set[int]] = defaultdict(set)
+        """Offsets that members committed and wanted an answer to."""
+        self._read_from: dict[Key, dict[str, int]] = defaultdict(dict)
+        """The lowest offset from which each member pulled."""
+        self._back: dict[Key, set[tuple[str, int]]] = defaultdict(set)
+        """Who committed which offset, whether it wanted an answer or not."""
         self._holders: dict[Key, tuple[str, float]] = {}
         """Who has a queue according to the log, and since when."""
         self._renewed: dict[tuple[str, Key], float] = {}
@@ -102,8 +110,9 @@ class Standing:
         if not fits:
             raise Violation(f"offset: {key} was told as {answer}, since it was asked for it was {since}")
 
-    def pull_begins(self, key: Key, offset: int) -> None:
+    def pull_begins(self, member: str, key: Key, offset: int) -> None:
         """A pull is on its way."""
+        self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
         self._pulls[key, offset] += 1
         if self._awaited.get(key) == offset:
             del self._awaited[key]
@@ -112,16 +121,24 @@ class Standing:
         """Its answer is here; without one it may still be on its way."""
         self._pulls[key, offset] -= 1
 
-    def commits(self, member: str, key: Key, offset: int) -> object:
-        """A member says where it is; what is returned goes to `committed`."""
+    def commits(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
+        """A member says where it is, and may wait for an answer; what is returned goes to `committed`."""
         if key[0] in self._ordered:
             self._said[key].append((member, offset, self._now))
-        return self._resets[key]
+        self._back[key].add((member, offset))
+        if waits:
+            self._answerable[key].add(offset)
+        return self._resets[key], len(self.offsets[key])
 
     def committed(self, key: Key, offset: int, begun: object) -> None:
-        """A commit was answered: the group is there, unless it was sent elsewhere."""
-        if begun == self._resets[key] == 0 and self.offset(key) < offset:
+        """A commit was answered: the group was there since, or further on if it came from further back."""
+        assert isinstance(begun, tuple), f"no place in the history: {begun}"
+        resets, known = begun
+        since = self.offsets[key][known - 1 :]
+        if resets == self._resets[key] == 0 and max(since) < offset:
             raise Violation(f"offset: {key} was told to be committed at {offset}, it is {self.offset(key)}")
+        if min(since) > offset:
+            raise Violation(f"offset: {key} was told to be committed at {offset}, since it was asked it was {since}")
 
     def handles(self, member: str, key: Key, offset: int) -> None:
         """A message is handled, or was given back."""
@@ -179,6 +196,8 @@ class Standing:
             case CommitOffsets():
                 for group, topic, queue_id, offset in command.offsets:
                     self._advance((group, topic, queue_id), offset)
+            case ResetOffset(restart=False) if command.group in self._groups:
+                self._move_back((command.group, command.topic, command.queue_id), command.offset)
             case ResetOffset() if command.group in self._groups:
                 self._reset((command.group, command.topic, command.queue_id), command)
             case LockQueues():
@@ -203,6 +222,22 @@ class Standing:
             raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
         if (awaited := self._awaited.get(key)) is not None:
             raise Violation(f"reset: {key} is committed at {offset}, it was reset to {awaited} and nobody began there")
+        self._check_fence(key, offset)
+        self.offsets[key].append(offset)
+
+    def _move_back(self, key: Key, offset: int) -> None:
+        """A member's commit was taken although it was less than what was known."""
+        self._workload.counts["offsets moved back"] += 1
+        read_from = self._read_from[key]
+        is_meant = offset in self._answerable[key] or any(
+            each == offset and read_from.get(member, offset + 1) <= offset for member, each in self._back[key]
+        )
+        if not is_meant:
+            raise Violation(f"offset: {key} goes back to {offset}, which nobody committed who read from there")
+        if (awaited := self._awaited.get(key)) is not None:
+            raise Violation(f"reset: {key} goes to {offset}, it was reset to {awaited} and nobody began there")
+        if offset > self._passable[key]:
+            raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
         self._check_fence(key, offset)
         self.offsets[key].append(offset)
 

@@ -272,6 +272,8 @@ class Areas:
             appender=self.appender,
             read=reads.read,
             locks=self.locks,
+            client_id=self._client_id,
+            has_members=lambda group: clients.consumer_group(group) is not None,
             in_memory=slow_consumers.in_memory,
         )
         self.groups = Groups(
@@ -303,6 +305,7 @@ class Areas:
             log_end=lambda: replica.log.end_pos,
             store_offset=self.offsets.commit,
             reset_to=self.offsets.reset_to,
+            note_pull=self.offsets.note_pull,
             confirm=reads.read_once,
             figures=self.stats.figures,
             clock=clock,

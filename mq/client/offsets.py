@@ -172,9 +172,13 @@ class GroupOffsets:
         return await stored_offset(self._remoting, self._group, queue)
 
     def _fields(self, queue: MessageQueue, offset: int) -> dict[str, str]:
-        return {
+        fields = {
             "consumerGroup": self._group,
             "topic": queue.topic,
             "queueId": str(queue.queue_id),
             "commitOffset": str(offset),
         }
+        if not self._by_hand:
+            # Somebody else may have the queue by now, and be further on.
+            fields["forwardOnly"] = "true"
+        return fields

@@ -280,12 +280,17 @@ class QueryConsumerOffset(Request, tag=int(Code.QUERY_CONSUMER_OFFSET)):
 
 
 class UpdateConsumerOffsetExt(Ext):
-    """``commit_offset`` is the next offset the group wants."""
+    """``commit_offset`` is the next offset the group wants.
+
+    With ``forward_only`` the sender wants the group to be there or further on, and nothing else is an error; stock
+    clients do not send it.
+    """
 
     consumer_group: str
     topic: str
     queue_id: I32
     commit_offset: I64
+    forward_only: bool = False
 
 
 class UpdateConsumerOffset(Request, tag=int(Code.UPDATE_CONSUMER_OFFSET)):

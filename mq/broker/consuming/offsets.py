@@ -2,7 +2,8 @@
 
 Consumer offsets are replicated like messages. One-way commits gather for a moment and go into the log as one command;
 a commit that wants an answer, and a query about an offset that is on its way, are answered when it is committed. So an
-offset that anybody was told cannot go back, whoever leads next.
+offset that anybody was told cannot go back by itself, whoever leads next. It goes back when an operator resets it, or
+when whoever reads the queue does so from further back (`Offsets.note_pull`); both are commands in the log.
 
 What is asked for is answered by followers as well, once they have applied all that was committed when they were asked.
 """
@@ -50,6 +51,8 @@ class Offsets:
         read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
             can tell.
         locks: whose commits do not count.
+        client_id: the id under which a connection is a member of a group, None if it is not known as one.
+        has_members: whether a group has members that are known here.
         in_memory: whether the log can be read at a physical offset without waiting for the disk.
     """
 
@@ -61,6 +64,8 @@ class Offsets:
         appender: Appender,
         read: Callable[[Callable[[bool], None]], None],
         locks: Locks,
+        client_id: Callable[[ClientConnection, str], str | None],
+        has_members: Callable[[str], bool],
         in_memory: Callable[[int], bool],
     ) -> None:
         self._metadata = metadata
@@ -68,7 +73,11 @@ class Offsets:
         self._appender = appender
         self._read = read
         self._locks = locks
+        self._client_id = client_id
+        self._has_members = has_members
         self._in_memory = in_memory
+        # Who reads a queue from further back than its offset, and from where on.
+        self._rereading: dict[Key, tuple[str | ClientConnection, int]] = {}
         self._resetting: dict[Key, object] = {}
         self._restarted: set[Key] = set()
         self._gathered: dict[Key, int] = {}
@@ -92,6 +101,7 @@ class Offsets:
         self._replicating.clear()
         self._resetting.clear()
         self._restarted.clear()
+        self._rereading.clear()
 
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note a commit that nobody waits for, such as one that came with a pull."""
@@ -99,7 +109,25 @@ class Offsets:
             return
         if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
             return
+        key = (group, topic, queue_id)
+        if self._rereading and self._rereads(connection, key, offset) and not self._awaits_restart(key):
+            self._move_back(key, offset, lambda _: None)
+            return
         self.gather(group, topic, queue_id, offset)
+
+    def note_pull(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A client pulls at ``offset``. Below the group's offset it has gone back, by `seek` or so.
+
+        Until another client reads the queue, what it commits from there on counts although it is less.
+        """
+        if not self._appender.is_open:
+            return
+        key = (group, topic, queue_id)
+        if offset < self._highest(key):
+            if key not in self._resetting and (key in self._rereading or len(self._rereading) < PENDING_MAX):
+                self._rereading[key] = self._sender(connection, group), offset
+        elif self._rereading and (known := self._rereading.get(key)) and known[0] != self._sender(connection, group):
+            del self._rereading[key]
 
     def reset_to(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
         """Where a consumer has to go on that asks for ``offset`` of a queue which was reset; None where it is.
@@ -155,6 +183,7 @@ class Offsets:
 
         for key in keys:
             self._gathered.pop(key, None)
+            self._rereading.pop(key, None)
         for queue_id, offset in offsets.items():
             command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart)
             self._appender.add_command(encode_command(command))
@@ -169,7 +198,7 @@ class Offsets:
             return
         if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
             return
-        if offset > max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1)):
+        if offset > self._highest(key):
             self._gathered[key] = offset
 
     def replicate(
@@ -244,9 +273,13 @@ class Offsets:
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
             )
         self._appender.check_room()
-        if len(self._gathered) >= PENDING_MAX:
-            self.replicate()  # who is answered is not ignored
-        self.gather(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+        key = (ext.consumer_group, ext.topic, ext.queue_id)
+        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the offset of {ext.consumer_group} in queue {ext.queue_id} of {ext.topic} was reset,"
+                " and no consumer has gone on from there yet",
+            )
 
         def committed(known: bool) -> None:
             if known:
@@ -254,9 +287,53 @@ class Offsets:
             else:
                 connection.close("leadership was lost while an offset was being stored")
 
+        refused = no_room(connection, request, serialization)
+        if not ext.forward_only and ext.commit_offset < (known := self._highest(key)):
+            self._check_may_move_back(connection, key, ext.commit_offset, known)
+            self._move_back(key, ext.commit_offset, committed, refused)
+            return None
+        if len(self._gathered) >= PENDING_MAX:
+            self.replicate()  # who is answered is not ignored
+        self.gather(*key, ext.commit_offset)
         again = partial(connection.dispatch, request, body, serialization)
-        self.replicate(committed, again, no_room(connection, request, serialization))
+        self.replicate(committed, again, refused)
         return None
+
+    def _check_may_move_back(self, connection: ClientConnection, key: Key, offset: int, known: int) -> None:
+        """Raise RequestRefused unless the sender is the queue's reader, or nobody is known to consume in the group.
+
+        A member that does not read from there lost the queue to another one, and comes late.
+        """
+        group, topic, queue_id = key
+        if self._rereads(connection, key, offset):
+            return
+        if self._client_id(connection, group) is not None or self._has_members(group):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the offset of {group} in queue {queue_id} of {topic} is {known}; while the group has members, only"
+                f" who reads the queue from {offset} or before moves it back to {offset}: reset the offset instead",
+            )
+
+    def _rereads(self, connection: ClientConnection, key: Key, offset: int) -> bool:
+        """Whether a commit of less than is known comes from who reads the queue, and has gone back to there."""
+        reader = self._rereading.get(key)
+        if reader is None or not reader[1] <= offset < self._highest(key):
+            return False
+        return reader[0] == self._sender(connection, key[0])
+
+    def _sender(self, connection: ClientConnection, group: str) -> str | ClientConnection:
+        """What tells who sends from others: the member's id, or its connection."""
+        return self._client_id(connection, group) or connection
+
+    def _move_back(
+        self,
+        key: Key,
+        offset: int,
+        on_committed: Callable[[bool], None],
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        group, topic, queue_id = key
+        self.reset(group, topic, {queue_id: offset}, on_committed, restart=False, on_refused=on_refused)
 
     def handle_query(
         self, connection: ClientConnection, request: QueryConsumerOffset, body: bytes, serialization: int
@@ -278,7 +355,8 @@ class Offsets:
             else:
                 connection.send(answer)
 
-        if (key in self._gathered or key in self._replicating) and self._appender.has_room:
+        is_on_its_way = key in self._gathered or key in self._replicating or key in self._resetting
+        if is_on_its_way and self._appender.has_room:
             again = partial(connection.dispatch, request, body, serialization)
             self.replicate(known, again, lambda _: self._read(known))  # there is no room for later ones
         else:
@@ -315,8 +393,7 @@ class Offsets:
         stored = self._known(key)
         if stored >= 0:
             return _offset_reply(request.opaque, stored, serialization)
-        queue = self._store.get(key[1], key[2])
-        if queue is not None and request.ext.set_zero_if_not_found is not False and self.is_young(queue):
+        if request.ext.set_zero_if_not_found is not False and self._begins_at_zero(*key[1:]):
             return _offset_reply(request.opaque, 0, serialization)
         return encode_response(
             request.opaque,
@@ -324,6 +401,17 @@ class Offsets:
             remark="Not found, maybe this group consumer boot first",
             serialization=serialization,
         )
+
+    def _begins_at_zero(self, topic: str, queue_id: int) -> bool:
+        """Whether a group without an offset begins at 0, as with RocketMQ 4.9: in young queues and in empty ones.
+
+        If it were to ask for the end of an empty queue instead, it would skip a message that comes in between.
+        """
+        config = self._metadata.topics.get(topic)
+        if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
+            return False
+        queue = self._store.get(topic, queue_id)
+        return queue is None or queue.max_offset == 0 or self.is_young(queue)
 
     def is_young(self, queue: ConsumeQueue) -> bool:
         """Whether a group without an offset begins at the first message: it is there, and quickly read."""
@@ -336,6 +424,10 @@ class Offsets:
         if key in self._resetting:
             return True
         return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
+
+    def _highest(self, key: Key) -> int:
+        """The group's offset with all commits that are on their way, -1 for none."""
+        return max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1))
 
     def _known(self, key: Key) -> int:
         group, topic, queue_id = key

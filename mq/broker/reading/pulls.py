@@ -82,6 +82,7 @@ class Pulls:
         cold_reads: brings old messages into memory before they are read.
         log_end: the physical offset at which the log ends.
         store_offset: takes the consumer offset that a pull carries.
+        note_pull: told of each pull that is served, before it is answered.
         reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
         confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
             can tell.
@@ -103,6 +104,7 @@ class Pulls:
         log_end: Callable[[], int],
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],
+        note_pull: Callable[[ClientConnection, str, str, int, int], None],
         confirm: Callable[[Callable[[bool], None]], None],
         figures: Figures,
         clock: Callable[[], float],
@@ -118,6 +120,7 @@ class Pulls:
         self._log_end = log_end
         self._store_offset = store_offset
         self._reset_to = reset_to
+        self._note_pull = note_pull
         self._confirm = confirm
         self._note_got = figures.note_got
         self._missed = figures.missed
@@ -133,13 +136,13 @@ class Pulls:
         """Answer a pull, or hold it. Raises RequestRefused."""
         ext = request.ext
         subscription = self._checked(connection, ext)
-        if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
-            self._store_offset(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
         pull = HeldPull(connection, request, serialization, subscription, ext.queue_offset)
-        if self._metadata.offset_resets:
-            wanted = self._reset_to(ext.consumer_group, ext.topic, ext.queue_id, ext.queue_offset)
-            if wanted is not None:
-                return self._moved(pull, wanted)
+        place = ext.consumer_group, ext.topic, ext.queue_id
+        if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
+            self._store_offset(connection, *place, ext.commit_offset)
+        if self._metadata.offset_resets and (wanted := self._reset_to(*place, ext.queue_offset)) is not None:
+            return self._moved(pull, wanted)
+        self._note_pull(connection, *place, ext.queue_offset)
         if not self._is_behind_the_end(ext):
             return self._serve(pull, may_hold=True)
 

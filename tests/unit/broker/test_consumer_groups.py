@@ -50,12 +50,26 @@ async def test_a_group_without_an_offset(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
-        assert await client.committed() is None  # nothing was ever in the queue
+        assert await client.committed() == 0  # whoever asked for its end instead might skip the first message
+        assert await client.committed(queue_id=2) is None
+        assert await client.committed(queue_id=-1) is None
         assert await client.committed(topic="Nothing") is None
+        assert await client.committed(setZeroIfNotFound=False) is None
         await client.send()
         assert await client.committed() == 0  # a young queue is read from its beginning
-        assert await client.committed(queue_id=1) is None
+        assert await client.committed(queue_id=1) == 0
         assert await client.committed(setZeroIfNotFound=False) is None
+
+
+async def test_a_new_group_gets_what_comes_while_it_asks_where_to_begin(tmp_path: Path) -> None:
+    """It wants to begin at the end: a message that is stored between its two questions was skipped for good."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        stored = await client.committed()
+        await client.send(body=b"first")
+        begin = await client.offset(RequestCode.GET_MAX_OFFSET) if stored is None else stored
+        assert [record.body for record in (await client.pull(offset=begin)).records] == [b"first"]
 
 
 async def test_a_queue_whose_beginning_is_cold_is_not_read_from_there(tmp_path: Path) -> None:
@@ -74,12 +88,77 @@ async def test_an_offset_that_was_answered_for_is_there(tmp_path: Path) -> None:
         await client.create_topic("T", 2)
         assert (await update(client, 5)).code == ResponseCode.SUCCESS
         assert await other.committed() == 5
-        assert await other.committed(group="Other") is None
-        assert await other.committed(queue_id=1) is None
-        assert (await update(client, 3)).code == ResponseCode.SUCCESS
-        assert await other.committed() == 5  # it never goes back
+        assert await other.committed(group="Other", setZeroIfNotFound=False) is None
+        assert await other.committed(queue_id=1) == 0
         assert (await update(client, 2**63 - 1, "T", 1)).code == ResponseCode.SUCCESS
         assert await other.committed(queue_id=1) == 2**63 - 1
+
+
+async def test_an_operator_moves_the_offset_of_an_offline_group_back(tmp_path: Path) -> None:
+    """As mqadmin and consoles do it, by request 15."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        for offset in (10, 3, 7, 0):
+            assert (await update(client, offset)).code == ResponseCode.SUCCESS
+            assert await client.committed() == offset
+        await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(8), oneway=True)
+        assert (await update(client, 4)).code == ResponseCode.SUCCESS
+        assert await client.committed() == 4, "what was gathered before does not come behind it"
+
+
+async def test_a_late_commit_moves_nothing_back_and_is_told_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        owner, late, nobody = [await broker.connect() for _ in range(3)]
+        await owner.create_topic("T", 1)
+        for _ in range(20):
+            await owner.send()
+        for client, client_id in ((owner, "C1"), (late, "C2")):
+            await client.heartbeat(client_id, "G")
+        await late.pull(offset=0)
+        assert (await update(late, 5)).code == ResponseCode.SUCCESS
+        await owner.pull(offset=5)
+        assert (await update(owner, 12)).code == ResponseCode.SUCCESS
+        for sender in (late, nobody, owner):
+            answer = await update(sender, 7)
+            assert answer.code == ResponseCode.NO_PERMISSION
+            assert "12" in (answer.remark or "")
+            await sender.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(7), oneway=True)
+            assert await sender.committed() == 12
+        # Whoever only wants the group to be there or further on is content.
+        ext = update_ext(7) | {"forwardOnly": True}
+        assert (await late.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == ResponseCode.SUCCESS
+        assert await owner.committed() == 12
+
+
+@pytest.mark.parametrize("oneway", [True, False])
+async def test_a_consumer_that_seeks_back_and_commits_goes_on_there(tmp_path: Path, oneway: bool) -> None:
+    """As a lite pull consumer of Java's, whose commits are one-way."""
+    async with running(tmp_path, offset_commit_seconds=0.01) as broker:
+        client, other = await broker.connect(), await broker.connect()
+        await client.create_topic("T", 1)
+        for _ in range(20):
+            await client.send()
+        await client.heartbeat("C1", "G")
+        await other.heartbeat("C2", "G")
+
+        async def commit(sender: Client, offset: int) -> None:
+            await sender.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(offset), oneway=oneway)
+
+        await client.pull(offset=0)
+        await commit(client, 10)
+        assert await client.committed() == 10
+        await client.pull(offset=3)
+        await commit(client, 2)
+        assert await client.committed() == 10, "it has not read from there"
+        await commit(client, 3)
+        assert await client.committed() == 3
+        await commit(client, 6)
+        assert await client.committed() == 6
+        await client.pull(offset=1)
+        await other.pull(offset=6)
+        await commit(client, 2)
+        assert await client.committed() == 6, "another client reads the queue by now"
 
 
 async def test_one_way_offsets_are_seen_by_every_later_question(tmp_path: Path) -> None:
@@ -141,7 +220,7 @@ async def test_offsets_of_what_is_not_there_are_refused(tmp_path: Path) -> None:
             assert answer.code == code, (what, answer)
             await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
         assert (await client.info())["raftmq.lastIndex"] == last_index
-        assert await client.committed() is None
+        assert await client.committed(setZeroIfNotFound=False) is None
 
 
 async def test_the_ends_of_a_queue(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mq.broker.consuming.offsets import Offsets
-from mq.broker.state.commands import PutTopic, TopicConfig
+from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
 from tests.unit.broker.rounds import Rounds
 
@@ -29,6 +29,8 @@ class Stage:
             appender=self.rounds,  # type: ignore[arg-type]
             read=lambda on_read: on_read(True),
             locks=NoLocks(),  # type: ignore[arg-type]
+            client_id=lambda connection, group: None,
+            has_members=lambda group: False,
             in_memory=lambda position: True,
         )
 
@@ -77,3 +79,57 @@ def test_two_resets_at_the_same_time() -> None:
     stage.commit(70)
     assert stage.rounds.waiting == 0
     assert (stage.stored, stage.pull(70)) == (20, 20)
+
+
+def test_a_commit_that_was_gathered_before_a_reset_does_not_count_after_it() -> None:
+    stage = Stage()
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.reset(20)
+    stage.rounds.commit(2)
+    stage.offsets.replicate_gathered()
+    assert stage.rounds.waiting == 0
+    assert stage.stored == 20
+
+
+def test_what_was_gathered_under_an_old_leadership_never_counts() -> None:
+    """Meanwhile another leader has reset the offset."""
+    stage = Stage()
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.forget()
+    stage.metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=20))
+    stage.offsets.replicate_gathered()
+    assert stage.rounds.waiting == 0
+    stage.commit(21)
+    stage.rounds.commit(1)
+    assert stage.stored == 21
+
+
+def test_a_commit_that_moves_back_drops_what_was_gathered_before_it() -> None:
+    stage = Stage()
+    reader: Any = object()
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    stage.rounds.commit(2)
+    stage.offsets.replicate_gathered()
+    assert (stage.rounds.waiting, stage.stored) == (0, 11)
+    stage.commit(12)
+    stage.rounds.commit(1)
+    assert stage.stored == 12
+
+
+def test_who_reads_again_is_not_taken_for_who_waits_for_a_reset() -> None:
+    """A reset forgets who read from further back: what comes late from there does not undo it."""
+    stage = Stage()
+    reader: Any = object()
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.reset(40)
+    stage.rounds.commit(2)
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    assert stage.pull(40) is None
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    assert (stage.rounds.waiting, stage.stored) == (0, 40)
