@@ -1,6 +1,7 @@
 """Apply planted mistakes one by one and see how many seeds it takes to find each.
 
-A patch whose second line names a workload is for simulated brokers, the others are for the log. ``python -m
+A patch whose second line names a workload is for simulated brokers, one whose second line names a test is found by that
+test ("Test: tests/unit/..."), the others are for the log. ``python -m
 chaos.planted`` tries all, ``python -m chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table.
 The production code is copied first; what runs is the copy.
 """
@@ -26,6 +27,8 @@ PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
 PACKAGES = ("raftlog", "mq", "chaos")
 SEEDS_MAX = 200
+UNIT_TEST = "unit test"
+_TEST = "Test: "
 
 
 class PatchRefused(Exception):
@@ -53,9 +56,14 @@ def what(name: str) -> str:
 
 
 def workload(name: str) -> str:
-    """What the simulation runs to find a mistake."""
+    """What the simulation runs to find a mistake, or `UNIT_TEST`."""
     second = (PATCHES / f"{name}.patch").read_text().splitlines()[1]
-    return second.removeprefix("Workload: ") or LOG
+    return UNIT_TEST if second.startswith(_TEST) else second.removeprefix("Workload: ") or LOG
+
+
+def unit_test(name: str) -> str:
+    """The test that finds a mistake whose workload is `UNIT_TEST`, as pytest names it."""
+    return (PATCHES / f"{name}.patch").read_text().splitlines()[1].removeprefix(_TEST)
 
 
 def plant(name: str, directory: Path) -> None:
@@ -77,6 +85,8 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
     """Run seeds from 0 on until the mistake is found. Raises `PatchRefused`."""
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         plant(name, Path(directory))
+        if workload(name) == UNIT_TEST:
+            return _hunt_by_test(name, Path(directory))
         command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
         command += ["--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([directory, *_without_project()])}
@@ -86,6 +96,24 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
             assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
             return Finding(name, what(name), None, "")
         return Finding(name, what(name), int(found[1]) + 1, found[2])
+
+
+def _hunt_by_test(name: str, directory: Path) -> Finding:
+    """Run the one test that must fail; it counts as a single seed."""
+    shutil.copytree(PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT / "pyproject.toml", directory)
+    test = unit_test(name)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *_without_project()])}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), f"{name}: {done.stdout}{done.stderr}"
+    return Finding(name, what(name), 1 if done.returncode else None, test)
 
 
 def _without_project() -> list[str]:
