@@ -383,17 +383,9 @@ class FakeBroker(FakeServer):
 
     def _place(self, topic: str, queue_id: int, offset: int) -> tuple[str, int, int]:
         """What a message says of itself."""
-        match self.damages:
-            case "topic":
-                return "X", queue_id, offset
-            case "queue":
-                return topic, queue_id + 4, offset
-            case "offset":
-                return topic, queue_id, offset ^ 1 << 40
-            case "order":
-                return topic, queue_id, offset ^ 1
-            case _:
-                return topic, queue_id, offset
+        moved = {"topic": ("X", queue_id, offset), "queue": (topic, queue_id + 4, offset)}
+        moved |= {"offset": (topic, queue_id, offset ^ 1 << 40), "order": (topic, queue_id, offset ^ 1)}
+        return moved.get(self.damages, (topic, queue_id, offset))
 
     async def _take_back(self, connection: FakeConnection, request: FakeRequest) -> None:
         """Deliver a message again, at once."""
