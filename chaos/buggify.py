@@ -28,7 +28,6 @@ POINTS: Final[dict[str, float]] = {
     "turn-with-many-inputs": 0.1,
     # Behind the others, so that which of those a seed switches on stays as it was.
     "evicted-cache": 0.3,
-    "forged-term": 0.5,
 }
 """Every point with the chance that it happens, each time it is asked about, in a run that has it switched on."""
 

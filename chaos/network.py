@@ -1,4 +1,4 @@
-"""A simulated network between nodes: it delays, drops, doubles, reorders, garbles, forges and partitions frames.
+"""A simulated network between nodes: it delays, drops, doubles, reorders, garbles and partitions frames.
 
 Frames travel in one of two ways, which a run keeps to. As *streams*, like the real connections: in order per lane, and
 a loss breaks the connection with all that is under way in it. As *datagrams*, each on its own: that is harsher than
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from chaos.buggify import Buggify
 from chaos.faults import CutLink, Deaf, Heal, OneWay, Partition, Weather
-from chaos.forgery import forged
 from raftlog.consensus.types import NodeId
 from raftlog.transport import Lane
 
@@ -171,10 +170,5 @@ class Wires:
         data = bytearray(frame)
         garbled = self._network.weather.garbling > 0 and self._rng.random() < self._network.weather.garbling
         if garbled:
-            # As damage on the way does, or as a peer with a fault or an attacker would: neither may get through.
-            forgery = forged(frame, self._rng) if self._buggify("forged-term") else None
-            if forgery is not None:
-                data = forgery
-            else:
-                data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+            data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
         return self._deliver(src, dst, data, garbled)

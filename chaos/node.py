@@ -15,6 +15,7 @@ from typing import Protocol
 from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk
 from chaos.disk import PowerCut as OutOfPower
+from chaos.forgery import forged
 from chaos.history import Entry, History, Violation
 from chaos.network import Wires
 from chaos.schedule import Scenario
@@ -40,6 +41,8 @@ CLUSTER_ID = "simulated"
 DISK_FULL_RATIO, DISK_PAUSE_RATIO = 0.90, 0.95
 DISK_POLL_SECONDS = 1.0
 _CHECK_TURNS = 4
+FORGED_SHARE = 0.01
+"""Part of the frames before which a forged copy comes in."""
 _VALUE_BYTES = 8
 
 
@@ -327,6 +330,7 @@ class Process:
         self._pending: dict[int, int] = {}
         self._led_term = 0
         self._turns = 0
+        self._forgeries = random.Random(f"forged frames for {node.node_id}")
 
     def next_wake(self) -> float:
         """When the process must have a turn at the latest, as the world counts time."""
@@ -385,6 +389,8 @@ class Process:
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
         """Take a frame as it came from the network; returns False when it was no frame."""
+        if not garbled and self._forgeries.random() < FORGED_SHARE:
+            self._expect_refusal(source, bytes(data))
         try:
             frames, consumed = wire.split_frames(memoryview(data))
             if consumed != len(data):
@@ -399,8 +405,21 @@ class Process:
             # The buffer belongs to the connection; whoever keeps a part of it will notice.
             data[:] = b"\xdd" * len(data)
         if garbled and not (kind is Kind.APPEND and self._takes_no_entries):
-            raise Violation(f"{self.node_id} took a garbled or forged frame of {source}")
+            raise Violation(f"{self.node_id} took a frame of {source} in which a bit was flipped")
         return True
+
+    def _expect_refusal(self, source: NodeId, frame: bytes) -> None:
+        """Take a forged copy of a frame first. It must change nothing, so runs are the same with and without it."""
+        copy = forged(frame, self._forgeries)
+        if copy is None:
+            return
+        ((kind, payload),), _ = wire.split_frames(memoryview(copy))
+        try:
+            self.replica.receive(source, kind, payload)
+        except (WireError, FrameCorrupt):
+            return
+        if not (kind is Kind.APPEND and self._takes_no_entries):
+            raise Violation(f"{self.node_id} took a forged {kind.name} frame of {source}")
 
     @property
     def _takes_no_entries(self) -> bool:
