@@ -26,7 +26,8 @@ PAUSE_SECONDS = 5.0
 """A client is asked again after this time at the earliest, or after its next heartbeat."""
 BODY_BYTES_MAX = 128 * 1024
 VALUES_MAX = 5_000
-"""Of an answer; reading so much takes about 20 ms. A longer answer is ignored: the client's next heartbeat will do."""
+"""Of an answer, enough for 350 queues; reading so much takes 23 ms. A longer one is ignored, and the client's next
+heartbeat awaited."""
 
 
 class SubscriptionRefresh:

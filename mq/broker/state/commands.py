@@ -61,7 +61,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A consumer group."""
+    """A consumer group.
+
+    Defaults are not written, so that an older release reads groups that do not use a newer field.
+    """
 
     name: str
     consume_enable: bool = True
