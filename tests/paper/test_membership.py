@@ -94,6 +94,22 @@ def test_add_learner_promote() -> None:
     assert group[A].commit == 5, "two of four are no majority"
 
 
+def test_a_learner_is_promoted_once_it_holds_its_own_membership() -> None:
+    """However little it lacks: it would not know that it may vote, and its vote may be needed."""
+    group = Group(4, voters=3)
+    group.elect(A)
+    change(group, A, add(D))
+    # D hears the leader and holds all before the entry that made it a member; of that its disk has nothing yet.
+    member_at = group[A].last_index
+    progress = group[A]._peers[D]
+    group.pass_time(1.0)
+    progress.match = member_at - 1
+    assert group[A]._has_caught_up(progress), "one entry is little enough"
+    assert group[A].propose_conf(promote(D), group.now) is Refusal.NOT_CAUGHT_UP
+    progress.match = member_at
+    assert not isinstance(group[A].propose_conf(promote(D), group.now), Refusal)
+
+
 def test_a_node_that_has_not_joined_waits_and_votes_for_nobody() -> None:
     """It never campaigns, however long it hears nothing."""
     group = Group(4, voters=3)

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from chaos.__main__ import LOG, LOGS
-from chaos.planted.__main__ import PatchRefused, hunt, main, names, plant, table, workload
+from chaos.planted.__main__ import (
+    PROJECT,
+    UNIT_TEST,
+    PatchRefused,
+    hunt,
+    main,
+    names,
+    plant,
+    table,
+    unit_test,
+    workload,
+)
 
 SEEDS_MAX = 60
 QUICKLY_FOUND = (
@@ -19,6 +30,8 @@ QUICKLY_FOUND = (
     "cut-stays-on-disk",
     "double-vote",
     "forgotten-rollback",
+    "kill-forgets-nothing",
+    "lease-too-long",
     "learner-counts",
     "silence-judged-before-input",
     "vote-not-persisted",
@@ -34,7 +47,7 @@ def hunts(names: Iterable[str]) -> list[Any]:
 
 def test_there_are_enough_mistakes() -> None:
     assert sum(workload(name) == LOG for name in names()) >= 16
-    assert sum(workload(name) != LOG for name in names()) >= 6
+    assert sum(workload(name) not in (*LOGS, UNIT_TEST) for name in names()) >= 6
 
 
 @pytest.mark.parametrize("name", names())
@@ -60,9 +73,23 @@ def test_simulation_finds(name: str) -> None:
     assert name in table([finding], SEEDS_MAX)
 
 
-@pytest.mark.parametrize("name", hunts(name for name in names() if workload(name) not in LOGS))
+@pytest.mark.parametrize("name", hunts(name for name in names() if workload(name) not in (*LOGS, UNIT_TEST)))
 def test_simulated_brokers_find(name: str) -> None:
     assert hunt(name, BROKER_SEEDS_MAX).seeds is not None, f"{name} went unnoticed in {BROKER_SEEDS_MAX} seeds"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in names() if workload(name) == UNIT_TEST])
+def test_named_test_finds(name: str) -> None:
+    assert hunt(name).seeds is not None, f"{unit_test(name)} does not notice {name}"
+
+
+def test_named_tests_exist() -> None:
+    for name in names():
+        if workload(name) == UNIT_TEST:
+            path, _, function = unit_test(name).partition("::")
+            function = function.rpartition("::")[2].partition("[")[0]
+            assert f"def {function}(" in (PROJECT / path).read_text(), f"{name} names {unit_test(name)}"
 
 
 def test_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -457,3 +457,16 @@ def test_when_too_many_are_put_off_others_wait(machine: TransactionsMachine) -> 
     assert machine.leader.metadata.checks.put_off == tuple(range(PUT_OFF_MAX))
     assert machine.outcomes == {}
     assert machine.asked == {PUT_OFF_MAX + 1: CHECKS_MAX - 1}
+
+
+def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: TransactionsMachine) -> None:
+    """Its last check may be over while its commit is gathered for the log: consumers get it, and nobody else does."""
+    machine.begin(2, False, 5, False)
+    pass_time(machine, 3)
+    halves = [half for offset in (0, 1) if (half := machine.leader.halves.get(offset)) is not None]
+    machine._end(0, COMMIT, False, False)
+    settled: list[bool] = []
+    machine.leader.transactions.give_up(halves, lambda: settled.append(True))
+    pass_time(machine, 6)
+    assert machine.outcomes == {0: "committed", 1: "put aside"}
+    assert settled == [True]
