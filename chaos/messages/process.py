@@ -132,6 +132,7 @@ class BrokerProcess(Process):
             clock=node.clock,
             wall_clock_ms=partial(cluster.wall_ms, node),
             process_id=1,
+            connect_failure=lambda node: "",
             secrets=lambda: _SECRETS,
             random_bytes=random.Random(f"nonces of {node.node_id}").randbytes,
             in_background=self._in_background,

@@ -91,6 +91,7 @@ class Areas:
         floor_pos: physical offset from which on the log is still needed.
         counters: figures of the broker itself.
         in_background: carries out a job in a worker thread, and its end on the event loop.
+        connect_failure: why no connection to another replica could be opened last, empty while one stands.
         secrets: those of the group that are valid now.
         random_bytes: as many unpredictable bytes as asked for.
         wall_clock_ms: milliseconds since the epoch; may go back.
@@ -121,6 +122,7 @@ class Areas:
         floor_pos: Callable[[], int],
         counters: Callable[[], dict[str, int]],
         in_background: Callable[[Job], None],
+        connect_failure: Callable[[str], str],
         secrets: Callable[[], Sequence[bytes]],
         random_bytes: Callable[[int], bytes],
         log: Log,
@@ -372,6 +374,7 @@ class Areas:
             settings=settings,
             replica=replica,
             disk_used=used,
+            connect_failure=connect_failure,
             clock=clock,
             log=log,
         )

@@ -63,6 +63,7 @@ class Broker:
         clock: monotonic seconds.
         wall_clock_ms: milliseconds since the epoch; may go back.
         process_id: goes into the unique keys of messages whose sender gave none.
+        connect_failure: why no connection to another replica could be opened last, empty while one stands.
         secrets: those of the group that are valid now.
         random_bytes: as many unpredictable bytes as asked for.
         in_background: carries out a job in a worker thread, and its end on the event loop.
@@ -84,6 +85,7 @@ class Broker:
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
         process_id: int,
+        connect_failure: Callable[[str], str],
         secrets: Callable[[], Sequence[bytes]],
         random_bytes: Callable[[int], bytes],
         in_background: Callable[[Job], None],
@@ -103,6 +105,7 @@ class Broker:
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
         self._process_id = process_id
+        self._connect_failure = connect_failure
         self._secrets = secrets
         self._random_bytes = random_bytes
         self._in_background = in_background
@@ -160,6 +163,7 @@ class Broker:
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
             in_background=self._in_background,
+            connect_failure=self._connect_failure,
             secrets=self._secrets,
             random_bytes=self._random_bytes,
             log=self._log,

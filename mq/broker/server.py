@@ -159,6 +159,7 @@ class _Host:
             clock=trio.current_time,
             wall_clock_ms=areas.wall_clock_ms,
             process_id=os.getpid(),
+            connect_failure=lambda node: run.transport.failures.get(NodeId(node), ""),
             secrets=lambda: run.secrets.current,
             random_bytes=os.urandom,
             in_background=readers.put,

@@ -16,6 +16,9 @@ def table_of(view: GroupView) -> Table:
     notes = " · ABSTAINING: it does not vote" if view.abstaining else ""
     if view.abstaining and not view.leader:
         notes += "\nif a majority abstains, nobody can lead: bring back another replica, or see raftmq log trust --help"
+    for member in view.members:
+        if member.reason:
+            notes += f"\n{view.node_id} cannot connect to {member.node_id}: {member.reason}"
     table = Table(
         title=table_title(f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}"),
         title_justify="left",

@@ -29,7 +29,10 @@ class GroupCommand(Body):
 
 
 class MemberView(Body):
-    """A member as the answering replica sees it. Numbers are -1 when it does not know: only a leader does."""
+    """A member as the answering replica sees it. Numbers are -1 when it does not know: only a leader does.
+
+    ``reason`` says why the answering replica could not connect to it last, empty while it is connected.
+    """
 
     node_id: str
     role: MemberRole
@@ -40,6 +43,7 @@ class MemberView(Body):
     lag_entries: int = -1
     priority: int = 0
     disk_ok: bool = True
+    reason: str = ""
 
 
 class GroupView(Body):

@@ -62,6 +62,7 @@ class GroupAdmin:
 
     Args:
         disk_used: which part of the disk is in use, 0 to 1.
+        connect_failure: why no connection to a member could be opened last, empty while one stands.
         clock: monotonic seconds.
     """
 
@@ -71,12 +72,14 @@ class GroupAdmin:
         settings: BrokerSettings,
         replica: Replica,
         disk_used: Callable[[], float],
+        connect_failure: Callable[[str], str],
         clock: Callable[[], float],
         log: Log,
     ) -> None:
         self._settings = settings
         self._replica = replica
         self._disk_used = disk_used
+        self._connect_failure = connect_failure
         self._clock = clock
         self._log = log
         self._waiting: list[_Waiting] = []
@@ -232,6 +235,8 @@ class GroupAdmin:
                 member.active, member.state, member.disk_ok = peer.active, peer.state.value, peer.disk_ok
                 member.match_index, member.priority = peer.match, peer.priority or 0
                 member.lag_entries = max(0, status.last.index - peer.match)
+            if node != status.node_id:
+                member.reason = self._connect_failure(node)
             members.append(member)
         return GroupView(
             node_id=status.node_id,

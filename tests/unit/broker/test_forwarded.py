@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from mq.broker.replicas.replica_authentication import ReplicaCall
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.headers import Response, encode_request
-from tests.unit.broker.replica_client import connect_replica
-from tests.unit.broker.running import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext
+from raftlog.secret_file import new_secret, read_secrets, write_secrets
+from tests.unit.broker.replica_client import add_learner, as_response, authenticate, connect_replica, fields_of
+from tests.unit.broker.running import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext, until
 from tests.unit.broker.test_transactions import end_ext
 
 pytestmark = pytest.mark.trio
@@ -179,3 +182,91 @@ async def test_a_client_on_the_host_of_a_replica_is_not_believed(tmp_path: Path)
             assert "is not authenticated as a replica's" in str(answer.remark)
         assert int((await client.info())["raftmq.forwardedTaken"]) == 0
         assert (await replica.request(RequestCode.ANNOUNCE_REPLICA, announced)).code == ResponseCode.SUCCESS
+
+
+async def test_a_replica_must_prove_which_member_it_is_and_where_it_dialled(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        assert (await authenticate(broker, client, secrets=[bytes(32)])).remark == "authentication failed"
+        assert "'n9' is no other member" in str((await authenticate(broker, client)).remark)
+        await add_learner(client)
+        wrong: list[dict[str, Any]] = [
+            {"address": "127.0.0.1:1"},
+            {"identity": "another"},
+            {"node_id": "n0"},
+            {"node_id": "n8"},
+        ]
+        for given in wrong:
+            answer = await authenticate(broker, client, **given)
+            assert answer.code == ResponseCode.NO_PERMISSION, given
+            assert (await forward(broker, client, frame)).code == ResponseCode.NO_PERMISSION
+        assert (await authenticate(broker, client)).code == ResponseCode.SUCCESS
+        assert inner_answer(await forward(broker, client, frame)).code == ResponseCode.SUCCESS
+
+
+async def test_a_proof_is_good_for_one_challenge(tmp_path: Path) -> None:
+    """Recorded, reflected, made up, or without a challenge: none lets the connection in, and all are told the same."""
+    async with running(tmp_path) as broker:
+        client = await connect_replica(broker)
+        settings = broker.settings
+        secrets = read_secrets(str(settings.secret_path))
+        call = ReplicaCall(
+            identity=settings.identity, node_id="n9", address=settings.listen, secrets=secrets, nonce=bytes(32)
+        )
+        challenge = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
+        proof = call.answered(as_response(challenge))
+        assert proof is not None
+        recorded = fields_of(proof)
+        assert (await client.request(RequestCode.AUTHENTICATE_REPLICA, recorded)).code == ResponseCode.SUCCESS
+        reflected = challenge.ext["challenge"][-64:]
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        for fields in (recorded, recorded | {"proof": reflected}, recorded | {"proof": reflected[:32]}, {"proof": "x"}):
+            stranger = await broker.connect()
+            for asks_first in (False, True):
+                if asks_first:
+                    await stranger.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
+                answer = await stranger.request(RequestCode.AUTHENTICATE_REPLICA, fields)
+                assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "authentication failed")
+            assert (await forward(broker, stranger, frame)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_connection_of_an_old_secret_is_not_trusted_any_more(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await connect_replica(broker)
+        path, new = str(broker.settings.secret_path), new_secret()
+        (old,) = read_secrets(path)
+        frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
+        write_secrets(path, (new, old))
+
+        async def accepts_new() -> bool:
+            return (await authenticate(broker, await broker.connect(), secrets=[new])).code == ResponseCode.SUCCESS
+
+        await until(accepts_new)
+        assert inner_answer(await forward(broker, client, frame)).code == ResponseCode.SUCCESS
+        write_secrets(path, (new,))
+
+        async def refuses_old() -> bool:
+            return (await forward(broker, client, frame)).code == ResponseCode.NO_PERMISSION
+
+        await until(refuses_old)
+        assert (await authenticate(broker, client, secrets=[old])).code == ResponseCode.NO_PERMISSION
+        assert (await authenticate(broker, client)).code == ResponseCode.SUCCESS
+        assert inner_answer(await forward(broker, client, frame)).code == ResponseCode.SUCCESS
+
+
+async def test_group_status_says_why_a_member_is_silent(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await add_learner(client)
+        reasons: list[str] = []
+
+        async def told() -> bool:
+            command = GroupCommand(action="status")
+            answer = await client.request(RequestCode.MANAGE_GROUP, body=command.encode())
+            view = GroupAnswer.decode(answer.body).view
+            reasons[:] = [member.reason for member in view.members if member.node_id == "n9"]
+            return bool(reasons[0])
+
+        await until(told)
+        assert "connection refused" in reasons[0]

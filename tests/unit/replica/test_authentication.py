@@ -18,6 +18,7 @@ from raftlog.consensus.types import LogId
 from raftlog.secret_file import new_secret, write_secrets
 from raftlog.transport import PURPOSE
 from raftlog.wire import Hello, Kind, RangeReq
+from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started
 from tests.unit.replica.test_strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
@@ -382,3 +383,19 @@ async def test_a_group_goes_on_while_its_secret_is_exchanged(tmp_path: Path) -> 
         with trio.fail_after(60):
             while used(leader, *followers) != {valid}:  # noqa: ASYNC110 - plain state that tells nobody
                 await trio.sleep(0.01)
+
+
+@pytest.mark.trio
+async def test_replicas_with_different_secrets_do_not_connect_and_say_why(tmp_path: Path) -> None:
+    ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
+    nodes = [Node(tmp_path / "a", "n0", ports), Node(tmp_path / "b", "n1", ports)]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        for node, peer in zip(nodes, (N1, N0), strict=True):
+            await node.wait_until(
+                lambda node: any(reason.startswith("authentication") for reason in node.transport.failures.values())
+            )
+            assert node.transport.failures[peer].startswith("authentication failed: ")
+            assert not node.transport.connected(peer)
+        nursery.cancel_scope.cancel()
