@@ -27,7 +27,7 @@ _ONEWAY = 2
 _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
 _REPORTS_MAX = 16
-_AT_A_STRETCH = 8
+_AT_A_STRETCH = 16
 """Requests that are served before the client's share of the turn is looked at."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
