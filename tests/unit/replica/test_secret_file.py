@@ -7,7 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
+import structlog
 
+from raftlog import NodeId, NodeSettings
+from raftlog.node import _open_secret
 from raftlog.secret_file import (
     SecretFile,
     SecretMissing,
@@ -94,3 +97,28 @@ def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
         read_secrets(str(tmp_path / "secret"))
     with pytest.raises(SecretUnusable, match="directory"):
         read_secrets(str(tmp_path))
+
+
+def settings_of(directory: Path, name: str, members: tuple[str, ...]) -> NodeSettings:
+    return NodeSettings(
+        cluster_id="c",
+        group="g",
+        node_id=NodeId(name),
+        directory=str(directory / name / "log"),
+        listen=("127.0.0.1", 1),
+        secret_file=str(directory / name / "group.secret"),
+        members={NodeId(member): "127.0.0.1:1" for member in members},
+    )
+
+
+def test_the_first_member_makes_the_secret_and_the_others_need_a_copy(tmp_path: Path) -> None:
+    log = structlog.get_logger("test")
+    for name, members, source in (("n1", ("n0", "n1"), "n0"), ("n3", (), "a replica of the group")):
+        settings = settings_of(tmp_path, name, members)
+        with pytest.raises(SecretMissing, match=f"{settings.secret_file}: .* copy this file from {source}"):
+            _open_secret(settings, log)
+        assert not (tmp_path / name).exists(), "it was touched"
+    first = _open_secret(settings_of(tmp_path, "n0", ("n0", "n1")), log)
+    write_secrets(str(tmp_path / "n1" / "group.secret"), first.current)
+    assert _open_secret(settings_of(tmp_path, "n1", ("n0", "n1")), log).current == first.current
+    assert _open_secret(settings_of(tmp_path, "n0", ("n0", "n1")), log).current == first.current, "it was made anew"
