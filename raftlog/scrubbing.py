@@ -14,6 +14,8 @@ from raftlog.segment.scrub import BYTES_PER_SECOND, Scrub
 
 FIRST_ROUND_SECONDS: Final = 0.0
 ROUND_SECONDS: Final = 7 * 24 * 3600.0
+_NOTHING_YET_SECONDS: Final = 1.0
+"""The pause before the next look, when nothing is known to be committed yet."""
 
 
 async def scrub_log(
@@ -50,6 +52,9 @@ async def scrub_log(
             if result.finished or not scrub.is_current():
                 break
             await trio.sleep(result.nbytes / bytes_per_second)
+        if scrub.verified_bytes == verified and scrub.is_current():
+            await trio.sleep(_NOTHING_YET_SECONDS)
+            continue
         log.info(
             "log_scrubbed",
             nbytes=scrub.verified_bytes - verified,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -82,10 +83,14 @@ async def wait_level(cluster: DevCluster) -> None:
     with trio.fail_after(SECONDS_MAX):
         while True:
             tables = []
-            for node_id in cluster.node_ids:
-                async with connected(cluster, node_id) as client:
-                    tables.append(await client.info())
-            if len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1:
+            with contextlib.suppress(OSError):  # one may be starting
+                for node_id in cluster.node_ids:
+                    async with connected(cluster, node_id) as client:
+                        tables.append(await client.info())
+            if (
+                len(tables) == len(cluster.node_ids)
+                and len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1
+            ):
                 return
             await trio.sleep(0.1)
 

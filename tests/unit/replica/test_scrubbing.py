@@ -59,3 +59,15 @@ async def test_the_first_round_begins_at_once_and_says_what_came_from_the_disk(m
     (line,) = [line for line in lines if line["event"] == "log_scrubbed"]
     assert line["nbytes"] == line["from_disk"] == log.end_pos
     home.close_all()
+
+
+async def test_a_round_waits_until_something_is_committed(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 0.02
+    home = LogHome()
+    log = home.open()
+    home.put(log, *[b"x" * 52] * 100)
+    with capture_logs() as lines, trio.move_on_after(60):
+        await scrub_log(log, lambda: 100 if trio.current_time() > 10 else 0, log=LOG)
+    (line,) = [line for line in lines if line["event"] == "log_scrubbed"]
+    assert line["nbytes"] == log.end_pos
+    home.close_all()
