@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -74,8 +75,9 @@ async def send_all(cluster: DevCluster) -> None:
         for number in range(max(DELAYED, PLAIN)):
             await producer.send(message_of("plain", number))
             await producer.send(message_of("delayed", number, delay_level=DELAY_LEVEL))
-        for _ in range(3):
-            await producer.send(Message("Filler", bytes(3_900_000) + b"x"))
+        rng = random.Random(1)
+        for _ in range(3):  # so that the file is closed; this cannot be compressed
+            await producer.send(Message("Filler", rng.randbytes(3_900_000)))
 
 
 async def wait_level(cluster: DevCluster) -> None:
