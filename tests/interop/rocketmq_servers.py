@@ -23,6 +23,9 @@ from tests.interop.clients import SERVERS
 GROUP = "broker-a"
 CLUSTER = "DefaultCluster"
 
+_SYNC_TOPIC = "DefaultHeartBeatSyncerTopic"
+"""The proxy creates it, and ends if name servers do not know it at once."""
+
 _READY_SECONDS_MAX = 120.0
 _STOP_SECONDS_MAX = 10.0
 
@@ -104,7 +107,9 @@ class GrpcProxy:
     @classmethod
     @asynccontextmanager
     async def open(cls, namesrv: str, directory: Path) -> AsyncIterator[GrpcProxy]:
-        """Start it and wait until it serves. Raises DevClusterFailed."""
+        """Start it and wait until it serves. Raises DevClusterFailed, and ClientError if the servers do not answer."""
+        async with Admin(namesrv) as admin:
+            await admin.create_topic(_SYNC_TOPIC, 1)
         (directory / "conf").mkdir(parents=True)
         port, remoting_port, _ = Ports.free(1).all
         settings = {
