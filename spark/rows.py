@@ -1,0 +1,119 @@
+"""One stored record as a row, with nothing but the standard library.
+
+This is the plain form of what `spark.columns` does for a whole batch at once: batches that its fast path cannot take go
+through here record by record, and the tests compare both with each other. The layout of a record is in
+`mq/protocol/records.py`, which executors do not have.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from spark.errors import AnswerDamaged
+
+MAGIC_V1: Final = -626843481
+MAGIC_V2: Final = -626843477
+BORN_HOST_IPV6: Final = 0x10
+STORE_HOST_IPV6: Final = 0x20
+RECORD_BYTES_MIN: Final = 91
+
+_HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+_SYS_FLAG_AT: Final = 36
+_INT: Final = struct.Struct(">i")
+_HEADS: Final = {
+    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
+    BORN_HOST_IPV6: struct.Struct(">iiiiiqqiq20sq8siqi"),
+    STORE_HOST_IPV6: struct.Struct(">iiiiiqqiq8sq20siqi"),
+    _HOST_BITS: struct.Struct(">iiiiiqqiq20sq20siqi"),
+}
+
+
+class Row(NamedTuple):
+    """A record taken apart. Times are epoch milliseconds; ``body`` is as stored, compressed or not."""
+
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_ms: int
+    born_host: str
+    store_ms: int
+    store_host: str
+    store_host_bytes: bytes
+    reconsume_times: int
+    body: bytes
+    properties: dict[str, str]
+
+    @property
+    def message_id(self) -> str:
+        """The UNIQ_KEY that the producer gave the message; without one the id of the stored record."""
+        return self.properties.get("UNIQ_KEY") or record_id(self.store_host_bytes, self.physical_offset)
+
+
+def decode_row(data: bytes | bytearray | memoryview, start: int, size: int) -> Row:
+    """The record of ``size`` bytes at ``start``. Text that is not UTF-8 gets replacement characters.
+
+    Raises:
+        AnswerDamaged: the bytes are not one record of exactly this size.
+    """
+    end = start + size
+    if size < RECORD_BYTES_MIN or end > len(data):
+        raise AnswerDamaged(f"record of {size} bytes at byte {start} of an answer with {len(data)}")
+    head = _HEADS[_INT.unpack_from(data, start + _SYS_FLAG_AT)[0] & _HOST_BITS]
+    body_start = start + head.size
+    if body_start + 3 > end:
+        raise AnswerDamaged(f"record of {size} bytes at byte {start} is shorter than its head")
+    fields = head.unpack_from(data, start)
+    own_size, magic, _, queue_id, flag, queue_offset, physical_offset, sys_flag = fields[:8]
+    born_ms, born_host, store_ms, store_host, reconsume_times, _, body_bytes = fields[8:]
+    topic_at = body_start + body_bytes
+    if own_size != size or magic not in (MAGIC_V1, MAGIC_V2) or body_bytes < 0 or topic_at + 3 > end:
+        raise AnswerDamaged(f"no record of {size} bytes at byte {start}")
+    if magic == MAGIC_V1:
+        text_at = topic_at + 1 + data[topic_at] + 2
+    else:
+        text_at = topic_at + 2 + (data[topic_at] << 8 | data[topic_at + 1]) + 2
+    if text_at > end or text_at + (data[text_at - 2] << 8 | data[text_at - 1]) != end:
+        raise AnswerDamaged(f"the parts of the record at byte {start} do not add up to its {size} bytes")
+    return Row(
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=sys_flag,
+        born_ms=born_ms,
+        born_host=host_text(born_host),
+        store_ms=store_ms,
+        store_host=host_text(store_host),
+        store_host_bytes=store_host,
+        reconsume_times=reconsume_times,
+        body=bytes(data[body_start:topic_at]),
+        properties=decode_properties(str(data[text_at:end], "utf-8", "replace")),
+    )
+
+
+def decode_properties(text: str) -> dict[str, str]:
+    """The properties in ``text``. Pieces without a name or a value are dropped; of equal names the last one counts."""
+    properties: dict[str, str] = {}
+    for piece in text.split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+@lru_cache(maxsize=4096)
+def host_text(host: bytes) -> str:
+    """``IP:PORT`` of a stored host, an IPv6 address in brackets."""
+    ip = str(ipaddress.ip_address(host[:-4]))
+    port = _INT.unpack(host[-4:])[0]
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def record_id(store_host: bytes, physical_offset: int) -> str:
+    """The id by which a broker finds a stored record: upper-case hex of address, port and physical offset."""
+    return f"{store_host.hex().upper()}{physical_offset & 0xFFFFFFFFFFFFFFFF:016X}"
