@@ -28,33 +28,19 @@ from spark.rows import (
     host_text,
     record_id,
 )
+from spark.schema import COLUMN_TYPES
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-PROPERTIES: Final = pa.map_(pa.string(), pa.string())
 
-COLUMNS: Final[dict[str, tuple[str, Any]]] = {
-    "topic": ("string", pa.string()),
-    "broker_name": ("string", pa.string()),
-    "queue_id": ("int", pa.int32()),
-    "queue_offset": ("bigint", pa.int64()),
-    "message_id": ("string", pa.string()),
-    "tags": ("string", pa.string()),
-    "keys": ("string", pa.string()),
-    "body": ("binary", pa.binary()),
-    "properties": ("map<string,string>", PROPERTIES),
-    "born_timestamp": ("timestamp", TIMESTAMP),
-    "store_timestamp": ("timestamp", TIMESTAMP),
-    "reconsume_times": ("int", pa.int32()),
-    "born_host": ("string", pa.string()),
-    "store_host": ("string", pa.string()),
-    "flag": ("int", pa.int32()),
-    "sys_flag": ("int", pa.int32()),
-    "physical_offset": ("bigint", pa.int64()),
+_ARROW_TYPES: Final = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "binary": pa.binary(),
+    "timestamp": TIMESTAMP,
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
-"""All columns there are, in the order of the full schema: the type in Spark's DDL and in Arrow."""
-
-DEFAULT_COLUMNS: Final = tuple(COLUMNS)[:12]
-"""The columns of a reader that names none; the others have to be asked for."""
+_TYPES: Final = {name: _ARROW_TYPES[kind] for name, kind in COLUMN_TYPES.items()}
 
 BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """A batch ends behind the record with which its inflated bodies reach this, so that a worker's memory is bounded."""
@@ -75,7 +61,7 @@ class Source(NamedTuple):
 
 def schema_of(names: Sequence[str]) -> Any:
     """The Arrow schema of these columns; all of them may hold nulls."""
-    return pa.schema([(name, COLUMNS[name][1]) for name in names])
+    return pa.schema([(name, _TYPES[name]) for name in names])
 
 
 def decode_batches(
@@ -248,7 +234,7 @@ def _decode_together(
             case "born_host" | "store_host":
                 columns[name] = _hosts(heads[name])
             case _:
-                columns[name] = pa.array(heads[name].astype(COLUMNS[name][1].to_pandas_dtype()))
+                columns[name] = pa.array(heads[name].astype(_TYPES[name].to_pandas_dtype()))
     wanted = {name: columns[name] for name in names}
     return _Table(wanted, sys_flags, heads["queue_id"], heads["queue_offset"])
 
@@ -361,7 +347,7 @@ def _hosts(hosts: np.ndarray[Any, Any]) -> Any:
 
 
 def _decode_each(rows: Sequence[Row], names: Sequence[str], source: Source) -> _Table:
-    columns = {name: pa.array([_cell(row, name, source) for row in rows], COLUMNS[name][1]) for name in names}
+    columns = {name: pa.array([_cell(row, name, source) for row in rows], _TYPES[name]) for name in names}
     return _Table(
         columns,
         np.array([row.sys_flag for row in rows], dtype=np.int32),

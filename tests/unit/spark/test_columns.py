@@ -17,10 +17,11 @@ from mq.protocol import properties as props
 from mq.protocol.compression import CODECS, deflate
 from mq.protocol.records import decode_record, encode_host, encode_record
 from spark import columns
-from spark.columns import COLUMNS, Source, decode_batches
+from spark.columns import Source, decode_batches
 from spark.errors import AnswerDamaged, BodyUnreadable
+from spark.schema import COLUMN_NAMES
 
-ALL = tuple(COLUMNS)
+ALL = COLUMN_NAMES
 SOURCE = Source("Orders", "broker-a")
 
 steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

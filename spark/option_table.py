@@ -1,0 +1,494 @@
+"""The table of options: how each is written, what it means when it is missing, and what the documentation says."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from spark.schema import COLUMN_NAMES, DEFAULT_COLUMNS
+
+Use = Literal["batch", "stream", "sink"]
+QueueName = tuple[str, str, int]
+"""Topic, broker name, queue id."""
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
+_SIZE_BYTES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+):(\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first message that was stored at this time or later, in epoch milliseconds."""
+
+    milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """A queue offset for each queue; `EARLIEST` and `LATEST` stand for the ends that the queue has at planning."""
+
+    offsets: Mapping[QueueName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """As `AtTime`, for each queue."""
+
+    times: Mapping[QueueName, int]
+
+
+Bound = Literal["earliest", "latest"] | AtTime | AtOffsets | AtTimes
+"""Where a scan begins or, exclusively, ends."""
+
+
+class Option(NamedTuple):
+    """One option: who may set it, what it means when it is missing, and what the documentation says of it."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    uses: tuple[Use, ...]
+    values: str
+    meaning: str
+    aliases: tuple[str, ...] = ()
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is empty")
+    return value.strip()
+
+
+def _boolean(value: str) -> bool:
+    match value.strip().lower():
+        case "true":
+            return True
+        case "false":
+            return False
+        case _:
+            raise ValueError("is true or false")
+
+
+def _number(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("is a whole number") from None
+        if not low <= number <= high:
+            raise ValueError(f"is at least {low}" if number < low else f"is at most {high}")
+        return number
+
+    return parse
+
+
+def _duration_ms(low: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        found = _DURATION.fullmatch(value.strip())
+        milliseconds = int(float(found[1]) * _DURATION_MS[found[2]]) if found else -1
+        if found is None:
+            try:
+                milliseconds = int(value)
+            except ValueError:
+                raise ValueError('is a number of milliseconds or a time such as "15m"') from None
+        if milliseconds < low:
+            raise ValueError(f"is at least {low} ms")
+        return milliseconds
+
+    return parse
+
+
+def _size(low: int, high: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            raise ValueError('is a number of bytes or a size such as "4m"')
+        nbytes = int(found[1]) * _SIZE_BYTES[found[2].lower()]
+        if not low <= nbytes <= high:
+            raise ValueError(f"is {low} to {high} bytes")
+        return nbytes
+
+    return parse
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        found = value.strip().lower()
+        if found not in names:
+            raise ValueError(f"is one of {', '.join(names)}")
+        return found
+
+    return parse
+
+
+def _addresses(value: str) -> tuple[str, ...]:
+    addresses = tuple(part.strip() for part in re.split(r"[;,]", value) if part.strip())
+    if not addresses:
+        raise ValueError("is empty")
+    for address in addresses:
+        found = _ADDRESS.fullmatch(address)
+        if found is None or int(found[2]) > 65535:
+            raise ValueError(f"has {address!r}, which is not HOST:PORT")
+    return addresses
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not names:
+        raise ValueError("is empty")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"names {', '.join(twice)} twice")
+    return names
+
+
+def _columns(value: str) -> tuple[str, ...]:
+    names = _names(value)
+    check_columns(names)
+    return names
+
+
+def check_columns(names: Iterable[str]) -> None:
+    """Raises ValueError for a column that there is not, with the nearest one."""
+    for name in names:
+        if name not in COLUMN_NAMES:
+            raise ValueError(f"names the column {name!r}, which there is not{nearest(name, COLUMN_NAMES)}")
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    return value
+
+
+def _queue_table(value: str, what: str, low: int) -> dict[QueueName, int]:
+    table: dict[QueueName, int] = {}
+    for topic, queues in _object(value).items():
+        if not isinstance(queues, dict):
+            raise ValueError(  # noqa: TRY004 - a wrong value of an option, whatever its type
+                f'has no object of queues for topic {topic!r}, such as {{"broker-a:0": 23}}'
+            )
+        for queue, number in queues.items():
+            if type(number) is not int or number < low:
+                raise ValueError(f"has {json.dumps(number)} as the {what} of {topic} {queue}")
+            table[_queue(topic, queue)] = number
+    return table
+
+
+def _offsets(value: str) -> Mapping[QueueName, int]:
+    return _queue_table(value, "offset", EARLIEST)
+
+
+def _times(value: str) -> Mapping[QueueName, int]:
+    return _queue_table(value, "time", 0)
+
+
+def _starting(value: str) -> Bound:
+    if (word := value.strip().lower()) in ("earliest", "latest"):
+        return "earliest" if word == "earliest" else "latest"
+    return AtOffsets(_offsets(value))
+
+
+def _ending(value: str) -> Bound:
+    bound = _starting(value)
+    if bound == "earliest":
+        raise ValueError("cannot be earliest")
+    if isinstance(bound, AtOffsets):
+        for (topic, broker_name, queue_id), offset in bound.offsets.items():
+            if offset == EARLIEST:
+                raise ValueError(f"cannot be -2 (earliest), as for {topic} {broker_name}:{queue_id}")
+    return bound
+
+
+def _assigned(value: str) -> frozenset[QueueName]:
+    found: set[QueueName] = set()
+    for topic, queues in _object(value).items():
+        if not isinstance(queues, list) or not queues:
+            raise ValueError(f'has no list of queues for topic {topic!r}, such as ["broker-a:0"]')
+        found.update(_queue(topic, queue) for queue in queues)
+    return frozenset(found)
+
+
+def _object(value: str) -> dict[str, Any]:
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    if not isinstance(found, dict) or not found:
+        raise ValueError("is not a JSON object with a topic")
+    return found
+
+
+def _queue(topic: str, text: object) -> QueueName:
+    broker_name, separator, number = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not separator or not broker_name or not number.isascii() or not number.isdigit():
+        raise ValueError(f'has {json.dumps(text)} as a queue of {topic}; one is written as "broker-a:0"')
+    return topic, broker_name, int(number)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+_READ: Final[tuple[Use, ...]] = ("batch", "stream")
+_ALL: Final[tuple[Use, ...]] = ("batch", "stream", "sink")
+_MIB: Final = 1 << 20
+
+OPTIONS: Final = (
+    Option(
+        "namesrv",
+        _addresses,
+        None,
+        _ALL,
+        "HOST:PORT,...",
+        "The name servers. Required.",
+        ("bootstrap.servers", "nameserver"),
+    ),
+    Option("subscribe", _names, None, _READ, "topic,...", "The topics to read."),
+    Option(
+        "subscribePattern",
+        _pattern,
+        None,
+        _READ,
+        "regular expression",
+        "All topics whose whole name matches. Retry, dead letter and system topics are read by name only.",
+    ),
+    Option(
+        "assign",
+        _assigned,
+        None,
+        _READ,
+        '{"Orders": ["broker-a:0"]}',
+        "These queues only. Exactly one of `subscribe`, `subscribePattern` and `assign` is needed.",
+    ),
+    Option(
+        "startingOffsets",
+        _starting,
+        None,
+        _READ,
+        'earliest, latest, {"Orders": {"broker-a:0": 23}}',
+        "Where to begin; -2 is the first and -1 the next offset of a queue. A stream with a checkpoint goes on from "
+        "that one. A batch begins at the earliest message, a stream at the latest.",
+    ),
+    Option(
+        "endingOffsets",
+        _ending,
+        None,
+        ("batch",),
+        'latest, {"Orders": {"broker-a:0": 50}}',
+        "Where to end, exclusively; -1 is the end at planning, the default.",
+    ),
+    Option(
+        "startingTimestamp", _number(0), None, _READ, "epoch ms", "Begin at the first message stored then or later."
+    ),
+    Option("endingTimestamp", _number(0), None, ("batch",), "epoch ms", "End before the first message stored then."),
+    Option(
+        "startingOffsetsByTimestamp",
+        _times,
+        None,
+        _READ,
+        '{"Orders": {"broker-a:0": 1700000000000}}',
+        "As `startingTimestamp`, for each queue.",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        _times,
+        None,
+        ("batch",),
+        '{"Orders": {"broker-a:0": 1700000000000}}',
+        "As `endingTimestamp`, for each queue.",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        _one_of("error", "latest"),
+        "error",
+        _READ,
+        "error, latest",
+        "What to do about a queue that has no message stored at the starting time or later.",
+    ),
+    Option(
+        "failOnDataLoss",
+        _boolean,
+        True,
+        _READ,
+        "true, false",
+        "Fail when messages of the range are gone; with false the query goes on behind them and logs how many.",
+    ),
+    Option(
+        "columns",
+        _columns,
+        DEFAULT_COLUMNS,
+        _READ,
+        "name,...",
+        "The columns to read; without `body` brokers send no bodies. A schema given to the reader does the same.",
+    ),
+    Option(
+        "tags",
+        _text,
+        "*",
+        _READ,
+        "TagA || TagB",
+        "Only messages with one of these tags.",
+        ("subexpression",),
+    ),
+    Option(
+        "pushFilters",
+        _boolean,
+        False,
+        ("batch",),
+        "true, false",
+        "Let conditions on queue_id, queue_offset and store_timestamp narrow what is read. Spark wants "
+        "spark.sql.python.filterPushdown.enabled=true with it.",
+    ),
+    Option(
+        "readMode",
+        _one_of("bulk", "pull"),
+        "bulk",
+        _READ,
+        "bulk, pull",
+        "`pull` uses only requests that brokers of Apache RocketMQ know, too.",
+    ),
+    Option(
+        "readFrom",
+        _one_of("follower", "follower-only", "any", "leader"),
+        "follower",
+        _READ,
+        "follower, follower-only, any, leader",
+        "Which replicas send messages. `follower` asks the leader only when every follower has failed.",
+    ),
+    Option(
+        "readConsistency",
+        _one_of("latest", "committed"),
+        None,
+        _READ,
+        "latest, committed",
+        "What the end of a queue is: all that was acknowledged before planning (default of a batch), or what a "
+        "follower knows to be committed (default of a stream).",
+    ),
+    Option(
+        "onBadBody",
+        _one_of("fail", "keep"),
+        "fail",
+        _READ,
+        "fail, keep",
+        "What to do about a compressed body that cannot be inflated; `keep` shows it as it is stored.",
+    ),
+    Option(
+        "partitionBy",
+        _one_of("stripe", "queue"),
+        "stripe",
+        ("batch", "stream"),
+        "stripe, queue",
+        "What a Spark partition is: a part of the log with all its queues, so that the log is read once, or a queue.",
+    ),
+    Option("minPartitions", _number(1), None, _READ, "number", "Make at least about so many partitions."),
+    Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions that have more messages."),
+    Option("maxBytesPerPartition", _size(1, 2**63 - 1), None, _READ, "size", "Split partitions that have more bytes."),
+    Option("maxOffsetsPerTrigger", _number(1), None, ("stream",), "number", "At most so many messages a micro-batch."),
+    Option(
+        "maxBytesPerTrigger",
+        _size(1, 2**63 - 1),
+        None,
+        ("stream",),
+        "size",
+        "At most about so many bytes a micro-batch, by the average size of a queue's messages.",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        _number(1),
+        None,
+        ("stream",),
+        "number",
+        "Wait for so many messages before a micro-batch begins, but not longer than `maxTriggerDelay`.",
+    ),
+    Option(
+        "maxTriggerDelay", _duration_ms(0), 900_000, ("stream",), "time", "See `minOffsetsPerTrigger`. Default 15m."
+    ),
+    Option(
+        "fetchBytes",
+        _size(64 << 10, 8 * _MIB),
+        4 * _MIB,
+        _READ,
+        "size",
+        "At most so many bytes in one answer of a broker. Default 4m.",
+    ),
+    Option("fetchTimeout", _duration_ms(1), 10_000, _READ, "time", "Ask another replica after this. Default 10s."),
+    Option(
+        "readDeadline",
+        _duration_ms(1),
+        120_000,
+        _READ,
+        "time",
+        "A task fails when no replica has sent anything for this long. Default 2m.",
+    ),
+    Option(
+        "commitToGroup",
+        _text,
+        None,
+        ("stream",),
+        "consumer group",
+        "Write the offsets of each finished micro-batch to this consumer group, so that consoles show the lag of the "
+        "query. They are never read back.",
+    ),
+    Option(
+        "clientId", _text, "spark", _ALL, "text", "The name of this query in the metrics of brokers.", ("client.id",)
+    ),
+    Option("topic", _text, None, _ALL, "topic", "Sink: the topic to write to, unless there is a column `topic`."),
+    Option(
+        "compression",
+        _one_of("none", "zlib", "lz4", "zstd"),
+        "none",
+        ("sink",),
+        "none, zlib, lz4, zstd",
+        "How bodies of 4 KiB and more are compressed.",
+    ),
+    Option(
+        "txnAppId",
+        _text,
+        None,
+        ("sink",),
+        "text",
+        "With `txnVersion`: names this write of a batch job, so that a job that is run again adds nothing.",
+    ),
+    Option("txnVersion", _number(0), None, ("sink",), "number", "See `txnAppId`; must grow with each new write."),
+    Option(
+        "maxInFlightBytes",
+        _size(64 << 10, 1 << 30),
+        16 * _MIB,
+        ("sink",),
+        "size",
+        "At most so many bytes of a task wait for acknowledgements. Default 16m.",
+    ),
+)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is most like a mistaken one, to be put behind an error; empty if none is."""
+    names = {other.lower(): other for other in known}
+    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f"; did you mean {names[found[0]]!r}?" if found else ""
+
+
+# -- documentation -------------------------------------------------------------------------------------------------
+
+
+def markdown_table() -> Iterator[str]:
+    """The lines of the option table in the documentation."""
+    yield "| option | values | for | meaning |"
+    yield "|---|---|---|---|"
+    for option in OPTIONS:
+        aliases = "".join(f"<br>also `{alias}`" for alias in option.aliases)
+        default = f" Default `{str(option.default).lower()}`." if isinstance(option.default, bool | str) else ""
+        values = option.values.replace("|", "\\|")
+        yield f"| `{option.name}`{aliases} | {values} | {', '.join(option.uses)} | {option.meaning}{default} |"

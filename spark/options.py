@@ -1,0 +1,223 @@
+"""What a read or a write was asked to do, from the options that Spark hands over.
+
+Options are strings with names in lower case. Everything that can be told without asking a broker is refused here, by
+the name that the user wrote; what values look like is in `spark.option_table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from spark.option_table import OPTIONS, AtTime, AtTimes, Bound, QueueName, Use, nearest
+
+_SPARKS_OWN: Final = frozenset({"path", "paths", "schema", "numpartitions"})
+_BY_NAME: Final = {spelling.lower(): option for option in OPTIONS for spelling in (option.name, *option.aliases)}
+
+
+class OptionRefused(ValueError):
+    """An option has an unknown name, a value that it cannot have, or contradicts another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """These topics, whole."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """All topics whose whole name matches the regular expression."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """These queues only."""
+
+    queues: frozenset[QueueName]
+
+
+Subscription = Topics | Pattern | Queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a reader does. Times are milliseconds, sizes bytes; None means no limit."""
+
+    namesrv: tuple[str, ...]
+    subscription: Subscription
+    starting: Bound
+    ending: Bound
+    no_message_at_time: Literal["error", "latest"]
+    fail_on_data_loss: bool
+    columns: tuple[str, ...]
+    tags: str
+    push_filters: bool
+    read_mode: Literal["bulk", "pull"]
+    read_from: Literal["follower", "follower-only", "any", "leader"]
+    read_consistency: Literal["latest", "committed"]
+    on_bad_body: Literal["fail", "keep"]
+    partition_by: Literal["stripe", "queue"]
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_bytes_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    fetch_bytes: int
+    fetch_timeout_ms: int
+    read_deadline_ms: int
+    client_id: str
+    commit_to_group: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What the sink does."""
+
+    namesrv: tuple[str, ...]
+    topic: str | None
+    compression: Literal["none", "zlib", "lz4", "zstd"]
+    txn_app_id: str | None
+    txn_version: int | None
+    max_in_flight_bytes: int
+    client_id: str
+
+
+@dataclass(slots=True)
+class _Given:
+    """The options that a user set, by their own names, parsed; ``spelled`` is how the user wrote each."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    spelled: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values.get(name, _BY_NAME[name.lower()].default)
+
+    def only_one(self, *names: str) -> str | None:
+        """The one of these that is set, None if none is. Raises OptionRefused if several are."""
+        found = [name for name in names if name in self.values]
+        if len(found) > 1:
+            raise OptionRefused(f"options {' and '.join(self.spelled[name] for name in found)} exclude each other")
+        return found[0] if found else None
+
+
+def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream"]) -> ReadOptions:
+    """What a batch or streaming read was asked to do.
+
+    Raises:
+        OptionRefused: an unknown option (with the nearest known one), a value that it cannot have, one that is only
+            for other uses, a missing one, or two that contradict each other.
+    """
+    given = _parse(options, use)
+    is_batch = use == "batch"
+    if given["readMode"] == "pull" and given.only_one("pushFilters"):
+        raise OptionRefused("option pushFilters is not for readMode=pull")
+    return ReadOptions(
+        namesrv=_required(given, "namesrv"),
+        subscription=_subscription(given),
+        starting=_bound(given, "starting", "earliest" if is_batch else "latest"),
+        ending=_bound(given, "ending", "latest"),
+        no_message_at_time=given["startingOffsetsByTimestampStrategy"],
+        fail_on_data_loss=given["failOnDataLoss"],
+        columns=given["columns"],
+        tags=given["tags"],
+        push_filters=given["pushFilters"],
+        read_mode=given["readMode"],
+        read_from=given["readFrom"],
+        read_consistency=given["readConsistency"] or ("latest" if is_batch else "committed"),
+        on_bad_body=given["onBadBody"],
+        partition_by=given["partitionBy"],
+        min_partitions=given["minPartitions"],
+        max_records_per_partition=given["maxRecordsPerPartition"],
+        max_bytes_per_partition=given["maxBytesPerPartition"],
+        max_offsets_per_trigger=given["maxOffsetsPerTrigger"],
+        max_bytes_per_trigger=given["maxBytesPerTrigger"],
+        min_offsets_per_trigger=given["minOffsetsPerTrigger"],
+        max_trigger_delay_ms=given["maxTriggerDelay"],
+        fetch_bytes=given["fetchBytes"],
+        fetch_timeout_ms=given["fetchTimeout"],
+        read_deadline_ms=given["readDeadline"],
+        client_id=given["clientId"],
+        commit_to_group=given["commitToGroup"],
+    )
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """What the sink was asked to do. Raises OptionRefused as `parse_read_options` does."""
+    given = _parse(options, "sink")
+    if (given["txnAppId"] is None) != (given["txnVersion"] is None):
+        raise OptionRefused("options txnAppId and txnVersion are needed together")
+    return WriteOptions(
+        namesrv=_required(given, "namesrv"),
+        topic=given["topic"],
+        compression=given["compression"],
+        txn_app_id=given["txnAppId"],
+        txn_version=given["txnVersion"],
+        max_in_flight_bytes=given["maxInFlightBytes"],
+        client_id=given["clientId"],
+    )
+
+
+def _parse(options: Mapping[str, str], use: Use) -> _Given:
+    given = _Given()
+    for spelling, value in options.items():
+        option = _BY_NAME.get(spelling.lower())
+        if option is None:
+            if spelling.lower() in _SPARKS_OWN:
+                continue
+            known = [other.name for other in OPTIONS if use in other.uses]
+            raise OptionRefused(f"there is no option {spelling!r}{nearest(spelling, known)}")
+        if use not in option.uses:
+            allowed = " and ".join(option.uses)
+            raise OptionRefused(f"option {option.name} is for {allowed}, not for {use}")
+        if option.name in given.values:
+            raise OptionRefused(f"options {given.spelled[option.name]} and {spelling} are the same option")
+        try:
+            given.values[option.name] = option.parse(value)
+        except ValueError as error:
+            raise OptionRefused(f"option {option.name} {error}; it is {_shown(value)}") from None
+        # Spark hands names over in lower case: shown as they are written in the documentation.
+        given.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
+    return given
+
+
+def _required(given: _Given, name: str) -> Any:
+    if name not in given.values:
+        raise OptionRefused(f"option {name} is missing")
+    return given[name]
+
+
+def _subscription(given: _Given) -> Subscription:
+    match given.only_one("subscribe", "subscribePattern", "assign", "topic"):
+        case "subscribe":
+            return Topics(given["subscribe"])
+        case "topic":
+            return Topics((given["topic"],))
+        case "subscribePattern":
+            return Pattern(given["subscribePattern"])
+        case "assign":
+            return Queues(given["assign"])
+        case _:
+            raise OptionRefused("one of the options subscribe, subscribePattern and assign is needed")
+
+
+def _bound(given: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:
+    name = given.only_one(f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
+    if name is None:
+        return default
+    if name.endswith("ByTimestamp"):
+        return AtTimes(given[name])
+    if name.endswith("Timestamp"):
+        return AtTime(given[name])
+    bound: Bound = given[name]
+    return bound
+
+
+def _shown(value: str) -> str:
+    return repr(value) if len(value) <= 200 else f"{value[:200]!r}..."

@@ -1,0 +1,132 @@
+"""The options: what each says, and what a user is told who gets one wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark.option_table import EARLIEST, LATEST, OPTIONS, AtOffsets, AtTime, AtTimes, markdown_table
+from spark.options import OptionRefused, Pattern, Queues, Topics, parse_read_options, parse_write_options
+
+NEEDED = {"namesrv": "127.0.0.1:9876", "subscribe": "Orders"}
+
+
+def test_defaults_of_a_batch_and_a_stream() -> None:
+    batch = parse_read_options(NEEDED, "batch")
+    stream = parse_read_options(NEEDED, "stream")
+
+    assert (batch.namesrv, batch.subscription) == (("127.0.0.1:9876",), Topics(("Orders",)))
+    assert (batch.starting, batch.ending, batch.read_consistency) == ("earliest", "latest", "latest")
+    assert (stream.starting, stream.read_consistency) == ("latest", "committed")
+    assert "body" in batch.columns
+    assert "physical_offset" not in batch.columns
+    assert (batch.fetch_bytes, batch.fetch_timeout_ms, batch.read_deadline_ms) == (4 << 20, 10_000, 120_000)
+    assert (batch.fail_on_data_loss, batch.on_bad_body, batch.read_mode) == (True, "fail", "bulk")
+
+
+def test_names_are_case_insensitive_and_have_aliases() -> None:
+    for name in ("NAMESRV", "bootstrap.servers", "nameServer", "nameserver"):
+        assert parse_read_options({name: "a:1; b:2,[::1]:3", "SUBSCRIBE": "x , y"}, "batch").namesrv == (
+            "a:1",
+            "b:2",
+            "[::1]:3",
+        )
+    assert parse_read_options({"namesrv": "a:1", "topic": "T"}, "batch").subscription == Topics(("T",))
+
+
+def test_ways_to_subscribe() -> None:
+    rest = {"namesrv": "a:1"}
+    assert parse_read_options({**rest, "subscribePattern": "ord.*"}, "batch").subscription == Pattern("ord.*")
+    assigned = parse_read_options({**rest, "assign": '{"T": ["broker-a:0", "b:c:12"]}'}, "batch").subscription
+    assert assigned == Queues(frozenset({("T", "broker-a", 0), ("T", "b:c", 12)}))
+
+
+def test_where_to_begin_and_end() -> None:
+    def read(**options: str) -> tuple[object, object]:
+        found = parse_read_options({**NEEDED, **options}, "batch")
+        return found.starting, found.ending
+
+    assert read(startingOffsets="LATEST") == ("latest", "latest")
+    assert read(startingOffsets='{"T": {"a:0": -2, "a:1": 5}}', endingOffsets='{"T": {"a:0": -1}}') == (
+        AtOffsets({("T", "a", 0): EARLIEST, ("T", "a", 1): 5}),
+        AtOffsets({("T", "a", 0): LATEST}),
+    )
+    assert read(startingTimestamp="17", endingTimestamp="18") == (AtTime(17), AtTime(18))
+    assert read(startingOffsetsByTimestamp='{"T": {"a:0": 5}}') == (AtTimes({("T", "a", 0): 5}), "latest")
+
+
+def test_sizes_and_times() -> None:
+    found = parse_read_options(
+        {**NEEDED, "fetchBytes": "1m", "maxBytesPerTrigger": "2G", "maxTriggerDelay": "1.5h", "fetchTimeout": "250"},
+        "stream",
+    )
+    assert (found.fetch_bytes, found.max_bytes_per_trigger) == (1 << 20, 2 << 30)
+    assert (found.max_trigger_delay_ms, found.fetch_timeout_ms) == (5_400_000, 250)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"subscribe": "T"}, "option namesrv is missing"),
+        ({"namesrv": "a:1"}, "one of the options subscribe, subscribePattern and assign is needed"),
+        ({**NEEDED, "subscribePattern": "x"}, "subscribe and subscribePattern exclude each other"),
+        ({**NEEDED, "bootstrap.servers": "b:1"}, "namesrv and bootstrap.servers are the same option"),
+        (
+            {**NEEDED, "startingoffset": "latest"},
+            "there is no option 'startingoffset'; did you mean 'startingOffsets'",
+        ),
+        ({**NEEDED, "zzzzzz": "1"}, "there is no option 'zzzzzz'$"),
+        ({**NEEDED, "maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for stream, not for batch"),
+        ({**NEEDED, "compression": "lz4"}, "option compression is for sink, not for batch"),
+        ({**NEEDED, "namesrv": "a"}, "namesrv has 'a', which is not HOST:PORT"),
+        ({**NEEDED, "namesrv": "a:70000"}, "namesrv has 'a:70000', which is not HOST:PORT"),
+        ({**NEEDED, "namesrv": " "}, "namesrv is empty"),
+        ({**NEEDED, "subscribe": "A,B,A"}, "subscribe names A twice"),
+        ({"namesrv": "a:1", "subscribePattern": "("}, "subscribePattern is not a regular expression"),
+        ({"namesrv": "a:1", "assign": "[1]"}, "assign is not a JSON object"),
+        ({"namesrv": "a:1", "assign": "{"}, "assign is not JSON"),
+        ({"namesrv": "a:1", "assign": '{"T": ["0"]}'}, 'has "0" as a queue of T; one is written as "broker-a:0"'),
+        ({"namesrv": "a:1", "assign": '{"T": []}'}, "assign has no list of queues for topic 'T'"),
+        ({**NEEDED, "endingOffsets": "earliest"}, "endingOffsets cannot be earliest"),
+        ({**NEEDED, "endingOffsets": '{"T": {"a:0": -2}}'}, "cannot be -2 .earliest., as for T a:0"),
+        ({**NEEDED, "startingOffsets": '{"T": {"a:0": -3}}'}, "has -3 as the offset of T a:0"),
+        ({**NEEDED, "startingOffsets": '{"T": {"a:0": "5"}}'}, 'has "5" as the offset of T a:0'),
+        ({**NEEDED, "startingOffsets": '{"T": 5}'}, "has no object of queues for topic 'T'"),
+        (
+            {**NEEDED, "startingTimestamp": "5", "startingOffsets": "latest"},
+            "startingOffsets and startingTimestamp exclude each other",
+        ),
+        ({**NEEDED, "startingTimestamp": "-5"}, "startingTimestamp is at least 0; it is '-5'"),
+        ({**NEEDED, "startingTimestamp": "yesterday"}, "startingTimestamp is a whole number"),
+        ({**NEEDED, "columns": "body,ofset"}, "the column 'ofset', which there is not; did you mean 'queue_offset'"),
+        ({**NEEDED, "fetchBytes": "1k"}, "fetchBytes is 65536 to 8388608 bytes"),
+        ({**NEEDED, "fetchBytes": "many"}, "fetchBytes is a number of bytes or a size"),
+        ({**NEEDED, "fetchTimeout": "soon"}, "fetchTimeout is a number of milliseconds or a time"),
+        ({**NEEDED, "failOnDataLoss": "maybe"}, "failOnDataLoss is true or false"),
+        ({**NEEDED, "onBadBody": "drop"}, "onBadBody is one of fail, keep"),
+        ({**NEEDED, "readMode": "pull", "pushFilters": "true"}, "pushFilters is not for readMode=pull"),
+    ],
+)
+def test_a_mistake_is_told_by_name(options: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionRefused, match=told):
+        parse_read_options(options, "batch")
+
+
+def test_sparks_own_options_are_left_alone() -> None:
+    assert parse_read_options({**NEEDED, "path": "x"}, "batch").subscription == Topics(("Orders",))
+
+
+def test_options_of_the_sink() -> None:
+    found = parse_write_options(
+        {"namesrv": "a:1", "topic": "Out", "compression": "ZSTD", "txnAppId": "job", "txnVersion": "7"}
+    )
+    assert (found.topic, found.compression, found.txn_app_id, found.txn_version) == ("Out", "zstd", "job", 7)
+    with pytest.raises(OptionRefused, match="txnAppId and txnVersion are needed together"):
+        parse_write_options({"namesrv": "a:1", "txnAppId": "job"})
+    with pytest.raises(OptionRefused, match="subscribe is for batch and stream, not for sink"):
+        parse_write_options(NEEDED)
+
+
+def test_the_table_names_every_option_once() -> None:
+    lines = list(markdown_table())[2:]
+    assert [line.split("`")[1] for line in lines] == [option.name for option in OPTIONS]
+    assert all(line.count(" | ") == 3 for line in lines)
