@@ -23,3 +23,11 @@ class BodyUnreadable(Exception):
         self.queue_id = queue_id
         self.queue_offset = queue_offset
         self.reason = reason
+
+
+class DataLoss(Exception):
+    """Messages of a range are gone, or the range is not there any more; says which, how many, and what helps."""
+
+
+class ReadFailed(Exception):
+    """No replica has sent anything for too long; says what each one answered last."""

@@ -1,0 +1,240 @@
+"""A blocking connection to a name server or a broker, for programs that read one answer after the other.
+
+Executors have the standard library only, and a Spark task does nothing else while it waits: so this is a socket with a
+timeout, and frames of RocketMQ's remoting protocol with JSON headers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+GET_MAX_OFFSET: Final = 30
+GET_MIN_OFFSET: Final = 31
+SEARCH_OFFSET: Final = 29
+PULL_MESSAGE: Final = 11
+GET_ROUTE: Final = 105
+GET_ALL_TOPICS: Final = 206
+
+SUCCESS: Final = 0
+TOPIC_NOT_EXIST: Final = 17
+PULL_NOT_FOUND: Final = 19
+PULL_RETRY: Final = 20
+PULL_OFFSET_MOVED: Final = 21
+
+FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
+CONNECT_SECONDS_MAX: Final = 3.0
+
+_PREFIX: Final = struct.Struct(">II")
+_VERSION: Final = 453  # of RocketMQ 5.3: brokers compare it with those from which on clients know something
+_NUMBER_AS_KEY: Final = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
+
+
+class Unreachable(Exception):
+    """The other side could not be reached, did not answer in time, or closed the connection.
+
+    Whatever was asked for may be asked of another one.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"{address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class Refused(Exception):
+    """The other side answered with an error; ``code`` is RocketMQ's."""
+
+    def __init__(self, address: str, code: int, remark: str) -> None:
+        super().__init__(f"{address} answered {remark or 'without a reason'} (code {code})")
+        self.address = address
+        self.code = code
+        self.remark = remark
+
+
+class Answer(NamedTuple):
+    """An answer's header and body. The body's memory is not used again."""
+
+    code: int
+    remark: str
+    ext: dict[str, str]
+    body: memoryview
+
+
+class Connection:
+    """One connection; requests are answered in any order, and each answer is waited for by its number.
+
+    Args:
+        address: ``HOST:PORT``.
+        timeout: seconds to wait for bytes; also for the connection itself, but at most 3.
+
+    Raises:
+        Unreachable: nobody listens there.
+    """
+
+    def __init__(self, address: str, timeout: float) -> None:
+        self.address = address
+        self._opaque = 0
+        self._answers: dict[int, Answer] = {}
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=min(timeout, CONNECT_SECONDS_MAX)
+            )
+        except (OSError, ValueError, UnicodeError) as error:
+            raise Unreachable(address, f"cannot connect: {error}") from error
+        self._socket.settimeout(timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, code: int, ext: dict[str, str]) -> int:
+        """Send a request without a body; returns the number by which `receive` finds the answer. Raises Unreachable."""
+        self._opaque += 1
+        header = json.dumps(
+            {
+                "code": code,
+                "language": "PYTHON",
+                "version": _VERSION,
+                "opaque": self._opaque,
+                "flag": 0,
+                "extFields": ext,
+                "serializeTypeCurrentRPC": "JSON",
+            }
+        ).encode()
+        try:
+            self._socket.sendall(_PREFIX.pack(4 + len(header), len(header)) + header)
+        except OSError as error:
+            raise Unreachable(self.address, f"cannot send: {error}") from error
+        return self._opaque
+
+    def receive(self, opaque: int) -> Answer:
+        """The answer to a request that was sent. Raises Unreachable."""
+        while (answer := self._answers.pop(opaque, None)) is None:
+            self._receive_one()
+        return answer
+
+    def ask(self, code: int, ext: dict[str, str]) -> Answer:
+        """Send a request and wait for its answer. Raises Unreachable, and Refused unless it succeeded."""
+        answer = self.receive(self.send(code, ext))
+        if answer.code != SUCCESS:
+            raise Refused(self.address, answer.code, answer.remark)
+        return answer
+
+    def close(self) -> None:
+        """Close the connection; what was asked is not answered."""
+        with suppress(OSError):
+            self._socket.close()
+
+    def _receive_one(self) -> None:
+        length, word = _PREFIX.unpack(self._receive_bytes(_PREFIX.size))
+        header_bytes = word & 0xFFFFFF
+        if word >> 24 or not header_bytes + 4 <= length <= FRAME_BYTES_MAX:
+            raise Unreachable(self.address, f"sent no frame of RocketMQ's (length {length}, header word {word:#x})")
+        rest = self._receive_bytes(length - 4)
+        try:
+            header = json.loads(bytes(rest[:header_bytes]))
+            is_answer, opaque, code = header["flag"] & 1, int(header["opaque"]), int(header["code"])
+            ext = {name: str(value) for name, value in (header.get("extFields") or {}).items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Unreachable(self.address, f"sent a header that cannot be read: {error}") from error
+        if is_answer:  # brokers ask their clients now and then; this one has nothing to tell
+            self._answers[opaque] = Answer(code, str(header.get("remark") or ""), ext, rest[header_bytes:])
+
+    def _receive_bytes(self, nbytes: int) -> memoryview:
+        received = memoryview(bytearray(nbytes))
+        at = 0
+        while at < nbytes:
+            try:
+                count = self._socket.recv_into(received[at:])
+            except OSError as error:
+                reason = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot receive: {error}"
+                raise Unreachable(self.address, reason) from error
+            if not count:
+                raise Unreachable(self.address, "closed the connection")
+            at += count
+        return received
+
+
+class TopicRoute(NamedTuple):
+    """Where a topic is: how many queues can be read in each broker group, and its brokers' addresses by their ids."""
+
+    read_queues: dict[str, int]
+    addresses: dict[str, dict[int, str]]
+
+
+class NameServers:
+    """The name servers of a cluster; each question goes to the first one that answers.
+
+    Args:
+        addresses: ``HOST:PORT`` of each.
+        timeout: seconds to wait for one of them.
+        connect: makes a connection.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], timeout: float, connect: Callable[[str, float], Connection] = Connection
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._timeout = timeout
+        self._connect = connect
+
+    def route(self, topic: str) -> TopicRoute:
+        """Where a topic is.
+
+        Raises:
+            Refused: there is no such topic.
+            Unreachable: no name server answered.
+        """
+        ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        found = self._ask(GET_ROUTE, ext)
+        return TopicRoute(
+            {
+                queues["brokerName"]: int(queues["readQueueNums"])
+                for queues in found.get("queueDatas") or ()
+                if int(queues["perm"]) & _READABLE
+            },
+            {
+                broker["brokerName"]: {int(number): address for number, address in broker["brokerAddrs"].items()}
+                for broker in found.get("brokerDatas") or ()
+            },
+        )
+
+    def topics(self) -> list[str]:
+        """The names of all topics. Raises Unreachable, Refused."""
+        return sorted(self._ask(GET_ALL_TOPICS, {}).get("topicList") or ())
+
+    def _ask(self, code: int, ext: dict[str, str]) -> dict[str, Any]:
+        failures: list[str] = []
+        for address in self._addresses:
+            try:
+                connection = self._connect(address, self._timeout)
+                try:
+                    answer = connection.ask(code, ext)
+                finally:
+                    connection.close()
+                return _parse(address, bytes(answer.body))
+            except Unreachable as error:
+                failures.append(str(error))
+        raise Unreachable(", ".join(self._addresses), f"no name server answered ({'; '.join(failures)})")
+
+
+_READABLE: Final = 4
+
+
+def _parse(address: str, body: bytes) -> dict[str, Any]:
+    """A body of a name server. Old ones of RocketMQ write numbers as keys without quotes."""
+    text = body.decode("utf-8", "replace")
+    try:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = json.loads(_NUMBER_AS_KEY.sub(r'\1"\2"\3', text))
+    except (ValueError, RecursionError) as error:
+        raise Unreachable(address, f"sent a body that cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise Unreachable(address, "sent a body that is not an object")
+    return found

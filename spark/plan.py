@@ -1,0 +1,287 @@
+"""What a query reads: from options and the ends of queues to partitions. Pure: no sockets, no clock.
+
+A *scan* is a range of queue offsets for each queue. A partition of Spark is a part of a scan within one broker group:
+either a stripe, which holds of each queue what lies in one part of the group's log, or a piece of one queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
+
+from spark.option_table import EARLIEST, LATEST, AtOffsets, Bound, QueueName
+
+SHOWN_MAX: Final = 10
+"""So many queues are named in an error; the others are counted."""
+
+
+class QueueEnds(NamedTuple):
+    """What a queue holds: messages from ``first`` up to but not including ``end``, about ``nbytes`` in sum."""
+
+    first: int
+    end: int
+    nbytes: int = 0
+
+
+class QueueRange(NamedTuple):
+    """Queue offsets ``start`` up to but not including ``end``."""
+
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def message_count(self) -> int:
+        """How many messages these are."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """One partition of Spark: what one task reads from one broker group. Plain values only, so that it can be pickled.
+
+    ``replicas`` are addresses in the order in which they are to be asked.
+    """
+
+    topic: str
+    topic_id: str
+    broker_name: str
+    ranges: tuple[QueueRange, ...]
+    replicas: tuple[str, ...]
+
+    @property
+    def message_count(self) -> int:
+        """How many messages it has."""
+        return sum(each.message_count for each in self.ranges)
+
+
+class PlanRefused(Exception):
+    """The options do not fit what the topics have."""
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    bound: Bound, ends: Mapping[QueueName, QueueEnds], by_time: Mapping[QueueName, int | None], name: str
+) -> dict[QueueName, int]:
+    """The queue offset at which each queue begins or ends.
+
+    Args:
+        ends: of every queue that is read.
+        by_time: for bounds by time: the offset that was found for each queue, None where no message is that late.
+        name: the option, for errors.
+
+    Raises:
+        PlanRefused: the option leaves out a queue or names one that is not there, or no message is as late as a time.
+    """
+    match bound:
+        case "earliest":
+            return {queue: each.first for queue, each in ends.items()}
+        case "latest":
+            return {queue: each.end for queue, each in ends.items()}
+        case AtOffsets(offsets):
+            check_same_queues(offsets, ends, name)
+            named = {EARLIEST: 0, LATEST: 1}
+            return {
+                queue: ends[queue][named[offset]] if offset in named else offset for queue, offset in offsets.items()
+            }
+        case _:
+            late = sorted(queue for queue in ends if by_time[queue] is None)
+            if late:
+                raise PlanRefused(
+                    f"option {name}: no message is that late in {shown(late)}; "
+                    f"startingOffsetsByTimestampStrategy=latest begins at the end of such queues"
+                )
+            return {queue: offset for queue, offset in by_time.items() if offset is not None}
+
+
+def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], name: str) -> None:
+    """Raises PlanRefused, which names all queues that an option leaves out and all that are not there."""
+    named, there = set(named), set(there)
+    faults = []
+    if missing := sorted(there - named):
+        faults.append(f"says nothing of {shown(missing)}")
+    if unknown := sorted(named - there):
+        faults.append(f"names {shown(unknown)}, which cannot be read")
+    if faults:
+        raise PlanRefused(f"option {name} {' and '.join(faults)}")
+
+
+def scan(
+    starts: Mapping[QueueName, int], stops: Mapping[QueueName, int], ends: Mapping[QueueName, QueueEnds]
+) -> dict[QueueName, QueueRange]:
+    """The ranges between these offsets. Queues in which nothing is to be read are left out.
+
+    Raises:
+        PlanRefused: a range begins behind its end, or ends behind the end of the queue.
+    """
+    backwards = [queue for queue in sorted(starts) if starts[queue] > stops[queue]]
+    if backwards:
+        shown_ranges = _listed([f"{_name(queue)} ({starts[queue]} to {stops[queue]})" for queue in backwards])
+        raise PlanRefused(f"the start is behind the end in {shown_ranges}")
+    beyond = [queue for queue in sorted(stops) if stops[queue] > ends[queue].end]
+    if beyond:
+        shown_ends = _listed([f"{_name(queue)} ({stops[queue]}, it ends at {ends[queue].end})" for queue in beyond])
+        raise PlanRefused(f"the end is behind the last message in {shown_ends}")
+    return {
+        queue: QueueRange(queue[2], starts[queue], stops[queue]) for queue in starts if starts[queue] < stops[queue]
+    }
+
+
+# -- partitions ----------------------------------------------------------------------------------------------------
+
+
+class Splitting(NamedTuple):
+    """How large partitions may be; None means no limit. ``pieces`` is how many there are to be at least, about."""
+
+    pieces: int | None = None
+    records_max: int | None = None
+    bytes_max: int | None = None
+
+
+def split_queue(whole: QueueRange, count: int) -> list[QueueRange]:
+    """``count`` pieces of equal size, but for one message, or as many as there are messages."""
+    count = min(count, whole.message_count)
+    marks = [whole.start + whole.message_count * number // count for number in range(count + 1)]
+    return [QueueRange(whole.queue_id, begin, end) for begin, end in pairwise(marks)]
+
+
+def queue_pieces(ranges: Sequence[QueueRange], nbytes: Sequence[int], splitting: Splitting) -> list[list[QueueRange]]:
+    """A partition for each queue, split where the limits want it. ``nbytes`` is about the size of each range."""
+    total = sum(each.message_count for each in ranges)
+    found: list[list[QueueRange]] = []
+    for each, size in zip(ranges, nbytes, strict=True):
+        count = _pieces(each.message_count, size, splitting._replace(pieces=None))
+        if splitting.pieces is not None:
+            count = max(count, round(splitting.pieces * each.message_count / total))
+        found += [[piece] for piece in split_queue(each, count)]
+    return found
+
+
+def stripes(
+    ranges: Sequence[QueueRange], boundaries: Sequence[Mapping[int, int]], nbytes: int, splitting: Splitting
+) -> list[list[QueueRange]]:
+    """Partitions that each read one part of the log.
+
+    Args:
+        boundaries: for places in the log, ascending: the queue offset that each queue has reached there. A queue that
+            is not named has not begun.
+        nbytes: about the size of all messages in the ranges.
+
+    Each message is in exactly one stripe. Stripes without messages are left out; the ones that are larger than the
+    limits are split queue by queue in the same proportion, which follows the log where load is steady.
+    """
+    inner = [
+        {each.queue_id: min(max(at.get(each.queue_id, 0), each.start), each.end) for each in ranges}
+        for at in boundaries
+    ]
+    marks = [{each.queue_id: each.start for each in ranges}, *inner, {each.queue_id: each.end for each in ranges}]
+    whole = [
+        found
+        for low, high in pairwise(marks)
+        if (found := [QueueRange(queue, low[queue], high[queue]) for queue in low if low[queue] < high[queue]])
+    ]
+    total = sum(each.message_count for each in ranges)
+    pieces: list[list[QueueRange]] = []
+    for stripe in whole:
+        records = sum(each.message_count for each in stripe)
+        count = _pieces(records, nbytes * records // max(total, 1), splitting._replace(pieces=None))
+        if splitting.pieces is not None:
+            count = max(count, round(splitting.pieces * records / total))
+        pieces += _split_stripe(stripe, min(count, records))
+    return pieces
+
+
+def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRange]]:
+    if count <= 1:
+        return [list(stripe)]
+    found: list[list[QueueRange]] = []
+    for number in range(count):
+        piece = [
+            QueueRange(
+                each.queue_id,
+                each.start + each.message_count * number // count,
+                each.start + each.message_count * (number + 1) // count,
+            )
+            for each in stripe
+        ]
+        if kept := [each for each in piece if each.message_count]:
+            found.append(kept)
+    return found
+
+
+def _pieces(records: int, nbytes: int, splitting: Splitting) -> int:
+    count = splitting.pieces or 1
+    if splitting.records_max is not None:
+        count = max(count, -(-records // splitting.records_max))
+    if splitting.bytes_max is not None:
+        count = max(count, -(-nbytes // splitting.bytes_max))
+    return max(count, 1)
+
+
+# -- limits of a micro-batch ---------------------------------------------------------------------------------------
+
+
+def limited(backlog: Mapping[QueueName, QueueRange], records_max: int) -> dict[QueueName, int]:
+    """Where a micro-batch of about ``records_max`` messages ends in each queue.
+
+    Each queue gives in proportion to what it has, and at least one message, so that none is forgotten.
+    """
+    total = sum(each.message_count for each in backlog.values())
+    if total <= records_max:
+        return {queue: each.end for queue, each in backlog.items()}
+    return {
+        queue: each.start + max(1, each.message_count * records_max // total) if each.message_count else each.end
+        for queue, each in backlog.items()
+    }
+
+
+# -- replicas ------------------------------------------------------------------------------------------------------
+
+ReadFrom = Literal["follower", "follower-only", "any", "leader"]
+
+
+def replica_order(addresses: Mapping[int, str], leader_id: int, read_from: ReadFrom, turn: int) -> tuple[str, ...]:
+    """The addresses of a broker group in the order in which a task asks them.
+
+    Args:
+        addresses: by broker id, the leader's under ``leader_id``.
+        turn: differs from partition to partition, so that the replicas share the work.
+    """
+    followers = [address for number, address in sorted(addresses.items()) if number != leader_id]
+    leader = [addresses[leader_id]] if leader_id in addresses else []
+    match read_from:
+        case "follower":
+            return (*_rotated(followers, turn), *leader)
+        case "follower-only":
+            return tuple(_rotated(followers, turn))
+        case "leader":
+            return tuple(leader)
+        case "any":
+            return tuple(_rotated([*leader, *followers], turn))
+
+
+def _rotated(addresses: list[str], turn: int) -> list[str]:
+    at = turn % len(addresses) if addresses else 0
+    return addresses[at:] + addresses[:at]
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def shown(queues: Sequence[QueueName]) -> str:
+    """Queues in an error."""
+    return _listed([_name(queue) for queue in queues])
+
+
+def _name(queue: QueueName) -> str:
+    topic, broker_name, queue_id = queue
+    return f"{topic} {broker_name}:{queue_id}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - SHOWN_MAX
+    return ", ".join(texts[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

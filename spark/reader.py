@@ -1,0 +1,302 @@
+"""What a task does: it reads its part of the log from one replica after the other, until it has all of it.
+
+Whatever goes wrong at a replica (it is gone, slow, behind, or sends damaged bytes) costs a change to the next one, at
+the position that was reached: Spark would have to run the whole task again. An answer counts once it has arrived whole
+and its records continue where the one before ended, so every row is yielded exactly once, in the order of its queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark.client import (
+    PULL_MESSAGE,
+    PULL_NOT_FOUND,
+    PULL_OFFSET_MOVED,
+    PULL_RETRY,
+    SUCCESS,
+    Answer,
+    Connection,
+    NameServers,
+    Refused,
+    Unreachable,
+)
+from spark.columns import Source, decode_batches
+from spark.errors import AnswerDamaged, DataLoss, ReadFailed
+from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
+
+LEADER_ID: Final = 0
+PULL_MESSAGES: Final = 4096
+"""Asked for in a pull; brokers send fewer if their own limit is lower."""
+
+_PAUSE_SECONDS_MIN: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 1.0
+_SUBSCRIPTION: Final = 4
+_SIZE_AND_OFFSET: Final = Struct(">i16xq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What a task has to know of the options. Times are seconds, sizes bytes; plain values, so that it can be pickled.
+
+    ``tags`` are the tags that are wanted, None for all messages.
+    """
+
+    namesrv: tuple[str, ...]
+    columns: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    read_from: ReadFrom
+    keep_bad_bodies: bool
+    on_data_loss: Literal["fail", "skip"]
+    fetch_bytes: int
+    fetch_seconds: float
+    deadline_seconds: float
+    client_id: str
+
+
+class Behind(Exception):
+    """This replica has not got the messages yet; another one may have."""
+
+
+class Chunk(NamedTuple):
+    """Records of one queue, back to back, and where to go on. ``skipped`` messages before them are gone."""
+
+    data: memoryview
+    sizes: list[int]
+    next_offset: int
+    skipped: int = 0
+
+
+class TaskStatistics:
+    """What a task did, for one line in the executor's log."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.nbytes = 0
+        self.switches = 0
+        self.skipped = 0
+        self.replicas: dict[str, int] = {}
+        """Bytes from each."""
+
+
+class TaskReader:
+    """Reads one partition with requests that every RocketMQ broker knows.
+
+    Args:
+        connect: makes a connection to an address with a timeout in seconds.
+        clock, sleep: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        part: LogRange,
+        options: TaskOptions,
+        *,
+        connect: Callable[[str, float], Connection] = Connection,
+        clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - the edge of the task's process
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._part = part
+        self._options = options
+        self._connect = connect
+        self._clock = clock
+        self._sleep = sleep
+        self._source = Source(part.topic, part.broker_name)
+        self._replicas = list(part.replicas)
+        self._turn = 0
+        self._connection: Connection | None = None
+        self._failures: dict[str, str] = {}
+        self._progress_at = clock()
+        self._pause = _PAUSE_SECONDS_MIN
+        self.statistics = TaskStatistics()
+
+    def read(self) -> Iterator[Any]:
+        """All messages of the partition as record batches, queue by queue.
+
+        Raises:
+            DataLoss: messages are gone, and the query is not to go on without them.
+            ReadFailed: no replica has sent anything for the deadline.
+            BodyUnreadable: a compressed body cannot be inflated.
+        """
+        self._progress_at = self._clock()
+        try:
+            for each in self._part.ranges:
+                yield from self._read_queue(each)
+        finally:
+            self._disconnect()
+
+    def _read_queue(self, wanted: QueueRange) -> Iterator[Any]:
+        offset = wanted.start
+        sent: int | None = None
+        while offset < wanted.end:
+            try:
+                connection = self._connected()
+                if sent is None:
+                    sent = self._ask(connection, wanted, offset)
+                chunk = self._take(connection.receive(sent), wanted, offset)
+                sent = None
+            except (Unreachable, Refused, Behind, AnswerDamaged) as error:
+                sent = None
+                self._next_replica(error)
+                continue
+            self._progressed(connection, chunk)
+            offset = chunk.next_offset
+            if offset < wanted.end:
+                # The broker works on the next answer while this one is taken apart.
+                try:
+                    sent = self._ask(connection, wanted, offset)
+                except Unreachable as error:
+                    self._next_replica(error)
+            yield from self._batches(chunk)
+
+    def _batches(self, chunk: Chunk) -> Iterator[Any]:
+        options = self._options
+        columns = options.columns
+        if options.tags is not None and "tags" not in columns:
+            columns = (*columns, "tags")
+        for batch in decode_batches(
+            chunk.data, chunk.sizes, columns, self._source, keep_bad_bodies=options.keep_bad_bodies
+        ):
+            found = batch
+            if options.tags is not None:
+                # Brokers compare the hashes of tags only.
+                found = batch.filter(pc.is_in(batch.column("tags"), pa.array(options.tags)))
+                found = found.select(list(options.columns))
+            self.statistics.rows += found.num_rows
+            if found.num_rows:
+                yield found
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _ask(self, connection: Connection, wanted: QueueRange, offset: int) -> int:
+        options = self._options
+        expression = "*" if options.tags is None else " || ".join(options.tags)
+        return connection.send(
+            PULL_MESSAGE,
+            {
+                "consumerGroup": options.client_id,
+                "topic": self._part.topic,
+                "queueId": str(wanted.queue_id),
+                "queueOffset": str(offset),
+                "maxMsgNums": str(min(PULL_MESSAGES, wanted.end - offset)),
+                "sysFlag": str(_SUBSCRIPTION),
+                "commitOffset": "0",
+                "suspendTimeoutMillis": "0",
+                "subscription": expression,
+                "subVersion": "0",
+                "expressionType": "TAG",
+                "maxMsgBytes": str(options.fetch_bytes),
+            },
+        )
+
+    def _take(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
+        """What an answer brings. Raises Behind, Refused, AnswerDamaged, DataLoss."""
+        address = self._replicas[self._turn]
+        if answer.code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY, PULL_OFFSET_MOVED):
+            raise Refused(address, answer.code, answer.remark)
+        try:
+            next_offset = int(answer.ext["nextBeginOffset"])
+            first, end = int(answer.ext["minOffset"]), int(answer.ext["maxOffset"])
+        except (KeyError, ValueError) as error:
+            raise AnswerDamaged(f"{address} answered a pull without its offsets: {answer.ext}") from error
+        if answer.code == SUCCESS:
+            return self._records(answer.body, wanted, offset, next_offset)
+        if end < wanted.end:
+            raise Behind(f"{address} has queue {wanted.queue_id} up to {end}")
+        if first > offset:
+            return self._lost(wanted, offset, first)
+        if next_offset > offset and answer.code != PULL_OFFSET_MOVED:
+            return Chunk(memoryview(b""), [], min(next_offset, wanted.end))  # nothing up to there has a wanted tag
+        raise Behind(f"{address} sends nothing at offset {offset} of queue {wanted.queue_id} ({first} to {end})")
+
+    def _records(self, data: memoryview, wanted: QueueRange, offset: int, next_offset: int) -> Chunk:
+        sizes: list[int] = []
+        at, expected, size_of = 0, offset, _SIZE_AND_OFFSET
+        is_dense = self._options.tags is None
+        while at < len(data):
+            if at + size_of.size > len(data):
+                raise AnswerDamaged(f"{len(data) - at} bytes are left behind the last record")
+            size, found = size_of.unpack_from(data, at)
+            if found >= wanted.end:
+                break
+            if size <= 0 or at + size > len(data) or found < expected or (is_dense and found != expected):
+                raise AnswerDamaged(f"offset {found} came in a record of {size} bytes, {expected} was expected")
+            sizes.append(size)
+            at += size
+            expected = found + 1
+        if is_dense:
+            next_offset = expected
+        if next_offset <= offset or next_offset < expected:
+            raise AnswerDamaged(f"an answer for offset {offset} leads to {next_offset}")
+        return Chunk(data[:at], sizes, min(next_offset, wanted.end))
+
+    def _lost(self, wanted: QueueRange, offset: int, first: int) -> Chunk:
+        """Messages were deleted after planning."""
+        behind = min(first, wanted.end)
+        where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{wanted.queue_id}"
+        gone = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"
+        if self._options.on_data_loss == "fail":
+            raise DataLoss(
+                f"{where}: {gone}. The queue begins at {first} now. Keep messages longer (fileReservedTime), read "
+                f"sooner, or set failOnDataLoss=false to go on without them"
+            )
+        return Chunk(memoryview(b""), [], behind, skipped=behind - offset)
+
+    # -- replicas --------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            if not self._replicas:
+                raise Unreachable(self._part.broker_name, "no replica is known")
+            self._connection = self._connect(self._replicas[self._turn], self._options.fetch_seconds)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _progressed(self, connection: Connection, chunk: Chunk) -> None:
+        self._progress_at = self._clock()
+        self._pause = _PAUSE_SECONDS_MIN
+        statistics = self.statistics
+        statistics.nbytes += len(chunk.data)
+        statistics.skipped += chunk.skipped
+        statistics.replicas[connection.address] = statistics.replicas.get(connection.address, 0) + len(chunk.data)
+
+    def _next_replica(self, error: Exception) -> None:
+        """Go on with the next replica. Raises ReadFailed."""
+        self._disconnect()
+        self.statistics.switches += 1
+        if self._replicas:
+            self._failures[self._replicas[self._turn]] = str(error)
+        if self._clock() - self._progress_at >= self._options.deadline_seconds:
+            answers = "; ".join(f"{address}: {reason}" for address, reason in self._failures.items()) or str(error)
+            raise ReadFailed(
+                f"topic {self._part.topic!r}, broker group {self._part.broker_name}: no replica has sent messages for "
+                f"{self._options.deadline_seconds:g} s, option readDeadline ({answers})"
+            ) from error
+        self._turn += 1
+        if self._turn >= len(self._replicas):
+            self._turn = 0
+            self._sleep(self._pause)
+            self._pause = min(self._pause * 2, _PAUSE_SECONDS_MAX)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Ask where the replicas are by now; what is known stays if nobody can tell."""
+        options = self._options
+        try:
+            route = NameServers(options.namesrv, options.fetch_seconds, self._connect).route(self._part.topic)
+        except (Unreachable, Refused):
+            return
+        addresses = route.addresses.get(self._part.broker_name)
+        if addresses:
+            self._replicas = list(replica_order(addresses, LEADER_ID, options.read_from, 0)) or self._replicas
