@@ -1,0 +1,178 @@
+"""What there is to read, asked of name servers and brokers when a query is planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from spark.client import (
+    GET_MAX_OFFSET,
+    GET_MIN_OFFSET,
+    SEARCH_OFFSET,
+    TOPIC_NOT_EXIST,
+    Answer,
+    Connection,
+    NameServers,
+    Refused,
+    TopicRoute,
+    Unreachable,
+)
+from spark.option_table import QueueName
+from spark.options import Pattern, Queues, Subscription, Topics
+from spark.plan import PlanRefused, QueueEnds, shown
+
+LEADER_ID: Final = 0
+"""The broker id under which the leader of a broker group registers."""
+
+_HIDDEN: Final = re.compile(
+    r"%RETRY%.*|%DLQ%.*|rmq_sys_.*|RMQ_SYS_.*|SCHEDULE_TOPIC_XXXX|TBW102|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT"
+    r"|.*_REPLY_TOPIC|DefaultCluster|RMQ_.*"
+)
+"""Topics that a pattern does not match: the system's, and those of consumer groups."""
+
+_AT_ONCE: Final = 256
+"""Questions that are under way on one connection."""
+
+
+class Survey(NamedTuple):
+    """The queues of a query and where they are."""
+
+    routes: Mapping[str, TopicRoute]
+    ends: Mapping[QueueName, QueueEnds]
+
+
+class Surveyor:
+    """Asks name servers and brokers, with requests that every RocketMQ broker knows.
+
+    Args:
+        timeout: seconds to wait for an answer.
+        connect: makes a connection to an address with a timeout in seconds.
+    """
+
+    def __init__(
+        self, namesrv: Sequence[str], timeout: float, connect: Callable[[str, float], Connection] = Connection
+    ) -> None:
+        self._names = NameServers(namesrv, timeout, connect)
+        self._timeout = timeout
+        self._connect = connect
+
+    def survey(self, subscription: Subscription) -> Survey:
+        """All queues that are subscribed to, and what they hold.
+
+        Raises:
+            PlanRefused: a topic or queue that the user named does not exist.
+            Unreachable: no name server answers, or no broker of a group does.
+        """
+        routes = {topic: self._route(topic) for topic in self._topics(subscription)}
+        queues = [
+            (topic, broker_name, queue_id)
+            for topic, route in routes.items()
+            for broker_name, count in sorted(route.read_queues.items())
+            for queue_id in range(count)
+        ]
+        if isinstance(subscription, Queues):
+            if unknown := sorted(subscription.queues - set(queues)):
+                raise PlanRefused(f"option assign names {shown(unknown)}, which cannot be read")
+            queues = sorted(subscription.queues)
+        return Survey(routes, self._ends(routes, queues))
+
+    def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
+        """For each queue the offset of the first message stored at a time or later; None if there is none.
+
+        ``times`` are epoch milliseconds. Raises Unreachable, Refused.
+        """
+        offsets: dict[QueueName, int | None] = {}
+        for queue, answer in self._each(found.routes, times, SEARCH_OFFSET, times):
+            offset = _offset(queue, answer)
+            offsets[queue] = offset if offset < found.ends[queue].end else None
+        return offsets
+
+    def _topics(self, subscription: Subscription) -> Iterable[str]:
+        match subscription:
+            case Topics(named):
+                return named
+            case Queues(queues):
+                return sorted({topic for topic, _, _ in queues})
+            case Pattern(pattern):
+                wanted = re.compile(pattern)
+                names = [
+                    each for each in self._names.topics() if wanted.fullmatch(each) and not _HIDDEN.fullmatch(each)
+                ]
+                if not names:
+                    raise PlanRefused(f"option subscribePattern: no topic matches {pattern!r}")
+                return names
+
+    def _route(self, topic: str) -> TopicRoute:
+        try:
+            route = self._names.route(topic)
+        except Refused as error:
+            if error.code != TOPIC_NOT_EXIST:
+                raise
+            raise PlanRefused(f"the topic {topic!r} does not exist") from error
+        if not route.read_queues:
+            raise PlanRefused(f"the topic {topic!r} has no queue that may be read")
+        return route
+
+    def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:
+        first = {queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, GET_MIN_OFFSET)}
+        end = {queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, GET_MAX_OFFSET)}
+        # Retention may have moved the beginning between the two.
+        return {queue: QueueEnds(max(first[queue], 0), max(end[queue], first[queue], 0)) for queue in queues}
+
+    def _each(
+        self,
+        routes: Mapping[str, TopicRoute],
+        queues: Iterable[QueueName],
+        code: int,
+        times: Mapping[QueueName, int] | None = None,
+    ) -> Iterator[tuple[QueueName, Answer]]:
+        """Ask the same of many queues: each broker group over one connection, without a wait between questions."""
+        by_group: dict[str, list[QueueName]] = {}
+        for queue in queues:
+            by_group.setdefault(queue[1], []).append(queue)
+        for broker_name, members in by_group.items():
+            addresses = routes[members[0][0]].addresses.get(broker_name, {})
+            with self._connected(broker_name, addresses) as connection:
+                for begin in range(0, len(members), _AT_ONCE):
+                    asked = [
+                        (queue, connection.send(code, _fields(queue, times)))
+                        for queue in members[begin : begin + _AT_ONCE]
+                    ]
+                    for queue, number in asked:
+                        yield queue, connection.receive(number)
+
+    @contextmanager
+    def _connected(self, broker_name: str, addresses: Mapping[int, str]) -> Iterator[Connection]:
+        """A connection to the leader; to another replica if that cannot be reached."""
+        failures: list[str] = []
+        order = sorted(addresses, key=lambda number: (number != LEADER_ID, number))
+        connection = None
+        for number in order:
+            try:
+                connection = self._connect(addresses[number], self._timeout)
+                break
+            except Unreachable as error:
+                failures.append(str(error))
+        if connection is None:
+            raise Unreachable(broker_name, f"no replica can be reached ({'; '.join(failures) or 'none is known'})")
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def _fields(queue: QueueName, times: Mapping[QueueName, int] | None) -> dict[str, str]:
+    topic, broker_name, queue_id = queue
+    fields = {"topic": topic, "queueId": str(queue_id), "brokerName": broker_name}
+    return fields if times is None else {**fields, "timestamp": str(times[queue])}
+
+
+def _offset(queue: QueueName, answer: Answer) -> int:
+    if answer.code:
+        raise Refused(queue[1], answer.code, f"{answer.remark} ({shown([queue])})")
+    try:
+        return int(answer.ext["offset"])
+    except (KeyError, ValueError) as error:
+        raise Unreachable(queue[1], f"answered without an offset: {answer.ext}") from error
