@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mq.protocol import properties as props
-from mq.protocol.compression import CODECS, deflate
+from mq.protocol.compression import CODECS, deflate, inflate
 from mq.protocol.records import decode_record, encode_host, encode_record
 from spark import columns
 from spark.columns import Source, decode_batches
@@ -66,7 +66,7 @@ def timestamp(milliseconds: int) -> int | None:
 def expected(record: bytes) -> dict[str, Any]:
     """What a consumer of the SDK sees, by the SDK's own decoder."""
     stored = decode_record(memoryview(record))
-    received = columns.inflate(stored.sys_flag, stored.body, 2**20)
+    received = inflate(stored.sys_flag, stored.body, 2**20)
     hosts = {
         f"{end}_host": f"[{host.ip}]:{host.port}" if ":" in host.ip else f"{host.ip}:{host.port}"
         for end, host in (("born", stored.born_host), ("store", stored.store_host))
