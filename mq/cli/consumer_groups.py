@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,10 +21,12 @@ from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
 app = typer.Typer(help="Create, change, list, look at, reset and delete consumer groups.", no_args_is_help=True)
 
+Group = Annotated[str, typer.Argument(metavar="GROUP")]
+
 
 @app.command("create")
 def create(
-    group: str,
+    group: Group,
     retries: Annotated[int, typer.Option(min=-1, help="How often a message comes again before it is dead.")] = 16,
     broadcast: Annotated[bool, typer.Option(help="Whether each member may get all messages.")] = True,
     enabled: Annotated[bool, typer.Option(help="Whether the group gets any messages.")] = True,
@@ -32,7 +35,10 @@ def create(
     ] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create a consumer group in every broker group, or change it."""
+    """Create a consumer group in every broker group.
+
+    Exit code 1, and nothing is changed, if there is one of that name.
+    """
     config = SubscriptionGroupConfig(
         group_name=group,
         retry_max_times=retries,
@@ -43,10 +49,70 @@ def create(
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
+            if group in await admin.consumer_groups():
+                raise CommandFailed(
+                    f"consumer group {group} exists already; raftmq consumer-group update changes it", EXIT_FAILED
+                )
             await admin.put_consumer_group(config)
 
     with client_errors():
         run_trio(main)
+    print(f"created consumer group {group}: {_settings(config)}")
+
+
+@app.command("update")
+def update(
+    group: Group,
+    retries: Annotated[
+        int | None, typer.Option(min=-1, help="How often a message is delivered again before it is dead.")
+    ] = None,
+    broadcast: Annotated[
+        bool | None, typer.Option("--broadcast/--no-broadcast", help="Whether each member may get all messages.")
+    ] = None,
+    enabled: Annotated[
+        bool | None, typer.Option("--enabled/--no-enabled", help="Whether the group gets any messages.")
+    ] = None,
+    orderly: Annotated[
+        bool | None,
+        typer.Option("--orderly/--no-orderly", help="Whether gRPC clients behind RocketMQ's proxy get order."),
+    ] = None,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Change those settings of a consumer group that are given, in every broker group.
+
+    Exit code 1 if there is no such group.
+    """
+    given = {
+        "retry_max_times": retries,
+        "consume_broadcast_enable": broadcast,
+        "consume_enable": enabled,
+        "consume_message_orderly": orderly,
+    }
+    wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not wanted:
+        raise CommandFailed("nothing to change: pass --retries, --broadcast, --enabled or --orderly")
+
+    async def main() -> tuple[SubscriptionGroupConfig, SubscriptionGroupConfig]:
+        async with Admin(namesrv) as admin:
+            configs = (await admin.consumer_groups()).get(group)
+            if not configs:
+                raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
+            old = configs[min(configs)]
+            new = msgspec.structs.replace(old, **wanted)
+            await admin.put_consumer_group(new)
+            return old, new
+
+    with client_errors():
+        old, new = run_trio(main)
+    print(f"changed consumer group {group}: {_settings(old)} -> {_settings(new)}")
+
+
+def _settings(config: SubscriptionGroupConfig) -> str:
+    return (
+        f"{'enabled' if config.consume_enable else 'DISABLED'}, up to {config.retry_max_times} retries, "
+        f"broadcast {'yes' if config.consume_broadcast_enable else 'no'}, "
+        f"orderly {'yes' if config.consume_message_orderly else 'no'}"
+    )
 
 
 @app.command("list")
@@ -68,7 +134,7 @@ def list_groups(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 
 @app.command("delete")
 def delete(
-    group: str,
+    group: Group,
     keep_offsets: Annotated[bool, typer.Option("--keep-offsets", help="Remember how far it is.")] = False,
     topics: Annotated[bool, typer.Option("--topics", help="And its repeated and dead messages.")] = False,
     namesrv: Namesrv = NAMESRV,
@@ -88,11 +154,13 @@ def delete(
 
     with client_errors():
         run_trio(main)
+    kept = ", its offsets are kept" if keep_offsets else ""
+    print(f"deleted consumer group {group}{kept}{', and its repeated and dead messages' if topics else ''}")
 
 
 @app.command("reset")
 def reset(
-    group: str,
+    group: Group,
     topic: str,
     to: Annotated[str, typer.Argument(metavar="POSITION", help="first, last, or a local time: 2026-03-01T09:30.")],
     as_json: Json = False,
@@ -129,7 +197,7 @@ def _position(text: str) -> ConsumeFrom:
 
 
 @app.command("describe")
-def describe(group: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Show a group's settings, and how far it is in each queue. Exit code 1 if there is no such group."""
 
     async def main() -> tuple[dict[str, SubscriptionGroupConfig], dict[MessageQueue, GroupProgress]]:
@@ -145,12 +213,7 @@ def describe(group: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
         return
     console = Console()
     for broker, config in sorted(configs.items()):
-        console.print(
-            f"{group} in {broker}: {'enabled' if config.consume_enable else 'DISABLED'}, "
-            f"up to {config.retry_max_times} retries, broadcast {'yes' if config.consume_broadcast_enable else 'no'}, "
-            f"orderly {'yes' if config.consume_message_orderly else 'no'}",
-            highlight=False,
-        )
+        console.print(f"{group} in {broker}: {_settings(config)}", highlight=False)
     table = Table("topic", "broker group", "queue", "offset", "next message", "behind", "last consumed was stored")
     for queue, each in progress.items():
         table.add_row(

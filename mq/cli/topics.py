@@ -13,7 +13,8 @@ from rich.table import Table
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.client.admin import MESSAGE_TYPES, Admin
-from mq.protocol.bodies import ClusterInfo
+from mq.client.errors import TopicNotFound
+from mq.protocol.bodies import ClusterInfo, TopicConfig
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
 
@@ -28,36 +29,123 @@ NAMESRV = "127.0.0.1:9876"
 _PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+MessageType = Annotated[
+    str | None,
+    typer.Option(help="What gRPC clients may send to it: normal, fifo, delay, transaction.", metavar="TYPE"),
+]
+
+
 @app.command("create")
 def create(
-    topic: str,
+    topic: Topic,
     queues: Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = 8,
     perm: Annotated[str, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = "rw",
     order: Annotated[bool, typer.Option("--order", help="Its queues are to be consumed in order.")] = False,
-    message_type: Annotated[
-        str | None,
-        typer.Option(help="What gRPC clients may send to it: normal, fifo, delay, transaction.", metavar="TYPE"),
-    ] = None,
+    message_type: MessageType = None,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create a topic in every broker group, or change it."""
-    if perm not in _PERMS:
-        raise CommandFailed(f"--perm {perm!r} is none of {', '.join(_PERMS)}")
-    if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
-        raise CommandFailed(f"--message-type {message_type!r} is none of {', '.join(MESSAGE_TYPES).lower()}")
+    """Create a topic in every broker group. Exit code 1, and nothing is changed, if there is one of that name."""
+    bits, kind = _perm_bits(perm), _kind(message_type)
 
-    async def main() -> None:
+    async def main() -> list[str]:
         async with Admin(namesrv) as admin:
-            await admin.create_topic(
-                topic,
-                queues,
-                perm=_PERMS[perm],
-                order=order,
-                message_type=None if message_type is None else message_type.upper(),
-            )
+            if known := await _configs(admin, topic):
+                raise CommandFailed(
+                    f"topic {topic} exists already: {_shape(known)}; raftmq topic update changes it", EXIT_FAILED
+                )
+            return sorted((await admin.create_topic(topic, queues, perm=bits, order=order, message_type=kind)).brokers)
 
     with client_errors():
-        run_trio(main)
+        brokers = run_trio(main)
+    print(f"created topic {topic} in {', '.join(brokers)}: {_settings(queues, queues, bits, order)}")
+
+
+@app.command("update")
+def update(
+    topic: Topic,
+    queues: Annotated[int | None, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = None,
+    perm: Annotated[str | None, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = None,
+    order: Annotated[bool | None, typer.Option("--order/--no-order", help="Whether to consume it in order.")] = None,
+    message_type: MessageType = None,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Yes, fewer queues: what the last ones hold is not consumed any more.")
+    ] = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Change those settings of a topic that are given, in every broker group that has it.
+
+    Exit code 1 if there is no such topic.
+    """
+    if (queues, perm, order, message_type) == (None, None, None, None):
+        raise CommandFailed("nothing to change: pass --queues, --perm, --order, --no-order or --message-type")
+    bits, kind = None if perm is None else _perm_bits(perm), _kind(message_type)
+
+    async def main() -> list[tuple[str, str]]:
+        async with Admin(namesrv) as admin:
+            configs = await _configs(admin, topic)
+            if not configs:
+                raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
+            most = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
+            if queues is not None and queues < most and not shrink:
+                raise CommandFailed(
+                    f"topic {topic} has {most} queues; with {queues}, messages in the last ones are not consumed any "
+                    "more. If that is what you want: --shrink"
+                )
+            for broker, config in sorted(configs.items()):
+                await admin.create_topic(
+                    topic,
+                    read_queues=queues or config.read_queue_nums,
+                    write_queues=queues or config.write_queue_nums,
+                    perm=config.perm if bits is None else bits,
+                    order=config.order if order is None else order,
+                    message_type=kind,
+                    broker=broker,
+                )
+            changed = await _configs(admin, topic)
+            return [(_shape({each: configs[each]}), _shape({each: changed[each]})) for each in sorted(changed)]
+
+    with client_errors():
+        for before, after in run_trio(main):
+            print(
+                f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}"
+            )
+
+
+async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
+    """The settings of a topic in each broker group that has it; none if there is no such topic."""
+    try:
+        return await admin.topic_config(topic)
+    except TopicNotFound:
+        return {}
+
+
+def _perm_bits(perm: str) -> int:
+    if perm not in _PERMS:
+        raise CommandFailed(f"--perm {perm!r} is none of {', '.join(_PERMS)}")
+    return _PERMS[perm]
+
+
+def _kind(message_type: str | None) -> str | None:
+    if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
+        raise CommandFailed(f"--message-type {message_type!r} is none of {', '.join(MESSAGE_TYPES).lower()}")
+    return None if message_type is None else message_type.upper()
+
+
+def _shape(configs: dict[str, TopicConfig]) -> str:
+    return "; ".join(
+        f"{_settings(each.read_queue_nums, each.write_queue_nums, each.perm, each.order)} in {broker}"
+        for broker, each in sorted(configs.items())
+    )
+
+
+def _settings(read_queues: int, write_queues: int, perm: int, order: bool) -> str:
+    queues = f"{read_queues}" if read_queues == write_queues else f"{read_queues} read and {write_queues} written"
+    return f"{queues} queues, perm {_perm_words(perm)}{', in order' if order else ''}"
+
+
+def _perm_words(perm: int) -> str:
+    return next((name for name, bits in _PERMS.items() if bits == perm), str(perm))
 
 
 @app.command("list")
@@ -78,7 +166,7 @@ def list_topics(namesrv: Namesrv = NAMESRV) -> None:
 
 @app.command("route")
 def route(
-    topic: str,
+    topic: Topic,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -118,7 +206,7 @@ def route(
 
 
 @app.command("delete")
-def delete(topic: str, namesrv: Namesrv = NAMESRV) -> None:
+def delete(topic: Topic, namesrv: Namesrv = NAMESRV) -> None:
     """Delete a topic with its messages, and how far groups are in it, in every broker group.
 
     Exit code 1 if there is no such topic.
@@ -134,10 +222,11 @@ def delete(topic: str, namesrv: Namesrv = NAMESRV) -> None:
 
     with client_errors():
         run_trio(main)
+    print(f"deleted topic {topic}")
 
 
 @app.command("describe")
-def describe(topic: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Show a topic's settings, and which messages its queues hold."""
 
     async def main() -> list[dict[str, object]]:
@@ -172,9 +261,11 @@ def describe(topic: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
         print(json.dumps(rows, indent=2))
         return
     for row in rows:
-        words = next((name for name, perm in _PERMS.items() if perm == row["perm"]), str(row["perm"]))
+        perm = row["perm"]
+        assert isinstance(perm, int)
         title = (
-            f"{topic} in {row['broker']}: perm {words}, {row['readQueues']} queues read, {row['writeQueues']} written"
+            f"{topic} in {row['broker']}: perm {_perm_words(perm)}, {row['readQueues']} queues read, "
+            f"{row['writeQueues']} written"
         )
         table = Table("queue", "first offset", "next offset", "last stored", title=title, title_justify="left")
         queues = row["queues"]
@@ -191,7 +282,7 @@ def describe(topic: str, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
 
 @app.command("stats")
 def stats(
-    topic: str,
+    topic: Topic,
     group: Annotated[str | None, typer.Option(help="What this group got of it, not what was put.")] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,

@@ -39,7 +39,8 @@ class Commands:
 async def test_topics_and_groups(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         commands = Commands(cluster.namesrv)
-        await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
+        said = await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
+        assert said == "created topic T in broker-a: 2 queues, perm rw, in order\n"
         await commands.run("produce", "T", given=b"a\nb\nc\n")
         [described] = await commands.json("topic", "describe", "T")
         assert (described["writeQueues"], described["perm"], described["order"]) == (2, 6, True)
@@ -47,10 +48,25 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert sum(queue["nextOffset"] for queue in described["queues"]) == 3
         figures = {row["span"]: row["messages"] for row in await commands.json("topic", "stats", "T")}
         assert figures == {"minute": 3, "hour": 3, "day": 3}
-        await commands.run("topic", "create", "T", "--queues", "2", "--perm", "r")
+        assert "2 queues, perm rw, in order in broker-a" in await commands.run("topic", "create", "T", code=1)
+        assert "--shrink" in await commands.run("topic", "update", "T", "--queues", "1", code=2)
+        assert "nothing to change" in await commands.run("topic", "update", "T", code=2)
+        [described] = await commands.json("topic", "describe", "T")
+        assert (described["readQueues"], described["writeQueues"], described["perm"]) == (2, 2, 6)
+        said = await commands.run("topic", "update", "T", "--perm", "r", "--no-order")
+        assert said == "changed topic T: 2 queues, perm rw, in order in broker-a -> 2 queues, perm r in broker-a\n"
+        assert "-> 1 queues, perm r" in await commands.run("topic", "update", "T", "--queues", "1", "--shrink")
+        await commands.run("topic", "update", "T", "--queues", "2")
         assert (await commands.json("topic", "describe", "T"))[0]["perm"] == 4
+        assert "X does not exist" in await commands.run("topic", "update", "X", "--queues", "9", code=1)
 
-        await commands.run("consumer-group", "create", "G", "--retries", "3", "--no-broadcast", "--orderly")
+        said = await commands.run("consumer-group", "create", "G", "--retries", "4", "--no-broadcast", "--orderly")
+        assert said == "created consumer group G: enabled, up to 4 retries, broadcast no, orderly yes\n"
+        assert "G exists already" in await commands.run("consumer-group", "create", "G", code=1)
+        assert "up to 4 retries, broadcast no, orderly yes -> enabled, up to 3 retries" in await commands.run(
+            "consumer-group", "update", "G", "--retries", "3"
+        )
+        assert "no consumer group H" in await commands.run("consumer-group", "update", "H", "--retries", "3", code=1)
         assert await commands.json("consumer-group", "list") == ["G"]
         await commands.run("consume", "T", "--group", "G", "--count", "3")
         group = await commands.json("consumer-group", "describe", "G")
@@ -66,10 +82,10 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert "neither first nor last" in await commands.run("consumer-group", "reset", "G", "T", "earliest", code=2)
         assert "X does not exist" in await commands.run("consumer-group", "reset", "G", "X", "first", code=1)
 
-        await commands.run("consumer-group", "delete", "G", "--topics")
+        assert "deleted consumer group G" in await commands.run("consumer-group", "delete", "G", "--topics")
         assert "no consumer group G" in await commands.run("consumer-group", "delete", "G", code=1)
         assert "no consumer group G" in await commands.run("consumer-group", "describe", "G", code=1)
-        await commands.run("topic", "delete", "T")
+        assert await commands.run("topic", "delete", "T") == "deleted topic T\n"
         assert "T does not exist" in await commands.run("topic", "delete", "T", code=1)
         assert "T does not exist" in await commands.run("topic", "describe", "T", code=1)
         for refused in (

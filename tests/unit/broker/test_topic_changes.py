@@ -1,0 +1,72 @@
+"""Commands that create and change topics and consumer groups, and what they say that they did."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from mq.cli.app import app
+from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
+from mq.client.admin import Admin
+from tests.unit.broker.test_sdk_lookups import cluster
+
+pytestmark = pytest.mark.trio
+
+
+async def command(*arguments: str) -> str:
+    """The last line that a command prints: the servers, which run in this process, write their logs there, too."""
+    result = await trio.to_thread.run_sync(partial(CliRunner().invoke, app, arguments))
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout.splitlines()[-1] + "\n"
+
+
+async def refusal(code: int, *arguments: str) -> str:
+    with pytest.raises(CommandFailed) as refused:
+        await command(*arguments)
+    assert refused.value.exit_code == code
+    return str(refused.value)
+
+
+async def test_creating_a_topic_that_exists_changes_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:
+        at = ("--namesrv", namesrv)
+        said = await command("topic", "create", "New", "--queues", "8", "--order", *at)
+        assert said == "created topic New in broker-a: 8 queues, perm rw, in order\n"
+        before = await admin.topic_config("New")
+        assert "8 queues, perm rw, in order in broker-a" in await refusal(EXIT_FAILED, "topic", "create", "New", *at)
+        assert await admin.topic_config("New") == before
+
+
+async def test_a_topic_shrinks_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:
+        at = ("--namesrv", namesrv)
+        await command("topic", "create", "New", "--queues", "8", *at)
+        assert "--shrink" in await refusal(EXIT_REFUSED, "topic", "update", "New", "--queues", "4", *at)
+        assert (await admin.topic_config("New"))["broker-a"].read_queue_nums == 8
+        said = await command("topic", "update", "New", "--queues", "4", "--shrink", *at)
+        assert said == "changed topic New: 8 queues, perm rw in broker-a -> 4 queues, perm rw in broker-a\n"
+        said = await command("topic", "update", "New", "--perm", "r", "--order", *at)
+        assert said == "changed topic New: 4 queues, perm rw in broker-a -> 4 queues, perm r, in order in broker-a\n"
+        assert "nothing to change" in await refusal(EXIT_REFUSED, "topic", "update", "New", *at)
+        assert "X does not exist" in await refusal(EXIT_FAILED, "topic", "update", "X", "--queues", "9", *at)
+        assert await command("topic", "delete", "New", *at) == "deleted topic New\n"
+
+
+async def test_creating_a_consumer_group_that_exists_changes_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv:
+        at = ("--namesrv", namesrv)
+        said = await command("consumer-group", "create", "G", "--retries", "4", "--no-broadcast", *at)
+        assert said == "created consumer group G: enabled, up to 4 retries, broadcast no, orderly no\n"
+        assert "G exists already" in await refusal(EXIT_FAILED, "consumer-group", "create", "G", *at)
+        said = await command("consumer-group", "update", "G", "--retries", "3", *at)
+        assert said == (
+            "changed consumer group G: enabled, up to 4 retries, broadcast no, orderly no -> "
+            "enabled, up to 3 retries, broadcast no, orderly no\n"
+        )
+        assert "no consumer group H" in await refusal(EXIT_FAILED, "consumer-group", "update", "H", "--enabled", *at)
+        assert await command("consumer-group", "delete", "G", *at) == "deleted consumer group G\n"
