@@ -7,10 +7,11 @@ program in a hurry takes `Node.replica` and appends with plain calls.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import structlog
 import trio
@@ -24,6 +25,9 @@ from raftlog.segment.staging import SNAPSHOT_NAME
 _INDEX = struct.Struct(">Q")
 _RETRY_SECONDS: Final = 0.02
 _ASIDE: Final = ".tmp"
+
+_LOGGER: Final = logging.getLogger("raftlog")
+_LOGGER.addHandler(logging.NullHandler())  # a library writes nothing unless its program asks for it
 
 
 class StateMachine(Protocol):
@@ -255,7 +259,7 @@ async def open_node(settings: NodeSettings, machine: Callable[[], M]) -> AsyncIt
         SecretUnusable, ListenRefused, SegmentError, SnapshotMissing: as `serve_node` does.
     """
     node = Node(settings, machine)
-    log = structlog.get_logger("raftlog").bind(group=settings.group, node_id=settings.node_id)
+    log = _library_log().bind(group=settings.group, node_id=settings.node_id)
     async with trio.open_nursery() as nursery:
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
@@ -265,3 +269,20 @@ async def open_node(settings: NodeSettings, machine: Callable[[], M]) -> AsyncIt
         yield node
         await node.stop()
         nursery.cancel_scope.cancel()
+
+
+def _library_log() -> Any:
+    """structlog, if the program has configured it; else Python's own logging under the name ``raftlog``."""
+    if structlog.is_configured():
+        return structlog.get_logger("raftlog")
+    return structlog.wrap_logger(
+        _LOGGER,
+        processors=[structlog.stdlib.filter_by_level, _as_text],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+def _as_text(_: Any, __: str, event: Any) -> Any:
+    exc_info = event.pop("exc_info", None)
+    text = " ".join([event.pop("event"), *(f"{name}={value!r}" for name, value in event.items())])
+    return (text,), {"exc_info": exc_info}

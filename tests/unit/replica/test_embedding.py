@@ -23,7 +23,19 @@ def test_the_example_of_the_documentation_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if re.fullmatch(r"n\d \d+", line)] == ["n0 10", "n1 10", "n2 10"]
+    assert done.stdout.splitlines() == ["n0 10", "n1 10", "n2 10"]
+    assert not done.stderr, "a library is quiet unless its program configures a log"
+
+
+@pytest.mark.parametrize(
+    "configure",
+    ["import logging; logging.basicConfig(level='INFO')", "import structlog; structlog.configure()"],
+)
+def test_a_program_that_configures_a_log_gets_what_nodes_write(configure: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", f"{configure}\n{code}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("log_opened") == 3
 
 
 class Words:
