@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
+
+from sortedcontainers import SortedSet
 
 from mq.store.indexing import IndexJob
 from mq.store.key_search import KeyQuery, KeySearch, UnindexedPart
@@ -46,15 +47,15 @@ class KeyIndex:
         self._segment_bytes = log.files.segment_bytes
         shares = -(-self._segment_bytes // PART_BYTES_MAX)
         self._part_bytes = -(-self._segment_bytes // shares)
-        self._indexed: list[int] = []
-        self._missing: list[int] = []
+        self._indexed: SortedSet[int] = SortedSet()
+        self._missing: SortedSet[int] = SortedSet()
         self._failed: set[int] = set()
         self._complete_below = self._base_pos = log.base_pos
         os.makedirs(directory, exist_ok=True)
         for name in os.listdir(directory):
             found = _NAME.fullmatch(name)
             if found is not None and self._is_part(start := int(found[1])) and start >= self._base_pos:
-                insort(self._indexed, start)
+                self._indexed.add(start)
             elif name.endswith((".keys", ".keys.tmp")):
                 os.unlink(os.path.join(directory, name))
 
@@ -70,7 +71,7 @@ class KeyIndex:
     @property
     def parts(self) -> Sequence[int]:
         """Where the parts begin that have a file, ascending."""
-        return self._indexed
+        return tuple(self._indexed)
 
     @property
     def missing_count(self) -> int:
@@ -97,7 +98,7 @@ class KeyIndex:
         part = self._part_of(path)
         if part >= self._base_pos and part in self._missing:
             self._missing.remove(part)
-            insort(self._indexed, part)
+            self._indexed.add(part)
 
     def failed(self, path: str) -> None:
         """The file of a job could not be made; it is no job again before `retry`."""
@@ -112,7 +113,7 @@ class KeyIndex:
         part = self._part_of(path)
         if part in self._indexed:
             self._indexed.remove(part)
-            insort(self._missing, part)
+            self._missing.add(part)
         with suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -123,8 +124,8 @@ class KeyIndex:
             return
         self._base_pos = base_pos
         self._complete_below = max(self._complete_below, base_pos)
-        del self._missing[: bisect_left(self._missing, base_pos)]
-        gone = self._indexed[: bisect_left(self._indexed, base_pos)]
+        del self._missing[: self._missing.bisect_left(base_pos)]
+        gone = self._indexed[: self._indexed.bisect_left(base_pos)]
         del self._indexed[: len(gone)]
         for part in gone:
             with suppress(FileNotFoundError):
@@ -164,9 +165,8 @@ class KeyIndex:
             behind = self._behind(part)
             if behind > limit:
                 break  # an entry that begins before the limit ends before it
-            at = bisect_left(self._indexed, part)
-            if at == len(self._indexed) or self._indexed[at] != part:
-                insort(self._missing, part)
+            if part not in self._indexed:
+                self._missing.add(part)
             self._complete_below = behind
 
     def _entries_of(self, part: int) -> tuple[int, int]:
