@@ -1,8 +1,8 @@
 """Simulate groups from the command line.
 
 ``python -m chaos --seed 42 --trace`` repeats one run, ``--seeds 0-999`` tries a range, ``--hours 50`` goes on until so
-much time was simulated. ``--workload delay`` runs whole brokers with clients of one kind instead of the log alone. Also
-installed as ``raftmq-sim``.
+much time was simulated. ``--workload delay`` runs whole brokers with clients of one kind instead of the log alone. It
+runs from a checkout; the wheel does not contain it.
 """
 
 from __future__ import annotations
