@@ -283,6 +283,11 @@ async def test_a_pull_carries_the_groups_offset(tmp_path: Path) -> None:
         assert await client.committed() == 0  # without the flag it does not count
         await client.pull(sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=2)
         assert await client.committed() == 2
-        await client.pull(sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
-        await client.pull(sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=-1)
+        other = await broker.connect()
+        await other.pull(queueOffset=2)
+        await other.pull(queueOffset=2, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
+        await other.pull(queueOffset=2, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=-1)
         assert await client.committed() == 2
+        await client.pull(queueOffset=1)  # it reads from there, so the offset may go back
+        await client.pull(queueOffset=1, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
+        assert await client.committed() == 1

@@ -171,7 +171,7 @@ async def test_groups_are_created_changed_shown_and_deleted(tmp_path: Path, seri
         assert sorted(table["subscriptionGroupTable"]) == ["G", "H", "I"]
         assert table["subscriptionGroupTable"]["G"] == SHOWN_GROUP
         assert table["forbiddenTable"] == {}
-        for name, flag, left in (("G", {}, 1), ("H", {"removeOffset": True}, None), ("I", {"cleanOffset": True}, None)):
+        for name, flag, left in (("G", {}, 1), ("H", {"removeOffset": True}, 0), ("I", {"cleanOffset": True}, 0)):
             where = {"consumerGroup": name, "topic": "T", "queueId": 0}
             await client.request(Code.UPDATE_CONSUMER_OFFSET, where | {"commitOffset": 1})
             assert plain_success(await ask(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": name} | flag))
@@ -299,7 +299,7 @@ async def test_a_topic_that_is_created_again_is_empty(tmp_path: Path) -> None:
         )
         await client.request(Code.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
         await client.create_topic("T")
-        assert await client.committed("G", "T") is None
+        assert await client.committed("G", "T") == 0
         assert await client.offset(Code.GET_MAX_OFFSET) == 0
         sent = await client.send("T", b"new", e=0)
         answer = await client.pull("T", 0, int(sent.ext["queueOffset"]))
