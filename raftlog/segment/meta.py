@@ -104,6 +104,13 @@ def decode_slot(data: bytes) -> tuple[int, MetaState] | None:
     return seq, msgspec.convert(cbor2.loads(payload), MetaState)
 
 
+def newest_state(slots: bytes) -> MetaState | None:
+    """What the content of a vote file says; None when no slot is valid."""
+    decoded = (decode_slot(slots[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES))
+    newest = max((slot for slot in decoded if slot is not None), key=lambda slot: slot[0], default=None)
+    return None if newest is None else newest[1]
+
+
 class MetaFile:
     """The open vote file of a directory. ``state`` is what it says, or None when no slot is valid.
 

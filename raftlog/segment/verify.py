@@ -14,7 +14,7 @@ from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable, FrameCorrupt, StorageFailed
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import LogIndex
-from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot
+from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state
 from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
@@ -84,8 +84,7 @@ class StoppedLog:
                 raise DirectoryUnusable(directory, error.strerror or str(error)) from error
             self._undo = undo.pop_all()
         self._slots = [slots[:SLOT_BYTES], slots[SLOT_BYTES:]]
-        decoded = [slot for slot in map(decode_slot, self._slots) if slot is not None]
-        self.state: MetaState | None = max(decoded, key=lambda slot: slot[0])[1] if decoded else None
+        self.state: MetaState | None = newest_state(slots)
         self._segment_bytes = self.state.segment_bytes if self.state is not None else 1
         starts = (segment_start(name, self._segment_bytes) for name in self._names)
         self.starts = sorted(start for start in starts if start is not None)
