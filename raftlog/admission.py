@@ -147,7 +147,10 @@ class Admission:
         if hello.source == mine.node_id:
             return f"{hello.source!r} is this node itself, two processes cannot have the same id"
         if hello.segment_bytes != mine.segment_bytes:
-            return f"segments have {mine.segment_bytes} bytes here, {hello.segment_bytes} at {hello.source!r}"
+            return (
+                f"log files (segment_bytes) have {mine.segment_bytes} bytes here, "
+                f"{hello.segment_bytes} at {hello.source!r}"
+            )
         if (refusal := self._not_together(hello)) is not None:
             return refusal
         return self.why_not_store(hello.source, hello.store_id, hello.stores, hello.conf_index)

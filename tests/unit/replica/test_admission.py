@@ -59,6 +59,15 @@ def test_wrong_cluster_uuid() -> None:
     assert "not 'g' of other" in str(mine.hears(other))
 
 
+def test_another_size_of_log_files_is_refused_with_both_sizes_and_nothing_is_learned() -> None:
+    """So the caller may come back with another directory, which has files of the right size."""
+    mine, other = Side("n0", THREE), Side("n1", THREE)
+    other.admission.identity = Identity("c", "g", NodeId("n1"), 2 * SEGMENT_BYTES, "store-n1")
+    refusal = str(mine.hears(other))
+    assert f"(segment_bytes) have {SEGMENT_BYTES} bytes here, {2 * SEGMENT_BYTES} at 'n1'" in refusal
+    assert not mine.tables
+
+
 def test_duplicate_id_on_both_sides() -> None:
     """Two directories, one id: whoever came second is refused by everybody who knows the first."""
     mine, first, second = Side("n0", THREE), Side("n1", THREE), Side("n1", THREE, store="another")
