@@ -35,6 +35,7 @@ from raftlog.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import EntryUnusable, SegmentError
 from raftlog.segment.log import SegmentLog
+from raftlog.segment_size import group_segment_bytes, stored_segment_bytes
 from raftlog.transport import ListenRefused
 
 __all__ = [
@@ -81,8 +82,10 @@ __all__ = [
     "configure_replication_socket",
     "decode_conf",
     "format_address",
+    "group_segment_bytes",
     "open_node",
     "parse_address",
     "serve_node",
+    "stored_segment_bytes",
     "why_invalid",
 ]

@@ -56,7 +56,8 @@ class NodeSettings:
     """What a node needs to know.
 
     Attributes:
-        cluster_id, group, segment_bytes: equal on all nodes, for ever.
+        cluster_id, group, segment_bytes: equal on all nodes, for ever. See `group_segment_bytes` for a node that is
+            added to a group that exists.
         directory: of the log; made if it is missing.
         listen: where peers connect.
         secret_file: where the secret of the group is; it must be the same secret on all nodes. The first one of
@@ -411,7 +412,7 @@ async def serve_node(
         SegmentError: the directory cannot be used, or the disk failed. The process must end; a restart verifies what
             is there.
     """
-    secrets = _open_secret(settings, log)
+    secrets = open_secret(settings, log)
     while True:
         try:
             with contextlib.ExitStack() as undo:
@@ -442,7 +443,7 @@ async def serve_node(
         task_status = trio.TASK_STATUS_IGNORED
 
 
-def _open_secret(settings: NodeSettings, log: Log) -> SecretFile:
+def open_secret(settings: NodeSettings, log: Log) -> SecretFile:
     """The secret of the group. One node of a new group makes it: which one, they must agree on without talking."""
     path = settings.secret_file
     first = next(iter(settings.members), None)

@@ -43,8 +43,10 @@ from raftlog import (
     SegmentLog,
     Workers,
     format_address,
+    group_segment_bytes,
     parse_address,
     serve_node,
+    stored_segment_bytes,
 )
 from raftlog.segment import SNAPSHOT_NAME
 
@@ -85,7 +87,10 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
     if settings.members and len(settings.members) % 2 == 0:
         log.warning("even_group", replicas=len(settings.members), reason="one less survives as many failures")
-    host = _Host(settings, await _store_ip(settings), log)
+    store_ip = await _store_ip(settings)
+    if not settings.has_segment_bytes:
+        settings, task_status = await _with_segment_bytes(settings, log, task_status)
+    host = _Host(settings, store_ip, log)
     running = trio.CancelScope(shield=True)
     failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
     ended = trio.Event()
@@ -108,15 +113,33 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
                     await host.drain()
             running.cancel()
     for failure in failures:
-        if isinstance(failure, ListenRefused):
-            raise _not_bound("replication", failure.address, failure.error) from failure
-        if isinstance(failure, SecretUnusable):
-            raise StartRefused(str(failure)) from failure
-        if isinstance(failure, SegmentError):
-            if not host.started:
-                raise StartRefused(str(failure)) from failure
+        if isinstance(failure, StartRefused):
+            raise failure
+        if isinstance(failure, SegmentError) and host.started:
             log.error("disk_failed", error=str(failure))
-        raise failure
+            raise failure
+        raise _refused(failure) from failure
+
+
+async def _with_segment_bytes(
+    settings: BrokerSettings, log: Log, task_status: trio.TaskStatus[None]
+) -> tuple[BrokerSettings, trio.TaskStatus[None]]:
+    """Settings with the size of log files that the directory has, or else, for a broker that joins, its group.
+
+    Returns with them who is to be told that the broker has started: nobody, if it waited for its group and was told.
+    Raises StartRefused; nothing was written then.
+    """
+    await trio.lowlevel.checkpoint()
+    try:
+        segment_bytes = stored_segment_bytes(str(settings.log_dir))
+        if segment_bytes is None and settings.join:
+            segment_bytes = await group_segment_bytes(_node_settings(settings), log=log, task_status=task_status)
+            task_status = trio.TASK_STATUS_IGNORED
+        return settings if segment_bytes is None else settings.with_segment_bytes(segment_bytes), task_status
+    except (ListenRefused, SecretUnusable, SegmentError) as error:
+        raise _refused(error) from error
+    except ValueError as error:
+        raise StartRefused(str(error)) from error
 
 
 class _Host:
@@ -326,6 +349,12 @@ def _bound_listener(reactor: Reactor, address: Address, broker: Broker) -> Liste
         return Listener(reactor, *address, broker.accept)
     except (OSError, UnicodeError) as error:
         raise _not_bound("client", address, error) from error
+
+
+def _refused(failure: ListenRefused | SecretUnusable | SegmentError) -> StartRefused:
+    if isinstance(failure, ListenRefused):
+        return _not_bound("replication", failure.address, failure.error)
+    return StartRefused(str(failure))
 
 
 def _not_bound(purpose: str, address: Address, error: Exception) -> StartRefused:

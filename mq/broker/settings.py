@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import uuid
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -81,7 +81,11 @@ class BrokerSettings(ProcessSettings):
     durability: Literal["quorum-fsync", "quorum-memory"] = Field(
         "quorum-fsync", description="what an acknowledgement means: on disk, or only in memory, on a majority"
     )
-    segment_bytes: int = Field(1024 * MIB, ge=64 * 1024, description="size of a commit log file; agreed by the group")
+    segment_bytes: int = Field(
+        1024 * MIB,
+        ge=64 * 1024,
+        description="size of a commit log file, the same on all replicas; a node that joins takes it from its group",
+    )
     message_bytes_max: int = Field(4 * MIB, ge=1024, le=MESSAGE_BYTES_LIMIT, description="largest message body")
     entry_bytes_max: int = Field(
         256 * 1024, ge=1024, le=16 * MIB, description="messages gathered into one log entry, unless one is larger"
@@ -189,13 +193,35 @@ class BrokerSettings(ProcessSettings):
             raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
         if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:
             raise ValueError("election_timeout_seconds_max must exceed the minimum by a fifth at least")
-        largest = self.message_bytes_max + 65536 + ENTRY_OVERHEAD_BYTES
-        if largest > self.segment_bytes:
+        if self.message_bytes_max > self._message_bytes_limit(self.segment_bytes):
             raise ValueError(
                 f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
             )
         _ = self.namesrv_addresses
         return self
+
+    @staticmethod
+    def _message_bytes_limit(segment_bytes: int) -> int:
+        return segment_bytes - 65536 - ENTRY_OVERHEAD_BYTES
+
+    def with_segment_bytes(self, segment_bytes: int) -> Self:
+        """These settings with the size of log files that the directory or the group has.
+
+        Raises:
+            ValueError: the largest message does not fit such a file.
+        """
+        limit = self._message_bytes_limit(segment_bytes)
+        if self.message_bytes_max > limit:
+            raise ValueError(
+                f"the log files of this group have {segment_bytes} bytes (segment_bytes), which is too small for a "
+                f"message of {self.message_bytes_max} bytes: set message_bytes_max to {limit} or less"
+            )
+        return self.model_copy(update={"segment_bytes": segment_bytes})
+
+    @property
+    def has_segment_bytes(self) -> bool:
+        """Whether somebody has said how large log files are."""
+        return "segment_bytes" in self.model_fields_set
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

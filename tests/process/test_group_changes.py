@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -56,7 +57,7 @@ class Group:
         return f"{HOST}:{self._ports.replication[number]}"
 
     async def join(self, number: int) -> None:
-        """Start a broker that waits to be added."""
+        """Start a broker that waits to be added, and is not told how large log files are."""
         node_id = f"n{number}"
         command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", node_id]
         command += [
@@ -66,10 +67,12 @@ class Group:
             f"{HOST}:{self._ports.clients[number]}",
         ]
         command += ["--namesrv", self.cluster.namesrv, "--data-dir", str(self.cluster.directory / node_id)]
-        for name, value in (SETTINGS | {"secret_file": str(self.cluster.secret_file)}).items():
+        own = {name: value for name, value in SETTINGS.items() if name != "segment_bytes"}
+        for name, value in (own | {"secret_file": str(self.cluster.secret_file)}).items():
             command += ["--set", f"{name}={value}"]
+        environment = {name: value for name, value in os.environ.items() if name != "RAFTMQ_BROKER_SEGMENT_BYTES"}
         with self.cluster.log_path(node_id).open("ab") as log:
-            run = partial(trio.run_process, command, stdout=log, stderr=subprocess.STDOUT, check=False)
+            run = partial(trio.run_process, command, stdout=log, stderr=subprocess.STDOUT, check=False, env=environment)
             await self._nursery.start(run)
 
     async def produce(self, producer: Producer) -> None:

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from raftlog import NodeId, NodeSettings
-from raftlog.node import _open_secret
+from raftlog.node import open_secret
 from raftlog.secret_file import (
     SecretFile,
     SecretMissing,
@@ -116,9 +116,9 @@ def test_the_first_member_makes_the_secret_and_the_others_need_a_copy(tmp_path: 
     for name, members, source in (("n1", ("n0", "n1"), "n0"), ("n3", (), "a replica of the group")):
         settings = settings_of(tmp_path, name, members)
         with pytest.raises(SecretMissing, match=f"{settings.secret_file}: .* copy this file from {source}"):
-            _open_secret(settings, log)
+            open_secret(settings, log)
         assert not (tmp_path / name).exists(), "it was touched"
-    first = _open_secret(settings_of(tmp_path, "n0", ("n0", "n1")), log)
+    first = open_secret(settings_of(tmp_path, "n0", ("n0", "n1")), log)
     write_secrets(str(tmp_path / "n1" / "group.secret"), first.current)
-    assert _open_secret(settings_of(tmp_path, "n1", ("n0", "n1")), log).current == first.current
-    assert _open_secret(settings_of(tmp_path, "n0", ("n0", "n1")), log).current == first.current, "it was made anew"
+    assert open_secret(settings_of(tmp_path, "n1", ("n0", "n1")), log).current == first.current
+    assert open_secret(settings_of(tmp_path, "n0", ("n0", "n1")), log).current == first.current, "it was made anew"

@@ -1,0 +1,129 @@
+"""The length of a log's files (``segment_bytes``) for a node that was not told: from its directory, or from its group.
+
+All replicas of a group must have files of the same length, for ever. A directory remembers it. A node that joins and
+has no directory yet listens for the members of the group: every one of them that is called to talk to it, a leader
+first of all, says its own ``segment_bytes`` in its hello. The node answers that it may call again, and opens its
+directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import structlog
+import trio
+
+from raftlog._runtime import Reactor
+from raftlog.admission import Admission, Identity, format_address
+from raftlog.node import NodeSettings, open_secret
+from raftlog.segment.directory import SEGMENT_BYTES_MIN
+from raftlog.segment.disk import Disk, RealDisk
+from raftlog.segment.errors import DirectoryUnusable
+from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, newest_state
+from raftlog.transport import NOT_RECORDED, Transport
+from raftlog.wire import Hello
+
+Log = structlog.stdlib.BoundLogger
+
+SEGMENT_BYTES_MAX: Final = 2**40
+"""The largest that is taken from a peer; a file of more fits few disks."""
+REMIND_SECONDS: Final = 60.0
+"""How often a node that waits for its group logs that it does."""
+
+
+def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None:
+    """What the log in ``directory`` was made with, in bytes; None if there is no log. Nothing is written.
+
+    Raises:
+        DirectoryUnusable: it cannot be read.
+    """
+    disk = disk or RealDisk()
+    try:
+        descriptor = disk.open(os.path.join(directory, FILE_NAME))
+        try:
+            slots = disk.pread(descriptor, 2 * SLOT_BYTES, 0)
+        finally:
+            disk.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DirectoryUnusable(directory, error.strerror or str(error)) from error
+    state = newest_state(slots)
+    return None if state is None else state.segment_bytes
+
+
+async def group_segment_bytes(
+    settings: NodeSettings, *, log: Log, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> int:
+    """Wait until a member of the group connects to this node, which was added to the group, and return what it has.
+
+    ``settings.segment_bytes`` is not used. The directory of the log is not touched. ``task_status`` is told when the
+    node listens.
+
+    Raises:
+        SecretMissing, SecretUnusable: there is no secret of the group that can be used.
+        ListenRefused: the address cannot be used.
+    """
+    secrets = open_secret(settings, log)
+    found: list[tuple[str, int]] = []
+    called = trio.Event()
+
+    def on_called(source: str, segment_bytes: int) -> None:
+        found.append((source, segment_bytes))
+        called.set()
+
+    with contextlib.ExitStack() as undo:
+        reactor = Reactor()
+        undo.callback(reactor.close)
+        transport = Transport(
+            reactor=reactor,
+            admission=_JoiningAdmission(settings.identity, on_called),
+            secrets=secrets,
+            incarnation="",
+            listen=settings.listen,
+            on_frame=lambda source, kind, payload: None,  # nobody is let in
+            on_peer_gone=lambda peer: None,
+            log=log,
+        )
+        undo.callback(transport.close)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reactor.run)
+            nursery.start_soon(transport.run)
+            task_status.started()
+            while not called.is_set():
+                log.info(
+                    "group_awaited",
+                    listen=format_address(settings.listen),
+                    reason="segment_bytes is taken from the first member of the group that connects to this node: "
+                    "add the node to the group",
+                )
+                with trio.move_on_after(REMIND_SECONDS):
+                    await called.wait()
+            nursery.cancel_scope.cancel()
+    source, segment_bytes = found[0]
+    log.info("segment_bytes_adopted", segment_bytes=segment_bytes, source=source)
+    return segment_bytes
+
+
+class _JoiningAdmission(Admission):
+    """Lets nobody in. ``on_called`` gets node id and ``segment_bytes`` of every member that would have been let in."""
+
+    def __init__(self, identity: Identity, on_called: Callable[[str, int], None]) -> None:
+        super().__init__(identity, {}, lambda stores: None)
+        self._on_called = on_called
+
+    def why_not(self, hello: Hello) -> str | None:
+        same_size = replace(self.identity, segment_bytes=hello.segment_bytes)
+        if (refusal := Admission(same_size, {}, lambda stores: None).why_not(hello)) is not None:
+            return refusal
+        if not SEGMENT_BYTES_MIN <= hello.segment_bytes <= SEGMENT_BYTES_MAX:
+            return (
+                f"segments of {hello.segment_bytes} bytes, "
+                f"{SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} can be taken from a group"
+            )
+        self._on_called(hello.source, hello.segment_bytes)
+        return NOT_RECORDED
