@@ -2,17 +2,23 @@
 
 ``python -m mq.store.indexing`` reads a list of jobs, as JSON, from standard input (`IndexJob`). It writes the path of
 each file that is there, a line each, as soon as it is, and ends with its parent. The argument says how nice it is.
+A job that meets a damaged entry makes no file; then the line is `DAMAGED` and the physical offset of the entry.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Final
 
 import msgspec
 
 from mq.store.key_file import build_key_file
 from mq.store.keyed_records import Damaged
+from raftlog.segment.errors import FrameCorrupt
+
+DAMAGED: Final = "damaged "
+"""Begins a line that reports a damaged entry."""
 
 
 class IndexJob(msgspec.Struct, frozen=True):
@@ -29,7 +35,7 @@ class IndexJob(msgspec.Struct, frozen=True):
 
 
 def make_index(job: IndexJob) -> None:
-    """Make one file: complete or absent, also after a crash. Raises Damaged, OSError."""
+    """Make one file: complete or absent, also after a crash. Raises FrameCorrupt, Damaged, OSError."""
     fd = os.open(job.segment, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = build_key_file(lambda pos, nbytes: os.pread(fd, nbytes, pos - job.segment_start), job.begin, job.end)
@@ -54,9 +60,12 @@ def main() -> None:
             break
         try:
             make_index(job)
-        except (Damaged, OSError) as error:
+        except (FrameCorrupt, Damaged, OSError) as error:
             failed = True
             sys.stderr.write(f"{job.target}: {error}\n")
+            if isinstance(error, FrameCorrupt):
+                sys.stdout.write(f"{DAMAGED}{error.physical_offset}\n")
+                sys.stdout.flush()
         else:
             sys.stdout.write(f"{job.target}\n")
             sys.stdout.flush()

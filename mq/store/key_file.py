@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mq.store.keyed_records import KEY_HASH_BYTES, Damaged, bodies_in, key_hash, keys_of, records_in
-from raftlog.segment.codec import HEADER, HEADER_BYTES
+from mq.store.keyed_records import KEY_HASH_BYTES, key_hash, keys_of, records_in
+from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL, EntryRef, verify_entry
+from raftlog.segment.errors import FrameCorrupt
 
 _MAGIC: Final = b"RAFTMQK1"
 _START: Final = Struct(">8sII")
@@ -61,48 +62,59 @@ class Scope(NamedTuple):
 def build_key_file(read: Read, begin: int, end: int) -> bytes:
     """The content of a file about the entries that lie back to back at ``begin`` to ``end``, 4 GiB at most.
 
-    Raises Damaged when they are no entries, and what ``read`` raises.
+    ``read`` may return bytes straight from the disk: every entry is verified here.
+
+    Raises:
+        FrameCorrupt: an entry is damaged, or the bytes are not entries.
+        Damaged: an intact entry does not hold records.
+        Exception: what ``read`` raises.
     """
     assert end - begin < 1 << 32, f"{end - begin} bytes are more than one file can be about"
     buckets = [bytearray() for _ in range(256)]
     first_ms, last_ms = 2**63 - 1, -(2**63)
     last_pos = last_index = last_chain = 0
     pack = _OFFSET.pack
-    for pos, data, last in _windows(read, begin, end):
-        behind = pos - begin
-        for at, entry_end in bodies_in(data):
-            for record in records_in(data, at, entry_end):
-                if keys := keys_of(data, record):
-                    first_ms, last_ms = min(first_ms, record.store_ms), max(last_ms, record.store_ms)
-                    place = pack(behind + record.at)
-                    for key in keys:
-                        hashed = key_hash(record.topic, key)
-                        buckets[hashed[0]] += hashed + place
-        _, _, last_index, _, last_pos, _, last_chain, _, _ = HEADER.unpack_from(data, last)
+    for data, at, entry in _verified_entries(read, begin, end):
+        last_pos, last_index, last_chain = entry.pos, entry.index, entry.chain
+        if entry.kind != NORMAL:
+            continue
+        behind = entry.pos - begin - at
+        for record in records_in(data, at + HEADER_BYTES, at + entry.size):
+            if keys := keys_of(data, record):
+                first_ms, last_ms = min(first_ms, record.store_ms), max(last_ms, record.store_ms)
+                place = pack(behind + record.at)
+                for key in keys:
+                    hashed = key_hash(record.topic, key)
+                    buckets[hashed[0]] += hashed + place
     scope = Scope(begin, end, last_pos, last_index, last_chain, first_ms, last_ms)
     return _encode(scope, b"".join([_sorted(bucket) for bucket in buckets]))
 
 
-def _windows(read: Read, begin: int, end: int) -> Iterator[tuple[int, bytes, int]]:
-    """The physical offset of some whole entries, their bytes, and where in these the last of them begins."""
+def _verified_entries(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int, EntryRef]]:
+    """Some bytes of the log, where in them an entry begins, and the entry; ascending. Raises FrameCorrupt.
+
+    The predecessor of the first entry is not known, so of that one only the body, size and position are verified.
+    """
     pos, nbytes = begin, _WINDOW_BYTES
+    index: int | None = None
+    chain: int | None = None
+    term = 0
     while pos < end:
         data = read(pos, min(nbytes, end - pos))
-        last = whole = 0
-        while whole + HEADER_BYTES <= len(data):
-            size = HEADER.unpack_from(data, whole)[1]
-            if size < HEADER_BYTES:
-                raise Damaged(pos + whole - begin, f"an entry of {size} bytes")
-            if whole + size > len(data):
+        view = memoryview(data)
+        is_last = pos + len(data) == end or len(data) < nbytes
+        at = 0
+        while at < len(data):
+            rest = len(data) - at
+            if not is_last and (rest < HEADER_BYTES or HEADER.unpack_from(data, at)[1] > rest):
                 break
-            last, whole = whole, whole + size
-        if whole:
-            yield pos, data[:whole], last
-            pos, nbytes = pos + whole, _WINDOW_BYTES
-        elif len(data) < nbytes:
-            raise Damaged(pos - begin, f"an entry does not end within {len(data)} bytes")
-        else:
-            nbytes *= 4
+            entry = verify_entry(view, at, index, term, pos + at, chain)
+            yield data, at, entry
+            index, term, chain = entry.index + 1, entry.term, entry.chain
+            at += entry.size
+        if is_last and pos + at < end:
+            raise FrameCorrupt(pos + at, "the file is too short", end, pos + at)
+        pos, nbytes = pos + at, _WINDOW_BYTES if at else nbytes * 4
 
 
 def _sorted(bucket: bytearray) -> bytes:

@@ -104,6 +104,13 @@ class KeyIndex:
         """The file of a job could not be made; it is no job again before `retry`."""
         self._failed.add(self._part_of(path))
 
+    def report_damage(self, pos: int) -> None:
+        """Read the entry at a physical offset from the log, which verifies it and so learns that it must be repaired.
+
+        For any thread. Raises SegmentError: StorageCorrupt, unless the entry is intact in memory or was repaired.
+        """
+        self._log.read_range(pos, 1)
+
     def retry(self) -> None:
         """Try again what failed."""
         self._failed.clear()

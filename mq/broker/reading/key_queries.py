@@ -22,6 +22,7 @@ from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage, encode_response
+from mq.store.indexing import DAMAGED
 from mq.store.key_index import KeyIndex
 from mq.store.key_search import KeyQuery, SearchResult
 from raftlog import SegmentError
@@ -182,7 +183,9 @@ class KeyQueries:
             check=False,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
         )
-        made = set(done.stdout.decode().splitlines())
+        lines = done.stdout.decode().splitlines()
+        made = {line for line in lines if not line.startswith(DAMAGED)}
+        damaged = [int(line.removeprefix(DAMAGED)) for line in lines if line.startswith(DAMAGED)]
         for job in jobs:
             if job.target in made:
                 self._index.made(job.target)
@@ -191,4 +194,6 @@ class KeyQueries:
         if len(made) < len(jobs):
             reason = done.stderr.decode(errors="replace")[-1000:]
             self._log.warning("key_index_failed", files=len(jobs) - len(made), reason=reason)
+        for pos in damaged:
+            await trio.to_thread.run_sync(self._index.report_damage, pos)
         return True

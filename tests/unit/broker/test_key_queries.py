@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from mq.broker.reading.key_queries import QUERIES_MAX
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -46,6 +48,11 @@ async def keyed(client: Client, count: int, *, nbytes: int = 10) -> None:
 
 def numbers(answer: Answer) -> list[int]:
     return [int(record.body) for record in answer.records]
+
+
+def failures(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    """What was logged about parts whose files could not be made."""
+    return [entry for entry in logs if entry["event"] == "key_index_failed"]
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
@@ -128,6 +135,43 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
             assert numbers(await client.request(QUERY, by_key(f"order{number}"))) == [number]
         assert [len(search.indexed) for search in searches] == [len(made), len(made) - 1, len(made) - 1]
         assert not broken.exists()
+
+
+async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.broker.reading.key_queries.NICE", 0)
+    files = tmp_path / "index"
+    first, second = files / f"{0:020d}.keys", files / f"{SMALL['segment_bytes']:020d}.keys"
+    async with running(tmp_path, index_seconds=3600, **SMALL) as broker:
+        await keyed(await broker.connect(), 300, nbytes=1500)
+    segment = tmp_path / "commitlog" / f"{0:020d}"
+    whole = segment.read_bytes()
+    damaged = bytearray(whole)
+    damaged[whole.index(b"order7 ") + 5] ^= 1
+    segment.write_bytes(damaged)
+    with capture_logs() as logs:
+        async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+            client = await broker.connect()
+
+            async def tried() -> bool:
+                return await client.alive() and (len(failures(logs)) >= 2 or first.exists())
+
+            await until(tried)
+            assert not first.exists(), "a file was made from damaged records"
+            assert second.exists(), "no file was made for an undamaged part"
+    by_process, by_log = failures(logs)
+    assert "checksum of the body differs" in by_process["reason"]
+    assert "checksum of the body differs" in by_log["error"], "the log does not know that it must be repaired"
+    segment.write_bytes(whole)
+    async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+        client = await broker.connect()
+
+        async def indexed() -> bool:
+            return await client.alive() and first.exists()
+
+        await until(indexed)
+        assert numbers(await client.request(QUERY, by_key("order7"))) == [7]
 
 
 async def test_a_flood_of_queries_is_told_that_the_broker_is_busy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from mq.store.key_file import KeyFile, KeyFileDamaged, build_key_file
 from mq.store.key_index import KeyIndex
 from mq.store.key_search import KeyQuery, SearchResult
 from mq.store.keyed_records import Damaged, key_hash
-from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, SegmentLog, StorageCorrupt, frame
 from tests.unit.segment.log_home import LogHome
 
 SEGMENT_BYTES = 8192
@@ -330,8 +331,71 @@ def test_what_failed_waits_until_it_is_tried_again(home: Home) -> None:
 
 def test_bytes_that_are_no_log_are_refused() -> None:
     for data in (bytes(100), b"\xff" * 100, bytes(10), (1).to_bytes(4, "big") + (60).to_bytes(4, "big") + bytes(200)):
-        with pytest.raises(Damaged):
+        with pytest.raises(FrameCorrupt):
             build_key_file(lambda pos, nbytes, data=data: data[pos : pos + nbytes], 0, len(data))  # type: ignore[misc]
+
+
+def test_an_intact_entry_without_records_is_refused() -> None:
+    data = framed(b"no record")
+    with pytest.raises(Damaged):
+        build_key_file(lambda pos, nbytes: data[pos : pos + nbytes], 0, len(data))
+
+
+def framed(body: bytes) -> bytes:
+    """The bytes of the first entry of a log."""
+    header, _ = frame(NORMAL, 1, 1, 0, body, 0)
+    return header + body
+
+
+@pytest.mark.parametrize("window_bytes", [1, 60, 1000, 3000])
+def test_no_bit_of_the_entries_is_indexed_when_it_is_wrong(
+    home: Home, monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    fill(home, 10)
+    (job,) = home.index.jobs()
+    good = build_key_file(home.log.read_range, job.begin, job.end)
+    monkeypatch.setattr("mq.store.key_file._WINDOW_BYTES", window_bytes)
+    assert build_key_file(home.log.files.pread, job.begin, job.end) == good
+    entries = [home.log.locate(index) for index in range(1, home.log.last_index + 1)]
+    size = entries[0].size
+    rng = random.Random(window_bytes)
+    positions = [
+        *range(size, size + HEADER_BYTES),
+        *(rng.randrange(HEADER_BYTES, job.end) for _ in range(99)),
+    ]
+    for pos in positions:
+        bit = rng.randrange(8)
+        home.home.disk.flip_bit(home.home.segment(), pos, bit)
+        with pytest.raises(FrameCorrupt) as caught:
+            build_key_file(home.log.files.pread, job.begin, job.end)
+        assert caught.value.physical_offset == max(entry.pos for entry in entries if entry.pos <= pos), pos
+        home.home.disk.flip_bit(home.home.segment(), pos, bit)
+    assert build_key_file(home.log.files.pread, job.begin, job.end) == good
+
+
+def test_a_file_that_is_too_short_is_not_indexed(home: Home) -> None:
+    fill(home, 10)
+    (job,) = home.index.jobs()
+    for nbytes in (0, 10, 100, job.end - 1):
+        with pytest.raises(FrameCorrupt):
+            build_key_file(
+                lambda pos, wanted, nbytes=nbytes: home.log.files.pread(pos, wanted)[: max(0, nbytes - pos)],  # type: ignore[misc]
+                job.begin,
+                job.end,
+            )
+
+
+def test_the_log_learns_of_a_damaged_entry(home: Home) -> None:
+    fill(home)
+    told: list[int] = []
+    home.log.tell_damage(lambda damage: told.append(damage.physical_offset))
+    damaged = home.log.locate(3)
+    home.index.report_damage(damaged.pos)
+    assert told == []
+    home.home.disk.flip_bit(home.home.segment(), damaged.pos + HEADER_BYTES + 20)
+    with pytest.raises(StorageCorrupt):
+        home.index.report_damage(damaged.pos)
+    assert told == [damaged.pos]
 
 
 def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
