@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mq.broker.popped.ordered_clock import OrderedClock
 from mq.broker.requests.connection import ClientConnection, Handler
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.sending.appender import Appender
@@ -85,6 +86,7 @@ class PopAcks:
         schedule: told of a checkpoint that is to be looked at when its time is over.
         freed: told of a queue that is consumed in order and may have something again.
         is_taken_over: whether what is open in order of a queue is just being popped anew.
+        ordered_clock: the time from which a changed time counts in a queue that is consumed in order.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class PopAcks:
         schedule: Callable[[Place], None],
         freed: Callable[[QueueOfGroup], None],
         is_taken_over: Callable[[QueueOfGroup], bool],
+        ordered_clock: OrderedClock,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._metadata = metadata
@@ -104,6 +107,7 @@ class PopAcks:
         self._schedule = schedule
         self._freed = freed
         self._is_taken_over = is_taken_over
+        self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
         self.leaving = Leaving()
         self._rows: list[tuple[Place, int]] = []
@@ -185,8 +189,12 @@ class PopAcks:
         place, bit = self._message(ext)
         (key, start, pop_time_ms), now_ms = place, self._wall_clock_ms()
         invisible_ms = min(ext.invisible_ms, INVISIBLE_MS_MAX)
-        open_places = self._metadata.pops.of(key).open
+        of_queue = self._metadata.pops.of(key)
+        open_places, ordered = of_queue.open, of_queue.ordered
         in_order = (start, pop_time_ms) not in open_places
+        if in_order and ordered is not None:
+            # With a wall clock that is behind the pop, the new time would be over before it begins.
+            now_ms = self._ordered_clock.now_ms(key, ordered, now_ms)
         while (ext.offset, now_ms) in open_places:
             now_ms += 1  # popped with others within this millisecond, which keep their time
         group, topic, queue_id = key

@@ -21,6 +21,7 @@ import structlog
 from mq.broker.operating.figures import Figures
 from mq.broker.popped.acks import CHECKPOINTS_MAX, PopAcks
 from mq.broker.popped.answers import HeldPop, nothing_found, notification, send_messages
+from mq.broker.popped.ordered_clock import OrderedClock
 from mq.broker.popped.queues import INIT_AT_END, PopQueues, Taken, Wish
 from mq.broker.popped.revival import PopRevival
 from mq.broker.reading.long_polling import LongPolling, QueueKey
@@ -118,6 +119,7 @@ class Pops:
         self._watched = _Watched(pulls_waiting, self.polling.waiting)
         self._leadership = object()
         self._read_bytes = 0
+        self._ordered_clock = OrderedClock(clock)
         self.acks = PopAcks(
             metadata=metadata,
             store=store,
@@ -125,6 +127,7 @@ class Pops:
             schedule=lambda place: self.revival.schedule(place),
             freed=self._freed,
             is_taken_over=lambda key: self._queues.is_taken_over(key),
+            ordered_clock=self._ordered_clock,
             wall_clock_ms=wall_clock_ms,
         )
         self.revival = PopRevival(
@@ -136,6 +139,7 @@ class Pops:
             leaving=lambda: self.acks.leaving,
             woken=self._wake,
             freed=self._freed,
+            ordered_clock=self._ordered_clock,
             pending_bytes_max=settings.pending_bytes_max // 2,
             wall_clock_ms=wall_clock_ms,
             log=log,
@@ -147,6 +151,7 @@ class Pops:
             read_each=read_each,
             is_young=is_young,
             is_settling=lambda key: self.acks.leaving.is_settling(key),
+            ordered_clock=self._ordered_clock,
             broker_name=settings.group,
         )
 
@@ -172,6 +177,7 @@ class Pops:
         self._queues.forget()
         self.acks.forget()
         self.revival.forget()
+        self._ordered_clock.forget()
         for pop in self.polling.expired(float("inf")):
             pop.connection.held_pulls -= 1
             self._answer_nothing(pop)

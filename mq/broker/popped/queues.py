@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mq.broker.popped.ordered_clock import OrderedClock
 from mq.broker.reading.record_reader import Place, RecordReader
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.pops import INVISIBLE_MS_MAX, PopMessages, QueueOfGroup, lowest_bit, offsets_of
+from mq.broker.state.pops import PopMessages, QueueOfGroup, lowest_bit, offsets_of
 from mq.filter.subscription import Subscription
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -89,6 +90,7 @@ class PopQueues:
         read_each: reads records of ascending places one by one.
         is_young: whether a new group begins at the first message of a queue although it wants to begin at the end.
         is_settling: whether acknowledgements of a queue are under way.
+        ordered_clock: says how long queues that are consumed in order stay blocked.
         broker_name: as in receipts.
     """
 
@@ -101,6 +103,7 @@ class PopQueues:
         read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
         is_young: Callable[[ConsumeQueue], bool],
         is_settling: Callable[[QueueOfGroup], bool],
+        ordered_clock: OrderedClock,
         broker_name: str,
     ) -> None:
         self._metadata = metadata
@@ -109,6 +112,7 @@ class PopQueues:
         self._read_each = read_each
         self._is_young = is_young
         self._is_settling = is_settling
+        self._ordered_clock = ordered_clock
         self._broker_name = broker_name
         self._works: dict[QueueOfGroup, _Work] = {}
 
@@ -197,6 +201,8 @@ class PopQueues:
             work.in_flight -= 1
             stored = self._metadata.consumer_offset(*each.key)
             reached = each.command.start if _is_in_order(each) else each.command.next_offset
+            if _is_in_order(each):
+                self._ordered_clock.popped(each.key)
             if not known or stored is None or not reached <= stored <= work.next_offset:
                 work.stale = True
             if not work.in_flight:
@@ -215,9 +221,9 @@ class PopQueues:
         if attempt is not None:
             ordered = open_of.ordered
             if ordered is not None:
-                wait_ms = ordered.blocked_until_ms() - now_ms
+                wait_ms = self._ordered_clock.wait_ms(key, ordered, now_ms)
                 again = attempt != "" and attempt == ordered.attempt
-                if 0 < wait_ms <= INVISIBLE_MS_MAX and not again:
+                if wait_ms > 0 and not again:
                     return None
                 if self._is_settling(key):
                     return None

@@ -15,13 +15,14 @@ from itertools import islice
 import structlog
 
 from mq.broker.popped.acks import Leaving, Place
+from mq.broker.popped.ordered_clock import OrderedClock
 from mq.broker.seldom import SeldomLog
 from mq.broker.sending.appender import Appender
 from mq.broker.sending.pending import MadeRecord, PendingCommand, PendingGroup
 from mq.broker.sending.tails import QueueTail, QueueTails
 from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.pops import INVISIBLE_MS_MAX, AckMessages, QueueOfGroup, offsets_of
+from mq.broker.state.pops import AckMessages, QueueOfGroup, offsets_of
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
 from mq.protocol.names import pop_retry_topic
@@ -59,6 +60,7 @@ class PopRevival:
         leaving: what is on its way out of checkpoints, of this leadership.
         woken: told of a group and a topic of which it can have ``count`` messages more.
         freed: told of a queue that is consumed in order and whose time is over.
+        ordered_clock: says how long queues that are consumed in order stay blocked.
 
     Attributes:
         revived: how many messages were put into the log to come again.
@@ -76,6 +78,7 @@ class PopRevival:
         leaving: Callable[[], Leaving],
         woken: Callable[[str, str, int], None],
         freed: Callable[[QueueOfGroup], None],
+        ordered_clock: OrderedClock,
         pending_bytes_max: int,
         wall_clock_ms: Callable[[], int],
         log: Log,
@@ -88,6 +91,7 @@ class PopRevival:
         self._leaving = leaving
         self._woken = woken
         self._freed = freed
+        self._ordered_clock = ordered_clock
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
         self._log = SeldomLog(log, wall_clock_ms)
@@ -139,10 +143,11 @@ class PopRevival:
             if due_ms is None:
                 continue
             key, start, pop_time_ms = place
-            if due_ms > now_ms and pop_time_ms <= now_ms:
-                heapq.heappush(self._heap, (due_ms, place))  # its time was changed
+            in_order = (start, pop_time_ms) not in self._metadata.pops.of(key).open
+            if due_ms > now_ms and (in_order or pop_time_ms <= now_ms):
+                heapq.heappush(self._heap, (due_ms, place))  # its time was changed, or the clock was
                 continue
-            if (start, pop_time_ms) not in self._metadata.pops.of(key).open:
+            if in_order:
                 self._freed(key)
                 continue
             try:
@@ -175,7 +180,8 @@ class PopRevival:
     def _due_ms(self, place: Place, now_ms: int) -> int | None:
         """When the time of a checkpoint is over, None if it has ended.
 
-        One that was popped after ``now_ms`` was so before the clock went back; it is over after its time from now on.
+        If the pop time is after ``now_ms``, the wall clock went back since: the invisible time starts again now. For a
+        queue that is consumed in order see `OrderedClock`.
         """
         key, start, pop_time_ms = place
         of_queue = self._metadata.pops.of(key)
@@ -185,7 +191,7 @@ class PopRevival:
         ordered = of_queue.ordered
         if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms):
             return None
-        return min(ordered.blocked_until_ms(), now_ms + INVISIBLE_MS_MAX)
+        return now_ms + self._ordered_clock.wait_ms(key, ordered, now_ms)
 
     def _revive(self, place: Place, now_ms: int) -> bool:
         """Put a checkpoint's open messages into the retry topic; returns False if some have to wait."""

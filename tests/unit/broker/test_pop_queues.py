@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.broker.popped.ordered_clock import OrderedClock
 from mq.broker.popped.queues import PopQueues, Wish
 from mq.broker.reading.record_reader import Place, RecordReader
 from mq.broker.requests.refusal import RequestRefused
@@ -58,6 +59,7 @@ def test_no_queue_is_left_out_that_has_something(
             read_each=read_each,
             is_young=lambda queue: young,
             is_settling=lambda key: False,
+            ordered_clock=OrderedClock(lambda: 0.0),
             broker_name="b",
         )
         attempt = "a" if in_order else None
@@ -101,6 +103,7 @@ def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp
         read_each=lambda places: [log[position] for position, _ in places],
         is_young=lambda queue: False,
         is_settling=lambda key: False,
+        ordered_clock=OrderedClock(lambda: 0.0),
         broker_name="b",
     )
     everything = parse_subscription("T", "*", None)
