@@ -323,6 +323,7 @@ class Run:
             await scrub_log(self.segment_log, lambda: self.replica.commit_index, log=self._log)
         except StorageCorrupt as damage:
             self._found_damage(damage)
+            await trio.lowlevel.checkpoint()
 
     async def _read_range(self, request: RangeReq) -> bytes:
         if request.source == "log":

@@ -343,38 +343,12 @@ OPTIONS: Final = (
         ("subexpression",),
     ),
     Option(
-        "pushFilters",
-        _boolean,
-        False,
-        ("batch",),
-        "true, false",
-        "Let conditions on queue_id, queue_offset and store_timestamp narrow what is read. Spark wants "
-        "spark.sql.python.filterPushdown.enabled=true with it.",
-    ),
-    Option(
-        "readMode",
-        _one_of("bulk", "pull"),
-        "bulk",
-        _READ,
-        "bulk, pull",
-        "`pull` uses only requests that brokers of Apache RocketMQ know, too.",
-    ),
-    Option(
         "readFrom",
         _one_of("follower", "follower-only", "any", "leader"),
         "follower",
         _READ,
         "follower, follower-only, any, leader",
         "Which replicas send messages. `follower` asks the leader only when every follower has failed.",
-    ),
-    Option(
-        "readConsistency",
-        _one_of("latest", "committed"),
-        None,
-        _READ,
-        "latest, committed",
-        "What the end of a queue is: all that was acknowledged before planning (default of a batch), or what a "
-        "follower knows to be committed (default of a stream).",
     ),
     Option(
         "onBadBody",
@@ -384,17 +358,8 @@ OPTIONS: Final = (
         "fail, keep",
         "What to do about a compressed body that cannot be inflated; `keep` shows it as it is stored.",
     ),
-    Option(
-        "partitionBy",
-        _one_of("stripe", "queue"),
-        "stripe",
-        ("batch", "stream"),
-        "stripe, queue",
-        "What a Spark partition is: a part of the log with all its queues, so that the log is read once, or a queue.",
-    ),
     Option("minPartitions", _number(1), None, _READ, "number", "Make at least about so many partitions."),
     Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions that have more messages."),
-    Option("maxBytesPerPartition", _size(1, 2**63 - 1), None, _READ, "size", "Split partitions that have more bytes."),
     Option("maxOffsetsPerTrigger", _number(1), None, ("stream",), "number", "At most so many messages a micro-batch."),
     Option(
         "maxBytesPerTrigger",

@@ -56,15 +56,10 @@ class ReadOptions:
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     tags: str
-    push_filters: bool
-    read_mode: Literal["bulk", "pull"]
     read_from: Literal["follower", "follower-only", "any", "leader"]
-    read_consistency: Literal["latest", "committed"]
     on_bad_body: Literal["fail", "keep"]
-    partition_by: Literal["stripe", "queue"]
     min_partitions: int | None
     max_records_per_partition: int | None
-    max_bytes_per_partition: int | None
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     min_offsets_per_trigger: int | None
@@ -116,8 +111,6 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
     """
     given = _parse(options, use)
     is_batch = use == "batch"
-    if given["readMode"] == "pull" and given.only_one("pushFilters"):
-        raise OptionRefused("option pushFilters is not for readMode=pull")
     return ReadOptions(
         namesrv=_required(given, "namesrv"),
         subscription=_subscription(given),
@@ -127,15 +120,10 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
         fail_on_data_loss=given["failOnDataLoss"],
         columns=given["columns"],
         tags=given["tags"],
-        push_filters=given["pushFilters"],
-        read_mode=given["readMode"],
         read_from=given["readFrom"],
-        read_consistency=given["readConsistency"] or ("latest" if is_batch else "committed"),
         on_bad_body=given["onBadBody"],
-        partition_by=given["partitionBy"],
         min_partitions=given["minPartitions"],
         max_records_per_partition=given["maxRecordsPerPartition"],
-        max_bytes_per_partition=given["maxBytesPerPartition"],
         max_offsets_per_trigger=given["maxOffsetsPerTrigger"],
         max_bytes_per_trigger=given["maxBytesPerTrigger"],
         min_offsets_per_trigger=given["minOffsetsPerTrigger"],

@@ -122,7 +122,7 @@ def tags_of(expression: str) -> tuple[str, ...] | None:
 
 def plan_partitions(found: Survey, ranges: dict[QueueName, QueueRange], options: ReadOptions) -> list[LogRange]:
     """The partitions of a scan, with the replicas that each is to ask."""
-    splitting = Splitting(options.min_partitions, options.max_records_per_partition, options.max_bytes_per_partition)
+    splitting = Splitting(options.min_partitions, options.max_records_per_partition)
     total = sum(each.message_count for each in ranges.values())
     groups: dict[tuple[str, str], list[QueueRange]] = {}
     for (topic, broker_name, _), each in ranges.items():

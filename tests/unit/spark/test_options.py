@@ -15,12 +15,12 @@ def test_defaults_of_a_batch_and_a_stream() -> None:
     stream = parse_read_options(NEEDED, "stream")
 
     assert (batch.namesrv, batch.subscription) == (("127.0.0.1:9876",), Topics(("Orders",)))
-    assert (batch.starting, batch.ending, batch.read_consistency) == ("earliest", "latest", "latest")
-    assert (stream.starting, stream.read_consistency) == ("latest", "committed")
+    assert (batch.starting, batch.ending) == ("earliest", "latest")
+    assert stream.starting == "latest"
     assert "body" in batch.columns
     assert "physical_offset" not in batch.columns
     assert (batch.fetch_bytes, batch.fetch_timeout_ms, batch.read_deadline_ms) == (4 << 20, 10_000, 120_000)
-    assert (batch.fail_on_data_loss, batch.on_bad_body, batch.read_mode) == (True, "fail", "bulk")
+    assert (batch.fail_on_data_loss, batch.on_bad_body) == (True, "fail")
 
 
 def test_names_are_case_insensitive_and_have_aliases() -> None:
@@ -103,7 +103,6 @@ def test_sizes_and_times() -> None:
         ({**NEEDED, "fetchTimeout": "soon"}, "fetchTimeout is a number of milliseconds or a time"),
         ({**NEEDED, "failOnDataLoss": "maybe"}, "failOnDataLoss is true or false"),
         ({**NEEDED, "onBadBody": "drop"}, "onBadBody is one of fail, keep"),
-        ({**NEEDED, "readMode": "pull", "pushFilters": "true"}, "pushFilters is not for readMode=pull"),
     ],
 )
 def test_a_mistake_is_told_by_name(options: dict[str, str], told: str) -> None:
