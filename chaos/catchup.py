@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from chaos.node import DIRECTORY, Node, Process
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
+from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.staging import Manifest, Staging, decode_manifest, encode_manifest
 
 if TYPE_CHECKING:
@@ -79,7 +81,9 @@ class CatchUp:
         source = pull.source
         runs = source.node.process is source and source.node_id not in cluster.paused
         if runs and cluster.network.connected(node.node_id, source.node_id):
-            pull.fetch()
+            # What its disk does not give is the damage of the source, which hears of it from its own log.
+            with suppress(StorageCorrupt):
+                pull.fetch()
         self._later(node, pull)
 
 
