@@ -10,7 +10,8 @@ It knows nothing of messages. Two ways in:
 The parts below (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log on a disk) can be used by themselves.
 """
 
-from raftlog._runtime import Deadline, Dialing, Listener, Reactor, StreamSocket, Unsent, configure_replication_socket
+from raftlog._connecting import Dialing, Listener, configure_replication_socket
+from raftlog._runtime import Deadline, Reactor, StreamSocket, Unsent
 from raftlog.admission import format_address, parse_address
 from raftlog.background import Workers
 from raftlog.consensus.confchange import decode_conf, why_invalid

@@ -12,8 +12,6 @@ of its own peer. This module is the only one that waits for descriptors.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import select
 import socket
@@ -53,16 +51,27 @@ class Reactor:
     So that no client holds up the others, a turn has a limit (`TURN_SECONDS`), and so has what is done in it for each
     client (`share_used`). Beyond it, descriptors that were added as ``patient`` are left to the next turn, where they
     come first; all others are handled in every turn. What a share was not enough for goes on in later turns
-    (`go_on_later`), one client after the other, behind those that had nothing yet.
+    (`go_on_later`), one client after the other, behind those that had nothing yet. There is also the place of a client
+    that has taken more than its share, such as with one long request, until it takes less; who took least beyond it is
+    handled first there.
 
     ``at_turn_begin`` callbacks run before anything is read, ``at_turn_end`` ones before sockets are flushed.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._patient: set[int] = set()
         self._left: dict[int, int] = {}
+        # Who took more than a share of processor time, and by how many seconds in all; and who of them is in line, with
+        # its events, to be handled in turns with the unfinished.
+        self._debts: dict[int, float] = {}
+        self._in_line: dict[int, int] = {}
+        self._unfinished_next = False
         self._unfinished: deque[Callable[[], None]] = deque()
+        self._share = 0.0
         self._share_until = float("inf")
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -91,7 +100,9 @@ class Reactor:
         """Forget ``fd``; must come before it is closed."""
         del self._handlers[fd]
         self._patient.discard(fd)
+        self._debts.pop(fd, None)
         self._left.pop(fd, None)
+        self._in_line.pop(fd, None)
         self._epoll.unregister(fd)
 
     def share_used(self) -> bool:
@@ -147,23 +158,27 @@ class Reactor:
         if self._left:
             left, self._left = self._left, {}
             ready = [*left.items(), *[(fd, events) for fd, events in ready if fd not in left]]
-        handler_of, clock = self._handlers.get, self._clock
+        self._share = share = max(TURN_SECONDS / (len(ready) + 1), _SHARE_SECONDS_MIN)
+        if self._debts:
+            ready = self._without_debtors(ready)
+        handler_of, clock, patient = self._handlers.get, self._clock, self._patient
         unfinished = len(self._unfinished)
-        share = max(TURN_SECONDS / (len(ready) + 1), _SHARE_SECONDS_MIN)
         now = clock()
         end = now + TURN_SECONDS
         rest = iter(ready)
         for fd, events in rest:
             # An earlier handler of this turn may have closed a later descriptor.
             if (handler := handler_of(fd)) is not None:
-                self._share_until = now + share
+                self._share_until = share_until = now + share
                 handler(events)
-                if (now := clock()) > end:
+                if (now := clock()) > share_until and fd in patient and fd not in self._debts:
+                    self._measure_next(fd)
+                if now > end:
                     self._leave(rest)
                     break
-        if unfinished:
+        if unfinished or self._in_line:
             self._work_off(unfinished, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
-        if self._unfinished or self._left:
+        if self._unfinished or self._in_line or self._left:
             self.wake()
         self.end_turn()
 
@@ -175,13 +190,53 @@ class Reactor:
             elif (handler := self._handlers.get(fd)) is not None:
                 handler(events)
 
+    def _without_debtors(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Put debtors that are ready in line; returns the others."""
+        debts = self._debts
+        self._in_line.update(each for each in ready if each[0] in debts)
+        return [each for each in ready if each[0] not in debts]
+
     def _work_off(self, count: int, share: float, end: float) -> None:
-        """Go on with what earlier turns did not finish, ``count`` clients at most, until the time ``end``."""
-        for _ in range(count):
-            if (now := self._clock()) > end:
-                break
+        """Go on with what earlier turns did not finish, ``count`` clients at most, and with debtors, until ``end``."""
+        while (now := self._clock()) <= end and (count or self._in_line):
             self._share_until = now + share
-            self._unfinished.popleft()()
+            self._unfinished_next = not self._unfinished_next
+            if count and (self._unfinished_next or not self._in_line):
+                count -= 1
+                self._unfinished.popleft()()
+            else:
+                self._handle_debtor()
+
+    def _measure_next(self, fd: int) -> None:
+        """``fd`` took longer than a share. If it takes as much processor time the next time, it becomes a debtor.
+
+        For it may have been this process that did not run, and no fault of the client's.
+        """
+        handler = self._handlers.get(fd)
+        if handler is None:
+            return  # it was closed
+
+        def measured(events: int) -> None:
+            self._handlers[fd] = handler
+            begin = self._cpu_clock()
+            handler(events)
+            excess = self._cpu_clock() - begin - self._share
+            if excess > 0 and self._handlers.get(fd) is handler:
+                self._debts[fd] = excess
+
+        self._handlers[fd] = measured
+
+    def _handle_debtor(self) -> None:
+        """Handle who owes least."""
+        debts = self._debts
+        fd = min(self._in_line, key=debts.__getitem__)
+        begin = self._cpu_clock()
+        self._handlers[fd](self._in_line.pop(fd))
+        excess = self._cpu_clock() - begin - self._share
+        if excess <= 0:
+            debts.pop(fd, None)
+        elif fd in debts:  # else it was closed
+            debts[fd] += excess
 
     def close(self) -> None:
         """Release the epoll set and the wake descriptor."""
@@ -464,15 +519,6 @@ class Deadline:
             self._fire()
 
 
-def configure_replication_socket(sock: socket.socket, silence_seconds: float) -> None:
-    """Let the kernel give a connection up when sent data stays unacknowledged for ``silence_seconds``.
-
-    Without it, a link that was cut silently comes back up to two minutes after it healed, because TCP backs off.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_seconds * 1000))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
 def _peer_name(sock: socket.socket) -> tuple[str, int]:
     try:
         name = sock.getpeername()
@@ -489,112 +535,3 @@ def _drop_sent(out: list[bytes | memoryview], sent: int) -> None:
             return
         sent -= len(data)
     out.clear()
-
-
-class Listener:
-    """A listening TCP socket in a reactor; ``on_accept(sock)`` gets each new connection.
-
-    Raises:
-        OSError: the address cannot be bound (``EADDRINUSE``, ``EACCES``, …).
-    """
-
-    def __init__(self, reactor: Reactor, host: str, port: int, on_accept: Callable[[socket.socket], None]) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind((host, port))
-            self._sock.listen(1024)
-        except OSError:
-            self._sock.close()
-            raise
-        self._sock.setblocking(False)
-        # A spare descriptor lets a full process accept and drop a caller, instead of spinning on a ready listener.
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._reactor = reactor
-        self._on_accept = on_accept
-        self.port: int = self._sock.getsockname()[1]
-        self.closed = False
-        reactor.add(self._sock.fileno(), self._on_ready)
-
-    def close(self) -> None:
-        """Stop listening; accepted connections stay."""
-        self.closed = True
-        self._reactor.remove(self._sock.fileno())
-        self._sock.close()
-        if self._spare is not None:
-            os.close(self._spare)
-
-    def _on_ready(self, events: int) -> None:
-        while True:
-            try:
-                sock, _ = self._sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    return
-                self._drop_caller()
-                return
-            self._on_accept(sock)
-
-    def _drop_caller(self) -> None:
-        """Give up the spare descriptor for a moment; another thread may be faster and take it."""
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-        with contextlib.suppress(OSError):
-            self._sock.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-
-class Dialing:
-    """An attempt to connect without waiting for it.
-
-    ``on_connected(sock)`` or ``on_failed(reason)`` is called once, in a later turn or at once, unless `close` comes
-    first. ``address`` is an IP address and a port: looking up a name would block.
-    """
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        address: tuple[str, int],
-        on_connected: Callable[[socket.socket], None],
-        on_failed: Callable[[str], None],
-    ) -> None:
-        self._reactor = reactor
-        self._on_connected = on_connected
-        self._on_failed = on_failed
-        self._sock: socket.socket | None = None
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        except OSError as error:
-            on_failed(error.strerror or str(error))
-            return
-        failure = sock.connect_ex(address)
-        if failure in (0, errno.EINPROGRESS):
-            self._sock = sock
-            reactor.add(sock.fileno(), self._on_ready, EPOLLOUT)
-        else:
-            sock.close()
-            on_failed(os.strerror(failure))
-
-    def close(self) -> None:
-        """Give it up; nothing is called any more."""
-        if self._sock is not None:
-            self._reactor.remove(self._sock.fileno())
-            self._sock.close()
-            self._sock = None
-
-    def _on_ready(self, events: int) -> None:
-        sock = self._sock
-        assert sock is not None, "an attempt to connect that was given up became ready"
-        self._sock = None
-        self._reactor.remove(sock.fileno())
-        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            sock.close()
-            self._on_failed(os.strerror(error))
-        else:
-            self._on_connected(sock)

@@ -154,7 +154,7 @@ class Puller:
         wake: Callable[[], None],
         on_complete: Callable[[], None],
         log: Log,
-        check_body: CheckBody = lambda body: None,
+        check_body: CheckBody = lambda body, position: None,
     ) -> None:
         self._check_body = check_body
         self._disk = disk

@@ -112,7 +112,7 @@ class Hosted:
     end_turn: Callable[[], None]
     snapshot: Callable[[], tuple[int, Callable[[], bytes]] | None] = lambda: None
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
-    check_body: CheckBody = lambda body: None
+    check_body: CheckBody = lambda body, position: None
 
 
 Host = Callable[["Run"], Hosted]
@@ -159,8 +159,12 @@ class Run:
         undo.callback(self.segment_log.close)
         self.segment_log.tell_damage(damaged.put)
         log.info("log_opened", directory=settings.directory, found=self.segment_log.found)
-        self._hosted = hosted = host(self)
-        confs = configurations(self.segment_log, settings.initial)
+        try:
+            self._hosted = hosted = host(self)
+            confs = configurations(self.segment_log, settings.initial)
+        except StorageCorrupt as damage:
+            self._note_damage(damage)
+            raise
         self.admission = Admission(
             replace(settings.identity, store_id=self.segment_log.store_id),
             stores_in(self.segment_log.notes),
@@ -414,12 +418,21 @@ async def serve_node(
             is there.
     """
     secrets = open_secret(settings, log)
+    found: StorageCorrupt | None = None
     while True:
         try:
             with contextlib.ExitStack() as undo:
                 run = Run(settings, secrets, host, undo, log)
+                found = None
                 if not await run.run(task_status):
                     return
+        except StorageCorrupt as damage:
+            # A start looks closely at the end of the log only, and then the host read something older. The next one
+            # looks at everything, since the damage is noted; if that finds nothing, it is not for us to repair.
+            if found is not None:
+                raise
+            found = damage
+            continue
         except LogDamaged as damaged:
             with contextlib.ExitStack() as undo:
                 repairing = Repairing(

@@ -1,12 +1,14 @@
 """CBOR from peers and files, read without the parts of the format that run code or take memory at the sender's wish.
 
-Everything that raftlog writes is maps with text keys, arrays, text, bytes, integers and a few constants. CBOR can say
-much more: tagged values become regular expressions, numbers with exponents of any size, dates, or references to what
-came before; arrays and texts may come without a length. Nothing of that is accepted.
+Everything that we write is maps, nearly all of them with text keys, arrays, text, bytes, integers and a few constants.
+CBOR can say much more: tagged values become regular expressions, numbers with exponents of any size, dates, or
+references to what came before; arrays and texts may come without a length. Nothing of that is accepted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final
 
 import cbor2
@@ -15,25 +17,45 @@ _DEPTH_MAX: Final = 8
 _TAGS_MAX: Final = 300
 _KNOWN_TAGS: Final = (*range(_TAGS_MAX), 1004, 43000, 55799)
 """Every tag for which cbor2 has a decoder of its own; all others come to the tag hook."""
+_WHOLE_NUMBER: Final = 2
+"""The tag of bytes that are a whole number, the most significant byte first."""
 
 
-def _refuse(*_: Any) -> Any:
-    raise cbor2.CBORDecodeError("a tagged value")
+def decode_plain(data: bytes, *, number_bytes_max: int = 8, any_key: bool = False) -> Any:
+    """The value that ``data`` encodes.
 
+    Args:
+        number_bytes_max: size of the largest whole number, not below 0, that is accepted beyond 64 bits.
+        any_key: whether maps may have other keys than text and bytes.
 
-_NO_TAGS: Final = dict.fromkeys(_KNOWN_TAGS, _refuse)
-
-
-def decode_plain(data: bytes) -> Any:
-    """The value that ``data`` encodes. Raises ValueError for what is not CBOR, or not of the plain kind."""
+    Raises ValueError for what is not CBOR, or not of the plain kind.
+    """
     try:
         return cbor2.loads(
             data,
             tag_hook=_refuse,
-            semantic_decoders=_NO_TAGS,
+            semantic_decoders=_decoders(number_bytes_max),
             max_depth=_DEPTH_MAX,
             allow_indefinite=False,
-            strict_hashable_types=True,
+            strict_hashable_types=not any_key,
         )
     except cbor2.CBORDecodeError as error:
         raise ValueError(str(error)) from error
+
+
+@cache
+def _decoders(number_bytes_max: int) -> Mapping[int, Callable[..., Any]]:
+    decoders: dict[int, Callable[..., Any]] = dict.fromkeys(_KNOWN_TAGS, _refuse)
+    if number_bytes_max > 8:
+
+        def whole_number(value: object, *_: Any) -> int:
+            if not isinstance(value, bytes) or len(value) > number_bytes_max:
+                raise cbor2.CBORDecodeError(f"a whole number of more than {number_bytes_max} bytes")
+            return int.from_bytes(value)
+
+        decoders[_WHOLE_NUMBER] = whole_number
+    return decoders
+
+
+def _refuse(*_: Any) -> Any:
+    raise cbor2.CBORDecodeError("a tagged value")

@@ -18,8 +18,9 @@ from raftlog.segment.codec import HEADER_BYTES, EntryRef, place
 from raftlog.segment.log import SegmentLog
 from raftlog.wire import Append, WireError
 
-CheckBody = Callable[[memoryview], None]
-"""Raises ValueError for the body of a normal entry that the application could not apply. Pure, and called per entry."""
+CheckBody = Callable[[memoryview, int], None]
+"""Raises ValueError for the body of a normal entry that the application could not apply; the number is where it begins,
+as a physical offset. Pure, and called per entry."""
 
 
 class ReceivedEntry(NamedTuple):
@@ -116,7 +117,7 @@ class ReceivedEntries:
 def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
     """Raises ValueError for an entry whose body the application or the core could do nothing with."""
     if ref.kind == EntryKind.NORMAL:
-        check_body(body)
+        check_body(body, ref.pos + HEADER_BYTES)
     elif ref.kind == EntryKind.CONFIG:
         check_configuration(decode_conf(body))
 

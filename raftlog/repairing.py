@@ -5,7 +5,8 @@ that a group whose every log is damaged somewhere recovers, as long as each byte
 
 Committed bytes are preferred. But if so many replicas are damaged that nothing is committed any more, the others say
 "not yet" for ever, and what they have is taken anyway. A replica that is damaged at the same place says so, and that
-is an answer; with nothing to be had from anybody, and only when everybody has said so, the log is cut.
+is an answer; with nothing to be had from anybody, and only when everybody has said so, the log is cut. It is not cut in
+front of intact entries that a damaged peer had as well: then the node waits, see `segment.repair`.
 """
 
 from __future__ import annotations
@@ -120,10 +121,13 @@ class Repairing:
             task_status.started()
             await self._fetch()
             nursery.cancel_scope.cancel()
-        for replaced in self._repair.replaced:
-            self._log.info("log_repaired", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
         if self._repair.cut_at is not None:
-            self._log.warning("log_cut", pos=self._repair.cut_at, reason="no peer has what lay behind")
+            self._log.warning("log_cut", pos=self._repair.cut_at, reason="every peer says that it has nothing there")
+        for replaced in self._repair.replaced:
+            if replaced.pos == self._repair.cut_at:
+                self._log.warning("log_given_up", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
+                continue
+            self._log.info("log_repaired", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
         self._repair.finish()
 
     async def _fetch(self) -> None:
@@ -171,7 +175,7 @@ class Repairing:
             if answer.refusal is None:
                 return self._repair.offer(pos, answer.data, peer)
             if answer.refusal != NOT_YET:
-                self._repair.refused(pos, peer)
+                self._repair.refused(pos, peer, damaged=answer.refusal == DAMAGED_HERE)
         return False
 
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:

@@ -143,7 +143,7 @@ class Replica:
         on_conf: ConfHandler = lambda index, conf, removed: None,
         on_reset: Callable[[NodeId], None] = lambda peer: None,
         in_background: Callable[[Job], None] = lambda job: job()(),
-        check_body: CheckBody = lambda body: None,
+        check_body: CheckBody = lambda body, position: None,
     ) -> None:
         self.core = core
         self.log = log

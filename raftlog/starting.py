@@ -6,10 +6,11 @@ import random
 
 from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import TERM_MAX, ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
 from raftlog.segment.errors import TermUnusable
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.notes import ABSTAINING, CONF
+from raftlog.terms import TERM_MAX
 
 Confs = list[tuple[int, ConfState]]
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 import os
 import socket
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -28,7 +29,8 @@ import structlog
 import trio
 
 from raftlog import authentication, wire
-from raftlog._runtime import Listener, Reactor, StreamSocket, configure_replication_socket
+from raftlog._connecting import Listener, configure_replication_socket
+from raftlog._runtime import Reactor, StreamSocket
 from raftlog.admission import Address, Admission, format_address, parse_address
 from raftlog.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
 from raftlog.consensus.confchange import MEMBERS_MAX
@@ -43,14 +45,15 @@ HANDSHAKE_SECONDS_MAX = 2.0
 PING_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
 STRANGERS_MAX = 64
-"""Connections without a handshake yet; beyond it the oldest is closed, so that they take no descriptors of the log."""
+"""Connections without a handshake yet, so that they take no descriptors of the log. Beyond it the oldest one is closed
+of the host that has most of them: whoever opens many does not cut off the handshakes of others."""
 PLAIN_BYTES_MAX: Final = 1024
 """What somebody may send who has not been asked for a proof yet, or who has given none."""
 STRANGER_BYTES_MAX = 64 * 1024
 """What a hello and a welcome may have: members' names and addresses."""
 SECRET_POLL_SECONDS = 1.0
-REPORTS_MAX = 100
-"""Of reasons for which callers were turned away, each of which is logged once."""
+REFUSALS_KEPT: Final = 100
+"""Reasons for which callers were turned away last."""
 PURPOSE: Final = b"replication, version %d" % wire.VERSION
 NOT_RECORDED = "its directory is being recorded, it may call again"
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -132,8 +135,8 @@ class Transport:
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
         self._strangers: dict[_Inbound, None] = {}
-        self.refusals: set[str] = set()
-        """Why callers were refused so far, each reason once."""
+        self.refusals: deque[str] = deque(maxlen=REFUSALS_KEPT)
+        """Why callers were refused last, the newest at the end."""
         self.failures: dict[NodeId, str] = {}
         """Why peers to which no connection stands could not be called last."""
         try:
@@ -245,7 +248,7 @@ class Transport:
                     self._gone(peer)
                 text = _words(error)
                 self.failures[peer] = text
-                if text not in (reported, NOT_RECORDED):
+                if text not in (reported, _WAITS):
                     reported = text
                     self._log.warning("peer_unreachable", peer=peer, lane=lane.label, error=text)
                 continue
@@ -332,17 +335,18 @@ class Transport:
     def _is_valid(self, secret_id: bytes) -> bool:
         return any(authentication.secret_id(secret) == secret_id for secret in self._secrets.current)
 
-    def _report_refusal(self, caller: str, reason: str) -> None:
-        """Log why a caller is refused, once per reason: one that is set up wrongly comes back twice a second."""
-        if reason not in self.refusals and len(self.refusals) < REPORTS_MAX:
-            self.refusals.add(reason)
-            self._log.warning("peer_refused", peer=caller, reason=reason)
+    def _report_refusal(self, source: str, caller: str, reason: str) -> None:
+        """Log why a caller is refused, once a minute: one that is set up wrongly comes back twice a second."""
+        self.refusals.append(reason)
+        self._refusal_log.warning("peer_refused", source=source, peer=caller, error=reason)
 
     def _accept(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         _Inbound(self, sock)
         if len(self._strangers) > STRANGERS_MAX:
-            next(iter(self._strangers)).stream.close("too many strangers")
+            hosts = Counter(each.stream.peer[0] for each in self._strangers)
+            [(most, _)] = hosts.most_common(1)
+            next(each for each in self._strangers if each.stream.peer[0] == most).stream.close("too many strangers")
 
     async def _expire_silent_callers(self) -> None:
         while True:
@@ -456,7 +460,7 @@ class _Inbound:
             self.stream.flush()
         host = self.stream.peer[0]
         self.stream.close("not authenticated")
-        self._transport._report_refusal(self.source or host, f"{reason} (called from {host})")
+        self._transport._report_refusal(host, self.source or host, f"{reason} (called from {host})")
 
     def _greet(self, hello: object) -> None:
         if not isinstance(hello, Hello):
@@ -475,7 +479,7 @@ class _Inbound:
         self.stream.flush()
         self.stream.close("refused")
         if refusal is not NOT_RECORDED:
-            transport._report_refusal(hello.source, refusal)
+            transport._report_refusal(self.stream.peer[0], hello.source, refusal)
 
     def _on_closed(self, reason: str) -> None:
         self._transport._inbound.discard(self)
@@ -498,6 +502,9 @@ _DIAL_ERRORS = (
     AuthenticationFailed,
     PeerRefused,
 )
+
+
+_WAITS: Final = f"refused: {NOT_RECORDED}"
 
 
 def _words(error: Exception) -> str:

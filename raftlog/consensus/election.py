@@ -6,7 +6,8 @@ from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.membership import Membership
 from raftlog.consensus.messages import Denial, PreVoteReq, PreVoteResp, TimeoutNow, VoteReq, VoteResp
 from raftlog.consensus.quorum import VoteResult, joint_vote_result
-from raftlog.consensus.types import TERM_MAX, LogId, NodeId, Role
+from raftlog.consensus.types import LogId, NodeId, Role
+from raftlog.terms import TERM_MAX
 
 _BACKOFF_MAX = 8
 
@@ -21,7 +22,8 @@ class Election(Membership):
 
     @property
     def _electable(self) -> bool:
-        if self._abstaining or self._term >= TERM_MAX or not (self._conf.is_voter(self.node_id) or self._may_be_needed):
+        may_vote = self._conf.is_voter(self.node_id) or self._may_be_needed
+        if self._abstaining or not may_vote or self._term + 1 >= TERM_MAX:
             return False
         # Better a leader without room than none: it takes no proposals, but it answers reads.
         reluctant = (self._disk_full or self._leaves) and self._silences < _SILENCES_OF_OTHERS

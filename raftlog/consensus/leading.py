@@ -203,7 +203,7 @@ class Leading(Handover, Reading):
             self._dirty = True
 
     def _on_heartbeat_resp(self, message: HeartbeatResp) -> None:
-        if self._role is not Role.LEADER:
+        if self._role is not Role.LEADER or not message.seq:
             return
         progress = self._peers[message.src]
         progress.heard(message.seq)

@@ -72,7 +72,8 @@ class AppendResp(_Message, frozen=True, gc=False):
     """What a follower holds of this term's leader's log: up to ``accepted`` received, up to ``durable`` on its disk.
 
     A rejection (``ok`` false) repeats the request's ``seq``; ``hint`` is the last entry at or before the rejected
-    ``prev``, by index and by term, so that one round trip skips a whole term.
+    ``prev``, by index and by term, so that one round trip skips a whole term. With ``seq`` 0 it tells of a later term,
+    and nothing else.
     """
 
     seq: Number
@@ -92,7 +93,7 @@ class Heartbeat(_Message, frozen=True, gc=False):
 
 
 class HeartbeatResp(_Message, frozen=True, gc=False):
-    """The answer, with what an idle leader wants to know."""
+    """The answer, with what an idle leader wants to know. With ``seq`` 0 it tells of a later term, and nothing else."""
 
     seq: Number
     read_round: Number

@@ -463,11 +463,15 @@ class RaftCore(Election, Following):
         return True
 
     def _answer_old_term(self, message: Message) -> bool:
-        """Tell a leader, candidate or reader of an older term that it is outdated; everything else is dropped."""
+        """Tell a leader, candidate or reader of an older term that it is outdated; everything else is dropped.
+
+        Number 0 says that nothing else is told. Who led before may lead in the present term again, after a restart, and
+        have counted its messages and rounds anew: with their numbers this would look like an answer to new ones.
+        """
         if isinstance(message, AppendReq):
-            self._post(AppendResp(self.node_id, message.src, self._term, message.seq, False, 0, 0, NONE))
+            self._post(AppendResp(self.node_id, message.src, self._term, 0, False, 0, 0, NONE))
         elif isinstance(message, Heartbeat):
-            self._post(HeartbeatResp(self.node_id, message.src, self._term, message.seq, message.read_round, 0))
+            self._post(HeartbeatResp(self.node_id, message.src, self._term, 0, 0, 0))
         elif isinstance(message, ReadIndexReq):
             self._answer_read(message.src, message.ctx, None)
         return isinstance(message, PreVoteReq)

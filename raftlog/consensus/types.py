@@ -16,9 +16,6 @@ NodeId = NewType("NodeId", str)
 NUMBER_MAX: Final = 2**63 - 1
 """Largest index, position, sequence number or time that comes from a peer; file formats have room for twice as much."""
 
-TERM_MAX: Final = 2**62
-"""Largest term. Nobody stands for election in a higher one, and none is accepted from a peer."""
-
 PRIORITY_MAX: Final = 2**31 - 1
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]

@@ -6,8 +6,6 @@ a refusal means that a peer has a fault, that one of the logs was damaged or cha
 
 from __future__ import annotations
 
-from typing import Final
-
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, MEMBERS_MAX, encode_conf, may_follow
 from raftlog.consensus.messages import (
     AppendReq,
@@ -18,14 +16,8 @@ from raftlog.consensus.messages import (
     PreVoteReq,
 )
 from raftlog.consensus.state import CoreState
-from raftlog.consensus.types import TERM_MAX, ConfState, EntryKind, LogId, Role, Span
-
-TERM_JUMP_MAX: Final = 2**40
-"""How far a peer's term may be ahead of the own one.
-
-A term rises by one per election, and an election takes longer than a write to the disks of a majority. At a thousand
-elections a second, day and night, a replica would have to be away for 34 years to be this far behind.
-"""
+from raftlog.consensus.types import ConfState, EntryKind, LogId, Role, Span
+from raftlog.terms import highest_plausible
 
 
 class MessageRefused(Exception):
@@ -36,10 +28,10 @@ def check_message(core: CoreState, message: Message) -> None:
     """Raises `MessageRefused` for a message that a core in this state must not take."""
     own = core._term
     term = max(message.term, message.next_term) if isinstance(message, PreVoteReq) else message.term
-    if term > own + TERM_JUMP_MAX or term > TERM_MAX:
+    if term > (highest := highest_plausible(own)):
         raise MessageRefused(
             f"{message.src} sends a {type(message).__name__} of term {term}, which is implausible: the own term is "
-            f"{own}, at most {min(TERM_MAX, own + TERM_JUMP_MAX)} is accepted"
+            f"{own}, at most {highest} is accepted"
         )
     if message.src == core.node_id:
         raise MessageRefused(f"a {type(message).__name__} claims to be from {message.src}, which is this replica")

@@ -92,9 +92,8 @@ class PieceReader:
 
     def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
         """As `_find`, from the files."""
-        start, length = pieces[first]
-        end = start + length
-        wanted = length
+        start, wanted = pieces[first]
+        end = first_end = start + wanted
         segment_bytes = self._segment_bytes
         run_end = min(start + RUN_BYTES_MAX, start - start % segment_bytes + segment_bytes)
         following = first + 1
@@ -107,10 +106,10 @@ class PieceReader:
         try:
             data = self._verified.read(start, end, trusts_page_cache=True)
         except StorageCorrupt:
-            if end == start + length:
+            if end == first_end:
                 raise
             # What is damaged may lie between two pieces.
-            return start, self._verified.read(start, start + length, trusts_page_cache=True), first + 1
+            return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
         if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
             self._kept.append(_Run(start, end, data))
             del self._kept[:-KEPT_MAX]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from raftlog.segment.codec import EntryRef, TailEntry, chain_after
@@ -13,7 +13,7 @@ from raftlog.segment.meta import Base
 from raftlog.segment.pieces import Buffer, Piece, PieceReader, read_across
 from raftlog.segment.reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.tail import Tail
-from raftlog.segment.verified_reads import OnDamage, VerifiedReads
+from raftlog.segment.verified_reads import OnDamage, VerifiedReads, VerifiedRun
 
 
 class LogReads:
@@ -190,6 +190,13 @@ class LogReads:
             StorageFailed: the disk refused.
         """
         return self._verified.read(pos, pos + length, keeps=False)
+
+    def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
+        """Bytes below `durable_pos` as runs of whole verified entries, see `VerifiedReads.runs`. For any thread.
+
+        Raises as `read_range`, also while the runs are gone through.
+        """
+        return self._verified.runs(pos, pos + length)
 
     def load(self, pos: int, length: int) -> None:
         """Have bytes below `durable_pos` verified and in memory, so that `pread` does not wait. For any thread.

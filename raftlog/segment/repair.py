@@ -6,9 +6,13 @@ when there is an intact entry behind the damage, the chain must lead to that one
 where they belong; until then they lie in a side file, which the next opening removes. A crash at any time leaves
 either the damage as it was, or less of it.
 
-If nothing vouches for the far end of the damage, or nobody has what belongs there, then the log is cut behind the last
-entry that came, as soon as every peer has said that it has no more. What is cut may have been acknowledged. So the
+If nothing vouches for the far end of the damage, or no peer ever had what belongs there, then the log is cut behind the
+last entry that came, as soon as every peer has said that it has no more. What is cut may have been acknowledged. So the
 note ``abstaining`` is made durable before, and a replica with this note does not vote until it has caught up.
+
+A log is never cut in front of intact entries while a peer is damaged at the same place: that one had them, too, so they
+may all be committed, and what is lost is one entry and not all behind it. The repair waits then for a replica that has
+the entry, or for a person, who may `cut`.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.notes import ABSTAINING, DAMAGED, REPLACING
 from raftlog.segment.recovery import DamagedRange, end_of_all
+from raftlog.terms import highest_plausible
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -164,11 +169,22 @@ class Repair:
             return False
         return True
 
-    def refused(self, pos: int, source: str) -> None:
-        """Take note that ``source`` has nothing at ``pos``. Raises `StorageFailed`."""
+    def refused(self, pos: int, source: str, *, damaged: bool = False) -> None:
+        """Take note that ``source`` has nothing at ``pos``, or only something damaged. Raises `StorageFailed`."""
         if not self.done and pos == self._at + len(self._held):
             self._held = b""
+            self._damaged_too.discard(source)
+            if damaged:
+                self._damaged_too.add(source)
             self._refuse(source)
+
+    def cut(self) -> None:
+        """Give up everything behind what came so far, whatever is intact there: for a person to decide.
+
+        `finish` has to follow. Raises `StorageFailed`.
+        """
+        if not self.done:
+            self._cut()
 
     def serve(self, pos: int, nbytes: int) -> bytes | None:
         """Up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log, too; None without any.
@@ -219,7 +235,7 @@ class Repair:
         self._at = self._end()
         self._held = b""
         self._holder = ""
-        self._refusing: set[str] = set()
+        self._forget_refusals()
         self._side_call(self._disk.truncate, self._side, 0)
 
     def _end(self) -> int:
@@ -249,7 +265,7 @@ class Repair:
                 self._write_side(self._at, blank(file_end - self._at))
                 self._held = b""
                 self._at = file_end
-                self._refusing.clear()
+                self._forget_refusals()
             elif not self._take_entry(file_end):
                 return
             self._look_ahead()
@@ -265,9 +281,11 @@ class Repair:
             raise self._conflict()
         if len(self._held) < HEADER_BYTES:
             return False
-        _, size, index, _, pos, *_ = HEADER.unpack_from(self._held)
+        _, size, index, term, pos, *_ = HEADER.unpack_from(self._held)
         if (index, pos) != (last.index + 1, self._at):
             raise FrameCorrupt(self._at, "another entry", last.index + 1, index)
+        if term > (highest := highest_plausible(self._state.term)):
+            raise FrameCorrupt(self._at, "term is implausible", highest, term)
         if not HEADER_BYTES <= size <= room:
             raise FrameCorrupt(self._at, "entry does not fit", room, size)
         if place(self._end(), size, self._segment_bytes) != self._at:
@@ -279,7 +297,7 @@ class Repair:
         ref = verify_entry(memoryview(self._held), 0, last.index + 1, last.term, self._at, last.chain)
         self._write_side(self._at, self._held[:size])
         self._last, self._at, self._held = ref, self._at + size, self._held[size:]
-        self._refusing.clear()
+        self._forget_refusals()
         return True
 
     def _look_ahead(self) -> None:
@@ -304,9 +322,15 @@ class Repair:
         self._rewind()
         return error
 
+    def _forget_refusals(self) -> None:
+        self._refusing: set[str] = set()
+        self._damaged_too: set[str] = set()
+
     def _refuse(self, source: str) -> None:
         self._refusing.add(source)
         if not self.peers or not self.peers <= self._refusing | self._conflicting:
+            return
+        if self._behind is not None and self._damaged_too:
             return
         if self._behind is None or not self._conflicting:
             self._cut()

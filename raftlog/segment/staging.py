@@ -375,6 +375,9 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     replacement is removed. Whoever installs keeps term, vote and notes; only the note `CONF` becomes the replacement's.
     A log known to be damaged that goes, and was committed beyond the replacement, leaves the note `ABSTAINING`.
 
+    It also keeps whether the last process ended in order: the replacement is whole and synced in any case, but one that
+    did not may have acknowledged entries which neither log has.
+
     Returns:
         Whether the files have changed, so that they must be listed anew.
 
@@ -423,7 +426,6 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
         durable_pos=manifest.end_pos,
         durable_chain=manifest.last.chain,
         commit_hint=manifest.end_index,
-        clean=False,
         cut_end=0,
         notes=notes,
     )

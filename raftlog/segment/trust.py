@@ -1,4 +1,4 @@
-"""What only a person may decide about a stopped replica: that its log counts as whole, or that its term is another."""
+"""What only a person may decide about a stopped replica: that its log counts as whole, where it ends, or its term."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 
 from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import DirectoryUnusable, MetaCorrupt, StorageFailed
+from raftlog.segment.errors import DirectoryUnusable, LogDamaged, MetaCorrupt, StorageFailed
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.notes import ABSTAINING
+from raftlog.segment.repair import Repair
 
 TERM_MARGIN: Final = 2**20
 """By how much a lowered term exceeds that of the log's last entry.
@@ -47,6 +48,29 @@ def trust(disk: Disk, directory: str) -> bool:
         return msgspec.structs.replace(state, notes=notes)
 
     return _change(disk, directory, forget)
+
+
+def cut(disk: Disk, damaged: LogDamaged) -> int:
+    """Give up what lies behind the first damage of a log that no process has open, durably, intact or not.
+
+    The replica abstains then: it does not vote before it has caught up, or is trusted.
+
+    Returns:
+        The physical offset at which the log ends now.
+
+    Raises:
+        DirectoryLocked: a process has it open.
+        MetaCorrupt: term and vote are damaged.
+        StorageFailed: the disk refused; the log is damaged as before, or cut.
+    """
+    repair = Repair(disk, damaged, peers=())
+    try:
+        repair.cut()
+        assert repair.cut_at is not None, f"{damaged.directory}: nothing was cut"
+        repair.finish()
+        return repair.cut_at
+    finally:
+        repair.close()
 
 
 def set_term(disk: Disk, directory: str, term: int) -> bool:

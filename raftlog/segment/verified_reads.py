@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from raftlog.segment.codec import HEADER, HEADER_BYTES, is_blank, verify_entry
@@ -34,6 +34,9 @@ from raftlog.segment.tail import Tail, blank_bytes
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Verified bytes of one log that are kept in memory; a single read may exceed it while it is under way."""
+
+RUN_BYTES: Final = 512 * 1024
+"""Of a run for who goes through all of them. It ends where an entry does, so none is read twice."""
 
 OnDamage = Callable[[StorageCorrupt], None]
 
@@ -53,12 +56,20 @@ class VerifiedRun(NamedTuple):
 class VerifiedReads:
     """Reads and verifies entries of one log, for any thread, as long as they are on disk.
 
+    Args:
+        end_pos: where the log ended when it was opened.
+        durable_pos: called in any thread for a position up to which the present entries are on disk. After a cut it
+            lies at or before that, from before `cut` is called.
+
     Attributes:
         on_damage: told of damage in the thread that finds it, before the reader is.
         loaded_bytes: how many bytes were read from files and verified so far.
     """
 
-    def __init__(self, files: SegmentFiles, index: LogIndex, tail: Tail, end_pos: int) -> None:
+    def __init__(
+        self, files: SegmentFiles, index: LogIndex, tail: Tail, end_pos: int, durable_pos: Callable[[], int]
+    ) -> None:
+        self._durable_pos = durable_pos
         self.on_damage: OnDamage = lambda damage: None
         self.loaded_bytes = 0
         self._files = files
@@ -110,6 +121,18 @@ class VerifiedReads:
                 parts.append(blank_bytes(run.end, run.next)[pos - run.end : stop - run.end])
             pos = stop
         return b"".join(parts)
+
+    def runs(self, pos: int, end: int) -> Iterator[VerifiedRun]:
+        """The entries in which the bytes from ``pos`` to ``end`` lie, whole, and some around them, without a copy.
+
+        Runs are ascending; the first one may begin before ``pos``, and nothing lies between them but blanks. They are
+        not kept in memory, and each is read when it is asked for, about `RUN_BYTES`: so it still is in the processor's
+        cache when it is verified and used. Raises as `read` does.
+        """
+        while pos < end:
+            run = self._kept(pos) or self._load(pos, min(end, pos + RUN_BYTES), keeps=False)
+            yield run
+            pos = run.next
 
     def load(self, pos: int, end: int) -> None:
         """Have the bytes from ``pos`` to ``end`` verified and in memory. Raises as `read` does."""
@@ -163,7 +186,9 @@ class VerifiedReads:
         """
         while True:
             cuts = self._cuts
-            span = self._index.span_at(pos, end)
+            # What was asked for may have been cut off since, and be something else by now.
+            end = min(end, self._durable_pos())
+            span = self._index.span_at(pos, end) if pos < end else None
             if span is None:
                 raise EntryGone(self._files.directory, "position", pos, self._files.base_pos)
             try:
@@ -173,6 +198,8 @@ class VerifiedReads:
                     continue  # the log was cut meanwhile, and other entries lie there or will
                 self.on_damage(damage)
                 raise
+            if cuts == self._cuts:
+                assert pos < run.next, f"what was read for {pos} ends at {run.next}"
             if nearby is not None and cuts == self._cuts:
                 self.on_damage(nearby)
             with self._lock:

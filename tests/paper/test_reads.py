@@ -432,3 +432,52 @@ def test_learner_reads_through_the_leader() -> None:
     ctx = group.read(A)
     group.deliver()
     assert ctx not in group.answers, "a learner confirms nothing"
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_an_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) -> None:
+    """A heartbeat of its last run comes late, when that node leads again; rounds of reads are counted anew by then."""
+    group = Group(3)
+    group.elect(A)
+    for _ in range(rounds):
+        group.read(A)
+        (late,) = group.drop(lambda message: isinstance(message, Heartbeat) and message.dst == B)
+        group.deliver()
+    group.start(A)
+    group.elect(A)
+    assert group[A].term == group[B].term == 2
+    group.hand_over(late)
+    answers = group.drop(lambda message: message.dst == A)
+    assert {(message.src, message.term) for message in answers} == {(B, 2)}
+    group.isolate(A)
+    group.elect(B)
+    group.propose(B)
+    group.deliver()
+    ctx = group.read(A)
+    assert group[A].role is Role.LEADER
+    for answer in answers:
+        group[A].receive(answer, group.now)
+        group.pump()
+    assert ctx not in group.answers, "a stale read"
+
+
+def test_an_answer_to_a_leader_before_its_restart_prolongs_no_lease() -> None:
+    group = Group(3, config=LEASES)
+    group.elect(A)
+    group.pass_time(1.0)
+    group.drop()
+    group.now = group[A].next_deadline()
+    group[A].tick(group.now)
+    group.pump()
+    late = group.drop(lambda message: isinstance(message, AppendReq | Heartbeat) and message.dst == B)
+    group.start(A)
+    group.elect(A)
+    group.now = group[A].next_deadline()
+    group[A].tick(group.now)
+    group.pump()
+    assert group.drop(lambda message: message.dst == B), "the heartbeat of this term is lost"
+    heard = {progress.peer: progress.contact_at for progress in group[A].status().peers}
+    for message in late:
+        group.hand_over(message)
+    group.deliver(lambda message: message.src == B)
+    assert {progress.peer: progress.contact_at for progress in group[A].status().peers}[B] == heard[B]

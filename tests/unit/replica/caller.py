@@ -14,9 +14,9 @@ from raftlog.transport import PURPOSE
 from raftlog.wire import Hello, Kind, Welcome
 
 
-async def call(port: int, *data: bytes) -> trio.SocketStream:
-    """A connection on which ``data`` was sent."""
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
+async def call(port: int, *data: bytes, source: str = "127.0.0.1") -> trio.SocketStream:
+    """A connection from the address ``source`` on which ``data`` was sent."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
     with contextlib.suppress(trio.BrokenResourceError):
         await stream.send_all(b"".join(data))
     return stream

@@ -160,7 +160,7 @@ async def test_without_the_secret_nobody_learns_anything(tmp_path: Path) -> None
                     keys, _ = shaken(mine=secret, theirs=secret)
                     stream = await call(port, called)
                     assert await received(stream) == REFUSED, keys
-        reasons = [line["reason"] for line in log if line["event"] == "peer_refused"]
+        reasons = [line["error"] for line in log if line["event"] == "peer_refused"]
         assert reasons == ["authentication failed: the caller has another group secret (called from 127.0.0.1)"]
         await check_unharmed(node, port, node.log.last_index)
 

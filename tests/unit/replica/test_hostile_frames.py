@@ -33,7 +33,7 @@ class Application:
             assert entry.index == self.applied + 1
             self.applied = entry.index
             if entry.kind == 1:
-                check_body(memoryview(entry.body))
+                check_body(memoryview(entry.body), entry.pos + 48)
 
     def role_changed(self, change: RoleChange) -> None:
         pass
@@ -42,7 +42,7 @@ class Application:
         pass
 
 
-def check_body(body: memoryview) -> None:
+def check_body(body: memoryview, position: int) -> None:
     if bytes(body[:4]) != b"good":
         raise ValueError("a body that is not good")
 

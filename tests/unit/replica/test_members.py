@@ -13,8 +13,10 @@ import msgspec
 import pytest
 import trio
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
-from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal
+from mq.cli.app import app
+from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal, Role
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.meta import MetaFile
@@ -273,6 +275,43 @@ async def test_relaxed_mode_power_loss_of_one_makes_it_abstain_until_it_caught_u
             await nodes.start(member)
         await lost.until(lambda member: not member.replica.core.abstaining)
         await lost.until(lambda member: ABSTAINING not in member.replica.log.notes)
+
+
+async def test_a_majority_that_was_killed_in_relaxed_mode_waits_until_an_operator_trusts_it(tmp_path: Path) -> None:
+    """Also after starts in order: who may lack what it acknowledged forgets that only when it has caught up."""
+    relaxed = dataclasses.replace(CONFIG, durable_commit=False)
+    async with group(tmp_path, config=relaxed) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES[:10])
+        for member in nodes.others():
+            await member.until(lambda member: member.application.bodies == BODIES[:10])
+        orderly, *killed = nodes.others()
+        await orderly.stop()
+        for member in killed:
+            await member.stop(clean=False)
+        for _ in range(2):
+            for member in nodes.others():
+                await nodes.start(member)
+            assert [member.replica.core.abstaining for member in nodes.others()] == [False, True, True]
+            # All have had time to stand for election, and to be denied a vote.
+            await orderly.until(lambda member: member.replica.core.role is Role.PRE_CANDIDATE)
+            await trio.sleep(1.5 * CONFIG.election_timeout_seconds_max)
+            assert all(member.replica.core.leader_id is None for member in nodes.others())
+            for member in nodes.others():
+                await member.stop()
+
+        # One more voter makes a majority, so one of those who abstain is trusted, and no more.
+        trusted, other = killed
+        result = CliRunner().invoke(app, ["log", "trust", str(trusted.directory), "--accept-loss"])
+        assert result.output.endswith("it votes again\n")
+        for member in nodes.others():
+            await nodes.start(member)
+        assert [member.replica.core.abstaining for member in (orderly, trusted, other)] == [False, False, True]
+        leader = await nodes.leader()
+        await leader.append_all([b"after"])
+        for member in nodes.others():
+            await member.until(lambda member: member.application.bodies == [*BODIES[:10], b"after"])
+            await member.until(lambda member: ABSTAINING not in member.replica.log.notes)
 
 
 async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ import pytest
 from structlog.testing import capture_logs
 
 import raftlog.repairing
-from raftlog.segment import RealDisk
+from raftlog import Hosted, Run
+from raftlog.ranges import DAMAGED_HERE
+from raftlog.segment import LogDamaged, RealDisk, SegmentLog
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.notes import ABSTAINING
-from raftlog.segment.trust import trust
-from tests.unit.replica.members import Group, Member, group
+from raftlog.segment.trust import cut, trust
+from tests.unit.replica.group import CLUSTER
+from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(196) for number in range(40)]  # all in one file
@@ -45,9 +48,9 @@ def file_of(member: Member) -> Path:
     return member.directory / f"{0:020d}"
 
 
-def damage(member: Member, pos: int) -> None:
+def damage(member: Member, pos: int, *, bits: int = 4) -> None:
     content = bytearray(file_of(member).read_bytes())
-    content[pos] ^= 4
+    content[pos] ^= bits
     file_of(member).write_bytes(content)
 
 
@@ -118,3 +121,71 @@ async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path)
         for member in nodes.others():
             await member.until(lambda member: member.application.bodies[-1:] == [b"goes on"])
             await member.until(lambda member: not member.replica.core.abstaining)
+
+
+async def test_an_entry_that_is_damaged_on_every_replica_costs_nothing_behind_it_until_a_person_says_so(
+    tmp_path: Path,
+) -> None:
+    async with group(tmp_path) as nodes:
+        await filled(nodes)
+        members = nodes.others()
+        contents = []
+        for number, member in enumerate(members):
+            damage(member, 3000, bits=1 << number)
+            contents.append(file_of(member).read_bytes())
+        with capture_logs() as log:
+            for member in members:
+                await nodes.start(member)
+            await members[0].until(lambda member: len(events(log, "repair_waits")) == len(members))
+            for waits in events(log, "repair_waits"):
+                assert set(waits["answers"].values()) == {DAMAGED_HERE}
+            for member in members:
+                await member.stop()
+        assert not events(log, "log_cut")
+        assert [file_of(member).read_bytes() for member in members] == contents
+        for member in members:
+            with pytest.raises(LogDamaged) as damaged:
+                SegmentLog.open(
+                    str(member.directory),
+                    cluster_id=CLUSTER,
+                    node_id=member.name,
+                    segment_bytes=SEGMENT_BYTES,
+                    disk=RealDisk(),
+                )
+            cut(RealDisk(), damaged.value)
+        for member in members[:2]:
+            assert trust(RealDisk(), str(member.directory))
+        for member in members:
+            await nodes.start(member)
+        leader = await nodes.leader()
+        await leader.append_all([b"goes on"])
+        for member in members:
+            await member.until(lambda member: member.application.bodies[-1:] == [b"goes on"])
+
+
+@pytest.mark.parametrize("how", ["its first configuration", "what its host reads"])
+async def test_damage_that_a_start_finds_behind_an_intact_end_is_repaired(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        bodies = [bytes([number]) * 1000 for number in range(60)]  # several files
+        await leader.append_all(bodies)
+        for member in nodes.others():
+            await member.until(lambda member: member.application.bodies == bodies)
+        hurt = nodes.others(leader)[0]
+        await hurt.stop()
+        whole = file_of(hurt).read_bytes()
+        damage(hurt, 60 if how == "its first configuration" else 5000)
+        hosts: list[Run] = []
+
+        def host(run: Run) -> Hosted:
+            hosts.append(run)
+            if how == "what its host reads":
+                run.segment_log.read_range(0, 10_000)
+            return Member.host(hurt, run)
+
+        monkeypatch.setattr(hurt, "host", host)
+        await nodes.start(hurt)
+        await hurt.until(lambda member: len(hosts) == 2 and member.application.bodies == bodies)
+        assert file_of(hurt).read_bytes() == whole

@@ -15,7 +15,7 @@ from raftlog import NodeId, authentication, wire
 from raftlog.authentication import CHALLENGE_BYTES, NONCE_BYTES
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
-from raftlog.transport import STRANGERS_MAX
+from raftlog.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
 from raftlog.wire import Hello, Kind, RangeReq, Welcome, WireError
 from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller, call, received
@@ -140,6 +140,35 @@ async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
             await trio.aclose_forcefully(stream)
 
 
+async def test_many_strangers_from_one_host_do_not_cut_off_a_handshake_from_another(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (node, port):
+        member = await Caller.open(port, node.secrets.current)
+        strangers = [await call(port, source="127.0.0.2") for _ in range(STRANGERS_MAX + 20)]
+        for stranger in strangers[:20]:
+            assert await received(stranger) == b""
+        assert (await member.greet(HELLO)).refusal is None
+        for stream in (member.stream, *strangers):
+            await trio.aclose_forcefully(stream)
+
+
+async def test_a_member_that_records_its_directory_is_called_again_without_a_warning(tmp_path: Path) -> None:
+    async with lonely(tmp_path) as (node, _):
+        refused_twice = trio.Event()
+        callers: list[object] = []
+
+        async def refuse(*caller: object) -> object:
+            if caller in callers:
+                refused_twice.set()
+            callers.append(caller)
+            raise PeerRefused(NOT_RECORDED)
+
+        node.transport._dial = refuse  # type: ignore[assignment, method-assign]
+        with capture_logs() as log, trio.fail_after(60):
+            await refused_twice.wait()
+        assert not [line for line in log if line["event"] == "peer_unreachable" and NOT_RECORDED in line["error"]]
+        assert NOT_RECORDED in "".join(node.transport.failures.values())
+
+
 def as_sent(caller: Caller, data: bytes) -> bytes:
     """With a good tag, if it is a frame at all."""
     try:
@@ -177,8 +206,9 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
     ids=["cluster", "group", "target", "itself", "stranger", "segments", "members"],
 )
 async def test_callers_of_another_group_are_told_why_and_sent_away(
-    tmp_path: Path, hello: Hello, words: tuple[str, ...]
+    tmp_path: Path, hello: Hello, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("raftlog.refusal_log.EVERY_SECONDS", 60.0)
     async with lonely(tmp_path) as (node, port):
         refusals: list[str | None] = []
         with capture_logs() as log:
@@ -189,7 +219,7 @@ async def test_callers_of_another_group_are_told_why_and_sent_away(
                 assert all(word in str(answer.refusal) for word in words), answer.refusal
                 refusals.append(answer.refusal)
         (line,) = [line for line in log if line["event"] == "peer_refused"]  # once, however often it calls
-        assert [line["reason"]] * 2 == refusals
+        assert [line["error"]] * 2 == refusals
         await check_unharmed(node, port, node.log.last_index)
 
 
@@ -205,6 +235,22 @@ async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None
         assert node.replica.core.term < term + 50
 
 
+async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.refusal_log.EVERY_SECONDS", 60.0)
+    async with lonely(tmp_path) as (node, port):
+        with capture_logs() as log:
+            for version in range(256):
+                await received(await call(port, struct.pack(">IBBHI", 8, Kind.HELLO, version, 0, 0)))
+            caller = await Caller.open(port, node.secrets.current)
+            answer = await caller.greet(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))
+            await received(caller.stream)
+        refused = [line["error"] for line in log if line["event"] == "peer_refused"]
+        assert refused[-1] == answer.refusal
+        assert len(refused) <= 4, "numbers aside, it is the same mistake again and again"
+
+
 async def test_mixed_version_cluster(tmp_path: Path) -> None:
     """A caller that speaks another version reads our version in the prefix of what it gets, and both are logged."""
     theirs = wire.VERSION + 1
@@ -214,5 +260,5 @@ async def test_mixed_version_cluster(tmp_path: Path) -> None:
         assert data == wire.encode_opening(Kind.CHALLENGE, b"")
         assert data[5] == wire.VERSION
         words = f"version {theirs} came, this replica speaks version {wire.VERSION}"
-        assert [words in line["reason"] for line in log if line["event"] == "peer_refused"] == [True]
+        assert [words in line["error"] for line in log if line["event"] == "peer_refused"] == [True]
         await check_unharmed(node, port, node.log.last_index)

@@ -14,12 +14,15 @@ from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from raftlog import NodeId, RealDisk, SegmentLog
 from raftlog.consensus.messages import AppendReq, Heartbeat, PreVoteReq, TimeoutNow, VoteReq
-from raftlog.consensus.types import NONE, TERM_MAX, CoreConfig, Role
-from raftlog.consensus.validation import TERM_JUMP_MAX, MessageRefused
+from raftlog.consensus.types import NONE, CoreConfig, Role
+from raftlog.consensus.validation import MessageRefused
+from raftlog.segment.codec import NORMAL, frame
 from raftlog.segment.errors import TermUnusable
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.trust import TERM_MARGIN
 from raftlog.starting import core_for
+from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
+from raftlog.wire import WireError, decode_append, encode_append, split_frames
 from tests.free_ports import free_ports
 from tests.paper.group import A, B, C, Group
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, wait_leader
@@ -76,19 +79,38 @@ def test_a_term_far_ahead_changes_nothing(jump: int) -> None:
         assert core.status() == before
 
 
+def test_the_first_term_without_room_for_elections_is_not_taken() -> None:
+    group = Group(3, term=TERM_MAX - 2)
+    with pytest.raises(MessageRefused, match="implausible"):
+        group[C].receive(Heartbeat(B, C, TERM_MAX, 1, 0), group.now)
+    group[C].receive(Heartbeat(B, C, TERM_MAX - 1, 1, 0), group.now)
+    assert group[C].term == TERM_MAX - 1
+
+
+@pytest.mark.parametrize("term", [8, TERM_MAX, TERM_MAX + 1, HIGHEST])
+def test_entries_of_a_later_term_than_their_request_are_refused(term: int) -> None:
+    header, _ = frame(NORMAL, 1, term, 0, b"body", 0)
+    request = AppendReq(B, C, 7, NONE, (), 0, 1)
+    data = b"".join(encode_append(request, 0, [header, b"body"], len(header) + 4, [b""]))
+    ((_, payload),), _ = split_frames(memoryview(data))
+    with pytest.raises(WireError, match=f"APPEND frame of term 7 with an entry of term {term}"):
+        decode_append(payload, B, C)
+
+
 def test_a_term_that_is_far_but_possible_is_taken() -> None:
     group = Group(3)
     group[C].receive(Heartbeat(B, C, TERM_JUMP_MAX, 1, 0), group.now)
     assert (group[C].term, group[C].leader_id) == (TERM_JUMP_MAX, B)
 
 
-def test_nobody_stands_for_election_behind_the_highest_term() -> None:
-    group = Group(3, term=TERM_MAX, config=CoreConfig())
+@pytest.mark.parametrize("term", [TERM_MAX - 1, TERM_MAX])
+def test_nobody_stands_for_election_behind_the_highest_term(term: int) -> None:
+    group = Group(3, term=term, config=CoreConfig())
     for _ in range(20):
         group.time_out(A)
         group.deliver()
     assert [group[node].role for node in (A, B, C)] == [Role.FOLLOWER] * 3
-    assert group[A].term == TERM_MAX
+    assert group[A].term == term
 
 
 @pytest.mark.trio

@@ -14,6 +14,8 @@ from raftlog.segment import LogDamaged, SegmentLog
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
 from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.repair import WANTED_BYTES_MAX, Repair
+from raftlog.segment.trust import cut
+from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 Peer = Callable[[int, int], bytes | None]
@@ -197,6 +199,23 @@ def test_bytes_that_do_not_belong_here_are_refused(home: LogHome, peer: LogHome)
     other.close_all()
 
 
+@pytest.mark.parametrize("term", [TERM_JUMP_MAX + 10, TERM_MAX, 2**64 - 1])
+def test_entries_of_a_term_that_no_election_led_to_are_refused(home: LogHome, peer: LogHome, term: int) -> None:
+    """With one of them at its end, the log could never be opened again."""
+    log = home.open()
+    home.put(log, *[bytes([number]) * 50 for number in range(10)])
+    log.close()
+    flip(home, 98 * 9 + 60)
+    stranger = peer.open()
+    peer.put(stranger, *[bytes([number]) * 50 for number in range(9)])
+    peer.put(stranger, b"other" * 10, term=term)
+    repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
+    pos, nbytes = repair.wanted() or (0, 0)
+    assert not repair.offer(pos, stranger.pread(pos, min(nbytes, stranger.end_pos - pos)), "n2")
+    assert not repair.replaced
+    repair.close()
+
+
 def test_entries_that_lead_elsewhere_are_never_written(home: LogHome, peer: LogHome) -> None:
     """A peer went on with other entries of the same sizes behind the third one; the intact one behind tells."""
     log = home.open()
@@ -268,6 +287,44 @@ def test_nothing_is_cut_before_every_peer_has_refused(home: LogHome) -> None:
     repair.refused(pos, "somebody")
     assert not repair.done
     repair.close()
+
+
+def test_nothing_intact_is_cut_while_a_peer_is_damaged_at_the_same_place(home: LogHome, peer: LogHome) -> None:
+    before = closed(home)
+    healthy = write(peer)
+    flip(home, 5000)
+    repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
+    pos, nbytes = repair.wanted() or (0, 0)
+    for _ in range(3):
+        repair.refused(pos, "n2", damaged=True)
+        repair.refused(pos, "n3")
+    assert repair.wanted() == (pos, nbytes), "it waits"
+    assert repair.cut_at is None
+    run(repair, n2=served_by(healthy))  # a replica that has it came back
+    assert segments(home) == before
+
+
+def test_what_no_peer_ever_had_is_cut_with_intact_entries_behind(home: LogHome) -> None:
+    """No majority has it, so it was never committed."""
+    closed(home)
+    flip(home, 5000)
+    repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
+    pos, _ = repair.wanted() or (0, 0)
+    repair.refused(pos, "n2", damaged=True)
+    repair.refused(pos, "n3")
+    assert not repair.done
+    repair.refused(pos, "n2")  # it was cut there meanwhile
+    assert repair.cut_at == pos
+
+
+def test_a_person_may_cut_in_front_of_intact_entries(home: LogHome) -> None:
+    closed(home)
+    flip(home, 5000)
+    found = damaged(home)
+    assert cut(home.disk, found) == found.ranges[0].pos
+    log = home.open()
+    assert log.end_pos == found.ranges[0].pos
+    assert ABSTAINING in log.notes
 
 
 def test_two_damaged_replicas_repair_each_other(home: LogHome, peer: LogHome) -> None:

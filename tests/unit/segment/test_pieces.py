@@ -8,6 +8,7 @@ import pytest
 
 from raftlog.segment import EntryGone, SegmentLog, pieces
 from raftlog.segment.codec import HEADER_BYTES
+from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.verified_reads import VerifiedReads
 from tests.unit.segment.log_home import LogHome
 
@@ -128,4 +129,20 @@ def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not reads
     log.pread_each(runs[0])
     assert reads
+    home.close_all()
+
+
+@pytest.mark.parametrize("damaged", [2, 3, 4, 6])
+def test_damage_between_pieces_changes_none_of_them(damaged: int) -> None:
+    rng = random.Random(damaged)
+    home = LogHome(segment_bytes=64 * 1024)
+    log = home.open(tail_bytes_max=0)
+    bodies = [rng.randbytes(length) for length in (100, 200, 300, 150, 400, 50, 250)]
+    home.put(log, *bodies)
+    home.disk.flip_bit(home.segment(), log.locate(damaged).pos + HEADER_BYTES)
+    wanted = [index for index in (1, 5, 7) if index != damaged]
+    places = [(log.locate(index).pos + HEADER_BYTES, len(bodies[index - 1])) for index in wanted]
+    assert log.pread_each(places) == [bodies[index - 1] for index in wanted]
+    with pytest.raises(StorageCorrupt):
+        log.pread_each([*places[:1], (log.locate(damaged).pos + HEADER_BYTES, len(bodies[damaged - 1]))])
     home.close_all()

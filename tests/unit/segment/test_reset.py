@@ -288,6 +288,47 @@ def test_damaged_log_is_replaced_and_abstains_if_it_knew_of_more(home: LogHome, 
     assert log.notes.get("abstaining") == b"1"
 
 
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_replacement_says_nothing_about_how_the_process_ended(home: LogHome, leader: LogHome, orderly: bool) -> None:
+    """Who acknowledges before it syncs may lack some of that if it was killed, and nothing if it stopped in order."""
+    source = leader.opened[0]
+    log = home.open(acknowledges_unsynced=True)
+    staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+    pull(staging, source)
+    staging.finish()
+    log.close(clean=orderly)
+    log = home.open(acknowledges_unsynced=True)
+    assert (log.base, log.last_index) == (source.base, manifest_of(source).end_index)
+    assert log.notes.get("abstaining") == (None if orderly else b"1")
+    log.check_invariants()
+    assert all_bodies(log) == all_bodies(source)[: log.last_index - log.base[0]]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_crash_while_installing_changes_nothing_about_that(home: LogHome, leader: LogHome, orderly: bool) -> None:
+    source = leader.opened[0]
+    abstained = []
+    for step in range(60):
+        home = LogHome()
+        home.open(acknowledges_unsynced=True).close(clean=orderly)
+        staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+        pull(staging, source)
+        staging.finish()
+        home.disk.cut_power_after(step)
+        try:
+            home.open(acknowledges_unsynced=True).close(clean=True)
+            home.disk.power_stays()
+        except PowerCut:
+            home.disk.crash(random.Random(step))
+        log = home.open(acknowledges_unsynced=True)
+        assert log.base == source.base
+        abstained.append("abstaining" in log.notes)
+        home.close_all()
+    # Once the log is open, the process that was killed may have acknowledged something.
+    assert (abstained[0], abstained[-1]) == (not orderly, not orderly)
+    assert all(abstained) or orderly
+
+
 def prepared(leader: SegmentLog, manifest: Manifest, name: str) -> LogHome:
     home = LogHome()
     fill(home, 25)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,29 @@ def test_reads_across_files_have_the_blanks_in_between(home: LogHome) -> None:
     home.close_all()
 
 
+@pytest.mark.parametrize("run_bytes", [1, 3000, 1 << 20])
+def test_runs_are_whole_entries_each_of_them_once(
+    home: LogHome, run_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verified_reads, "RUN_BYTES", run_bytes)
+    log, refs, _ = filled(home)
+    end = refs[-2].pos + refs[-2].size
+    begins, ends = {ref.pos for ref in refs}, {ref.pos + ref.size for ref in refs}
+    stored = b"".join(home.disk.content(home.segment(start)) for start in log.files.starts)
+    rng = random.Random(3)
+    for _ in range(100):
+        begin = rng.randrange(end)
+        stop = rng.randint(begin + 1, min(end, begin + 9000))
+        found = list(log.read_runs(begin, stop - begin))
+        assert found[0].begin <= begin
+        assert found[-1].next >= stop
+        for run in found:
+            assert run.data == stored[run.begin : run.end]
+            assert not run.data or (run.begin in begins and run.end in ends)
+        assert all(before.next == behind.begin for before, behind in pairwise(found))
+    home.close_all()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_flipped_bit_is_never_read(seed: int) -> None:
     home = LogHome()
@@ -66,13 +91,13 @@ def test_a_flipped_bit_is_never_read(seed: int) -> None:
     at = refs[victim].pos + rng.randrange(HEADER_BYTES, refs[victim].size)
     start = log.files.start_of(at)
     home.disk.flip_bit(home.segment(start), at - start, rng.randrange(8))
-    for read in (log.pread, log.read_range):
+    for read in (log.pread, log.read_range, lambda pos, length: list(log.read_runs(pos, length))):
         with pytest.raises(StorageCorrupt, match="checksum of the body differs") as caught:
             read(refs[victim].pos + HEADER_BYTES, 1)
         assert caught.value.physical_offset == refs[victim].pos
     with pytest.raises(StorageCorrupt):
         log.pread_each([(refs[victim].pos + HEADER_BYTES, 1)])
-    assert told == [refs[victim].pos] * 3
+    assert told == [refs[victim].pos] * 4
     others = [number for number in range(len(refs)) if log.files.start_of(refs[number].pos) != start]
     for number in others:
         assert read_all(log, refs[number]) == [bodies[number]] * 3
@@ -292,3 +317,35 @@ def test_what_the_page_cache_dropped_is_verified_from_then_on(tmp_path: Path) ->
             with pytest.raises(StorageCorrupt):
                 log.pread(ref.pos + HEADER_BYTES, 1000, trusts_page_cache=True)
     log.close()
+
+
+@pytest.mark.parametrize("progress", ["cut", "cut on disk", "others in memory", "others on disk"])
+def test_what_was_asked_for_before_a_cut_is_read_as_far_as_it_is_left(home: LogHome, progress: str) -> None:
+    """Another thread loads what was planned before a new leader's log took the place of some of it."""
+    _, refs, _ = filled(home, 30)
+    home.close_all()
+    log = home.open(tail_bytes_max=TAIL_BYTES)
+    damage: list[StorageCorrupt] = []
+    log.tell_damage(damage.append)
+    begin, end = refs[20].pos, refs[-1].pos + refs[-1].size
+    log.truncate(24)
+    if progress != "cut":
+        home.submit(log)
+    if progress.startswith("others"):
+        for index in range(24, 29):
+            log.append(NORMAL, index, 2, b"other" * index)
+        if progress == "others on disk":
+            home.submit(log)
+    with contextlib.suppress(EntryGone):
+        log.load(begin, end - begin)
+    for pos in (ref.pos for ref in refs[20:]):
+        with contextlib.suppress(EntryGone):
+            log.load(pos, end - pos)
+    assert not damage
+    # Nothing of what was cut off is kept, so that it is not read for what comes to lie there.
+    bodies = [b"new %d" % index * 40 for index in range(log.last_index + 1, 40)]
+    home.put(log, *bodies, term=3)
+    for index, body in zip(range(40 - len(bodies), 40), bodies, strict=True):
+        assert read_all(log, log.locate(index)) == [body] * 3
+    assert not damage
+    home.close_all()

@@ -1,0 +1,20 @@
+"""Which terms are plausible: those that elections can have led to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TERM_MAX: Final = 2**62
+"""Terms stay below this: nobody stands for election in it, and no peer is believed to be in it."""
+
+TERM_JUMP_MAX: Final = 2**40
+"""How far a peer's term may be ahead of the own one.
+
+A term rises by one per election, and an election takes longer than a write to the disks of a majority. At a thousand
+elections a second, day and night, a replica would have to be away for 34 years to be this far behind.
+"""
+
+
+def highest_plausible(own_term: int) -> int:
+    """The highest term that a replica in ``own_term`` accepts from a peer, of a message or of an entry."""
+    return min(own_term + TERM_JUMP_MAX, TERM_MAX - 1)
