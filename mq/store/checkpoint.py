@@ -4,8 +4,9 @@ A checkpoint names an applied log entry and what was true right after it: how fa
 entries of these that are not in files yet, and the replicated metadata. It is written only after the queue files it
 counts on are synced. Losing it loses nothing: without one, everything is derived from the log again.
 
-Taking one has two halves. `Checkpointer.prepare` runs on the event loop between two entries and notes the state; it
-waits for no disk. `PendingCheckpoint.commit` runs in a worker thread and does.
+Taking one has three parts. `Checkpointer.prepare` runs on the event loop between two entries and fixes the state that
+is meant. `PendingCheckpoint.gather`, called there again and again, notes it, some queues at a time, while later entries
+are applied. Neither waits for the disk; `PendingCheckpoint.commit` runs in a worker thread and does.
 
 The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (u64), payload (CBOR).
 """
@@ -14,16 +15,22 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
+from typing import Annotated
 
 import cbor2
 import msgspec
+from msgspec import Meta
 
+from mq.protocol.names import NameRefused, check_topic
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
+from mq.store.queue_capture import QueueCapture, QueueRow
 from mq.store.queue_files import Changes, sync
-from mq.store.queue_store import QueueRow, QueueStore, QueueStoreSettings, remove_dropped
+from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
+from raftlog.plain_cbor import decode_plain
 
 CHECKPOINT_NAME = "checkpoint"
 PREVIOUS_NAME = "checkpoint.previous"
@@ -36,18 +43,21 @@ _MAGIC = b"RAFTMQC1"
 _HEAD = Struct(">8sIQ")
 
 
+_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What had been derived from the log up to and including one entry. The default: nothing yet."""
 
-    applied_index: int = 0
+    applied_index: _Number = 0
     """Index of the last applied entry."""
-    applied_term: int = 0
+    applied_term: _Number = 0
     """Its term: a log that has another entry there is not the log this was derived from."""
-    applied_pos: int = 0
+    applied_pos: _Number = 0
     """Physical offset of its end; the next entry is there or behind a blank."""
     queues: dict[str, list[QueueRow]] = {}
     """For each topic its consume queues as (queue_id, min_offset, max_offset, entries not in files)."""
-    dropped_count: int = 0
+    dropped_count: _Number = 0
     """How many topics with queues had been dropped."""
     state: bytes = b""
     """Snapshot of the replicated metadata; empty before the first."""
@@ -105,9 +115,25 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
     if zlib.crc32(payload) != crc:
         raise CheckpointDamaged(path, f"checksum {zlib.crc32(payload):#010x} where {crc:#010x} was written")
     try:
-        return msgspec.convert(cbor2.loads(payload), Checkpoint)
-    except (cbor2.CBORError, msgspec.ValidationError) as error:
+        checkpoint = msgspec.convert(decode_plain(payload), Checkpoint)
+        _check_queues(checkpoint.queues)
+    except (ValueError, msgspec.ValidationError, NameRefused) as error:
         raise CheckpointDamaged(path, str(error)) from error
+    return checkpoint
+
+
+def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:
+    """Raises ValueError or NameRefused for what no queues are: a snapshot comes from another replica."""
+    for topic, rows in queues.items():
+        check_topic(topic)
+        for queue_id, low, high, tail in rows:
+            count, rest = divmod(len(tail), QUEUE_ENTRY_BYTES)
+            if not (
+                0 <= queue_id < 2**31 and 0 <= low <= high <= QUEUE_OFFSET_MAX and count <= high - low and not rest
+            ):
+                raise ValueError(f"queue {topic}/{queue_id} [{low}, {high}) with {len(tail)} bytes")
+        if len({row[0] for row in rows}) < len(rows):
+            raise ValueError(f"a queue of {topic} twice")
 
 
 def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> QueueStore:
@@ -143,10 +169,9 @@ class PendingCheckpoint:
         directory: str,
         queues: QueueStore,
         checkpoint: Checkpoint,
-        topics: int,
-        rows: Callable[[], Rows],
         state: Callable[[], bytes],
         changes: Changes,
+        queues_at_once: int,
     ) -> None:
         self.checkpoint = checkpoint
         """What is written, but for the queues and the state, which may be large."""
@@ -156,17 +181,28 @@ class PendingCheckpoint:
         self.sync_failure: OSError | None = None
         self._directory = directory
         self._queues = queues
-        self._topics = topics
-        self._rows = rows
+        self._queues_at_once = queues_at_once
+        self._capture: QueueCapture | None = queues.begin_capture()
         self._state = state
+
+    def gather(self) -> bool:
+        """Note some of the queues; on the thread that owns the queue store. Returns whether more are left.
+
+        Queues go on as they like meanwhile: what is noted is what they were when this was prepared.
+        """
+        assert not self.committed, f"checkpoint {self.checkpoint.applied_index} is committed already"
+        return self._queues.gather(self._queues_at_once)
 
     def commit(self) -> bool:
         """Sync the queue files, write the checkpoint, remove dropped topics. Blocks; for a worker thread.
 
-        Returns whether the checkpoint is durable. It is not if a topic was dropped meanwhile; the next one will be.
+        All queues must be gathered. Returns whether the checkpoint is durable. It is not if a topic was dropped
+        meanwhile; the next one will be.
         Raises OSError; if a sync of queue files failed no further checkpoint can be taken by this process.
         """
-        assert not self.committed, f"checkpoint {self.checkpoint.applied_index} is committed twice"
+        capture = self._capture
+        assert capture is not None, f"checkpoint {self.checkpoint.applied_index} is committed twice"
+        assert capture.is_complete, f"checkpoint {self.checkpoint.applied_index} lacks queues"
         try:
             sync(self._queues.root, self.changes)
         except OSError as error:
@@ -178,9 +214,9 @@ class PendingCheckpoint:
             return False
         whole = msgspec.structs.replace(self.checkpoint, state=self._state())
         _keep_previous(self._directory)
-        _write_durably(self._directory, CHECKPOINT_NAME, _payload(whole, self._topics, self._rows()))
+        _write_durably(self._directory, CHECKPOINT_NAME, _payload(whole, *capture.rows()))
         self.committed = True
-        self._rows = tuple  # what it captured may be large
+        self._capture = None  # it may be large
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self._directory, SNAPSHOT_NAME))
         remove_dropped(self._queues.root, self.checkpoint.dropped_count)
@@ -192,11 +228,16 @@ class PendingCheckpoint:
 
 
 class Checkpointer:
-    """Takes checkpoints of one replica, one at a time."""
+    """Takes checkpoints of one replica, one at a time.
 
-    def __init__(self, directory: str, queues: QueueStore) -> None:
+    Args:
+        queues_at_once: are gathered without interruption; so many take about a millisecond.
+    """
+
+    def __init__(self, directory: str, queues: QueueStore, *, queues_at_once: int = 1000) -> None:
         self._directory = directory
         self._queues = queues
+        self._queues_at_once = queues_at_once
         self._last: PendingCheckpoint | None = None
         self._durable = [_applied_pos(directory, PREVIOUS_NAME), _applied_pos(directory, CHECKPOINT_NAME)]
 
@@ -211,7 +252,7 @@ class Checkpointer:
     def prepare(
         self, *, applied_index: int, applied_term: int, applied_pos: int, state: Callable[[], bytes]
     ) -> PendingCheckpoint:
-        """Note the state right after the entry ``applied_index``; on the thread that owns the queue store.
+        """Fix the state right after the entry ``applied_index``; on the thread that owns the queue store.
 
         Call it when all runs up to this entry and none after it are in the store, and not before ``commit`` of the
         previous one has returned. ``applied_pos`` is the physical offset of the entry's end; the entry must be durable
@@ -233,8 +274,7 @@ class Checkpointer:
             applied_pos=applied_pos,
             dropped_count=self._queues.dropped_count,
         )
-        topics, rows = self._queues.capture()
-        self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, topics, rows, state, changes)
+        self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, state, changes, self._queues_at_once)
         if last is not None and last.committed:
             # Not in the worker, where a new topic of the same name may just be writing to the same path.
             self._queues.remove_retired(last.changes, since)

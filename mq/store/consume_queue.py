@@ -15,10 +15,11 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from array import array
 
 from mq.protocol import names
-from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-from mq.store.errors import QueueFileDamaged
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
+from mq.store.errors import QueueFileDamaged, RunRefused
 from mq.store.queue_blocks import (
     ENTRIES_PER_BLOCK,
     TRAILER,
@@ -66,6 +67,7 @@ class ConsumeQueue:
         "_flushed_offset",
         "_queue_seed",
         "_tail",
+        "captured",
         "key",
         "max_offset",
         "min_offset",
@@ -101,6 +103,8 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.key = topic, queue_id
+        self.captured = 0
+        """The number of the latest capture that has it, or was begun before it was there; see `QueueCapture`."""
         self.min_offset = min_offset
         """The first offset that can be read."""
         self.max_offset = max_offset
@@ -116,9 +120,10 @@ class ConsumeQueue:
         """The entries that are in memory only, up to max_offset."""
         return bytes(self._tail)
 
-    def capture(self) -> tuple[int, int, int, bytearray, int]:
-        """Queue id, offsets, and the tail as a buffer that only ever grows, with how much of it there is now."""
-        return self.queue_id, self.min_offset, self.max_offset, self._tail, len(self._tail)
+    def capture(self, offsets: array[int]) -> bytearray:
+        """Add min_offset, max_offset and the length of the tail as they are now; returns the tail, which only grows."""
+        offsets.extend((self.min_offset, self.max_offset, len(self._tail)))
+        return self._tail
 
     @property
     def pending_bytes(self) -> int:
@@ -131,14 +136,18 @@ class ConsumeQueue:
         ``first_offset`` must be ``max_offset``. Entries below it are a replay: they must repeat what is there and are
         skipped. A queue that never had an entry begins wherever its first run does, because the log before it may
         have expired.
+
+        Raises RunRefused for entries that are neither; nothing was added.
         """
         count = len(entries) // QUEUE_ENTRY_BYTES
         assert len(entries) == count * QUEUE_ENTRY_BYTES, f"{self}: run of {len(entries)} bytes"
-        assert first_offset >= 0, f"{self}: run at offset {first_offset}"
+        if not 0 <= first_offset < QUEUE_OFFSET_MAX:
+            raise RunRefused(*self.key, f"offset {first_offset}, possible are 0 to {QUEUE_OFFSET_MAX - 1}")
         if self.max_offset == 0:
             self.min_offset = self.max_offset = self._flushed_offset = first_offset
         if first_offset != self.max_offset:
-            assert first_offset < self.max_offset, f"{self}: run at {first_offset} leaves a gap"
+            if first_offset > self.max_offset:
+                raise RunRefused(*self.key, f"offset {first_offset} leaves a gap behind {self.max_offset}")
             known = min(self.max_offset - first_offset, count)
             self._check_repeats(first_offset, entries[: known * QUEUE_ENTRY_BYTES])
             entries = entries[known * QUEUE_ENTRY_BYTES :]
@@ -301,7 +310,8 @@ class ConsumeQueue:
             known = self.read(first_offset + skipped, len(repeated) // QUEUE_ENTRY_BYTES)
         except QueueFileDamaged:
             return  # what is stored is noted as damaged; there is nothing to compare with
-        assert known == repeated, f"{self}: the run at {first_offset} contradicts what is stored"
+        if known != repeated:
+            raise RunRefused(*self.key, f"the records from offset {first_offset} on are not those that are there")
 
     def _blocks(self, offset: int, end: int, checksum: int | None) -> tuple[list[bytes], int]:
         """What is written for the first entries of the tail, [offset, end), and the checksum of the last block.

@@ -18,7 +18,7 @@ import msgspec
 
 from mq.protocol import names, records
 from mq.protocol.delay import TURNS_MS
-from mq.store.errors import AnnotationDamaged
+from mq.store.errors import AnnotationDamaged, RunRefused
 
 META_TOPIC = names.METADATA_TOPIC
 """Hidden system topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
@@ -31,6 +31,9 @@ the message's turn (`mq.protocol.delay.TURNS_MS`).
 """
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
+
+QUEUE_OFFSET_MAX = 2**62
+"""Queue offsets stay below this: so names of files have 20 digits, and clients read every offset as 64 bits."""
 
 _ENTRY_WORDS = QUEUE_ENTRY_BYTES // 4
 _SIZE_WORD = 2
@@ -72,7 +75,7 @@ class QueueRun(msgspec.Struct, frozen=True, gc=False):
 class RunBuilder:
     """Gathers the runs of one log entry, queue by queue in order of first appearance.
 
-    Used by the leader while it lays out an entry and by `scan_runs`, so that both give the same runs.
+    For `scan_runs`; the leader, which lays out the entry, gathers the same ones.
     """
 
     __slots__ = ("_runs",)
@@ -81,8 +84,14 @@ class RunBuilder:
         self._runs: dict[tuple[str, int], tuple[int, bytearray]] = {}
 
     def add(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int, tag_code: int) -> None:
-        """Add one record's entry. Offsets of one queue must be consecutive within a log entry."""
+        """Add one record's entry.
+
+        Raises RunRefused if the offsets of its queue are not consecutive within the log entry, or the tag code has
+        more than 64 bits.
+        """
         key = (topic, queue_id)
+        if not -(2**63) <= tag_code < 2**63:
+            raise RunRefused(topic, queue_id, f"the record at {physical_offset} has the tag code {tag_code}")
         entry = QUEUE_ENTRY.pack(physical_offset, size, tag_code)
         run = self._runs.get(key)
         if run is None:
@@ -90,7 +99,8 @@ class RunBuilder:
             return
         first_offset, entries = run
         expected = first_offset + len(entries) // QUEUE_ENTRY_BYTES
-        assert queue_offset == expected, f"{topic}/{queue_id}: offset {queue_offset} after {expected - 1}"
+        if queue_offset != expected:
+            raise RunRefused(topic, queue_id, f"offset {queue_offset} after {expected - 1} in one entry")
         entries += entry
 
     def runs(self) -> list[QueueRun]:
@@ -151,25 +161,34 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
     return runs
 
 
-def check_entry(body: memoryview) -> None:
-    """Raises ValueError for the body of a log entry that is not a chain of records. Contents are not looked at."""
+def check_entry(body: memoryview, position: int) -> None:
+    """Raises ValueError for the body of a log entry, at this physical offset, that is not a chain of records.
+
+    Contents are not looked at: what contradicts itself or the queues stops who applies it (`scan_runs`).
+    """
     try:
-        records.check_records(body)
+        records.check_records(body, position)
     except records.RecordError as error:
         raise ValueError(str(error)) from error
 
 
-def scan_runs(body: bytes | memoryview) -> tuple[list[QueueRun], list[bytes]]:
+def scan_runs(body: bytes | memoryview, begin: int) -> tuple[list[QueueRun], list[bytes]]:
     """Derive from the records of a log entry what it adds to queues, and the metadata commands among them.
 
-    Takes the body of one log entry, offsets patched in. Returns the runs, equal to what the leader shipped, and the
-    bodies of records of `META_TOPIC` in order. Raises records.RecordError if the body is not a chain of records.
+    Takes the body of one log entry, offsets patched in, and the physical offset of its first byte. Returns the runs,
+    equal to what the leader shipped, and the bodies of records of `META_TOPIC` in order.
+
+    Raises:
+        records.RecordError: the body is not a chain of records that say where they are.
+        RunRefused: its records contradict one another.
+        UnicodeDecodeError: a topic is no text.
     """
     view = memoryview(body)
     builder = RunBuilder()
     commands: list[bytes] = []
     topics: dict[bytes, str] = {}
     for position, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code in records.scan_fixed(view):
+        records.check_place(position, begin + position, physical_offset)
         if topic == _META_TOPIC_BYTES:
             commands.append(records.decode_record(view[position : position + size]).body)
         elif enters_queue(sys_flag):

@@ -17,6 +17,16 @@ class AnnotationDamaged(StoreError):
         self.size = size
 
 
+class RunRefused(StoreError):
+    """What an entry of the log adds to a queue contradicts the queue, or itself. Nothing of this run was added."""
+
+    def __init__(self, topic: str, queue_id: int, reason: str) -> None:
+        super().__init__(f"{topic}/{queue_id}: {reason}")
+        self.topic = topic
+        self.queue_id = queue_id
+        self.reason = reason
+
+
 class QueueFileDamaged(StoreError):
     """A consume queue file is not what the checkpoint or the log says it is; rebuild the queues from the log."""
 

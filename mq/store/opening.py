@@ -31,7 +31,7 @@ from mq.store.checkpoint import (
     reset_store,
     write_checkpoint,
 )
-from mq.store.errors import CheckpointDamaged, QueueFileDamaged, StoreLost
+from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunRefused, StoreLost
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
 
@@ -67,13 +67,16 @@ class Filling:
         self._ends = snapshot.queues
 
     def settle(self, queues: QueueStore) -> None:
-        """Entry ``until_index`` was dispatched: give queues whose entries are all gone their place in the table."""
+        """Entry ``until_index`` was dispatched: give queues whose entries are all gone their place in the table.
+
+        Raises RunRefused if the snapshot says something else of a queue than the log.
+        """
         for topic, rows in self._ends.items():
             for queue_id, _, end, _ in rows:
                 queue = queues.get(topic, queue_id) or queues.add_empty(topic, queue_id, end)
-                assert queue.max_offset == end, (
-                    f"{topic}/{queue_id} ends at {queue.max_offset} after entry {self.until_index}, at {end} elsewhere"
-                )
+                if queue.max_offset != end:
+                    reason = f"ends at {queue.max_offset} after entry {self.until_index}, at {end} in the snapshot"
+                    raise RunRefused(topic, queue_id, reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from mq.protocol.records import RecordError
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, scan_runs
+from mq.store.errors import RunRefused
 from raftlog.segment.codec import BLANK, HEADER, HEADER_BYTES, NORMAL
 
 STEP_BYTES: Final = 256 * 1024
@@ -104,9 +105,9 @@ class BlockRebuild:
         if zlib.crc32(body) != body_crc:
             raise RebuildFailed(f"the log's entry at {pos} is damaged")
         try:
-            runs, _ = scan_runs(body)
-        except RecordError as error:
-            raise RebuildFailed(f"the log's entry at {pos} holds no records: {error}") from error
+            runs, _ = scan_runs(body, pos + HEADER_BYTES)
+        except (RecordError, RunRefused, UnicodeDecodeError) as error:
+            raise RebuildFailed(f"the log's entry at {pos} cannot be used: {error}") from error
         for run in runs:
             if run.topic != self.wanted.topic or run.queue_id != self.wanted.queue_id:
                 continue

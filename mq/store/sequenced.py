@@ -2,7 +2,8 @@
 
 Like the runs of `mq.store.dispatch`, with which they share an entry's annotation: it begins with
 `SEQUENCED_FORMAT` then, and what follows the rows are the runs. Every record with a producer id and a sequence number
-in its properties is one, copies that the broker itself made of a message among them.
+in its properties is one, copies that the broker itself made of a message among them. The first record of a numbered
+batch is one for all of the batch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from mq.protocol import properties as props
 from mq.protocol.records import decode_record, iter_sizes
-from mq.protocol.sequencing import SEQUENCE_MARK, sequence_id
+from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, RANGE_MAX, SEQUENCE_MARK, stored_range
 from mq.store.dispatch import ANNOTATION_FORMAT, ANNOTATION_START
 from mq.store.errors import AnnotationDamaged
 
@@ -21,21 +22,25 @@ SEQUENCED_FORMAT = 2
 _HEAD = Struct(">BI")
 """The format, and bytes of the rows."""
 _ROW = Struct(">Hqqq")
-"""Bytes of the producer id, which follows; sequence number, physical offset, store time."""
+"""Bytes of the producer id, which follows; first sequence number, physical offset, store time."""
+_HAS_LAST = 0x8000
+"""Added to the bytes of the producer id if the last sequence number follows that: it is not the first one."""
+_LAST = Struct(">q")
 
 
 class SequencedRecord(NamedTuple):
-    """A record with a sequence number. ``store_ms`` is in epoch milliseconds."""
+    """A record that begins messages with these sequence numbers. ``store_ms`` is in epoch milliseconds."""
 
     producer: str
-    number: int
+    first: int
+    last: int
     physical_offset: int
     store_ms: int
 
 
 def sequenced_record(properties: bytes, physical_offset: int, store_ms: int) -> SequencedRecord | None:
     """What a record with these properties is, None without a sequence number."""
-    found = sequence_id(props.decode(properties.decode("utf-8", "replace")))
+    found = stored_range(props.decode(properties.decode("utf-8", "replace")))
     return None if found is None else SequencedRecord(*found, physical_offset, store_ms)
 
 
@@ -48,7 +53,7 @@ def scan_sequenced(body: bytes) -> list[SequencedRecord]:
     for at, size in iter_sizes(body):
         if body.find(SEQUENCE_MARK, at, at + size) >= 0:
             record = decode_record(view, offset=at, verify=False)
-            if (given := sequence_id(record.properties)) is not None:
+            if (given := stored_range(record.properties)) is not None:
                 found.append(SequencedRecord(*given, record.physical_offset, record.store_timestamp_ms))
     return found
 
@@ -56,9 +61,12 @@ def scan_sequenced(body: bytes) -> list[SequencedRecord]:
 def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
     """The annotation of an entry with these records, whose annotation without them is ``runs``."""
     packed: list[bytes] = []
-    for producer, number, physical_offset, store_ms in rows:
+    for producer, first, last, physical_offset, store_ms in rows:
         name = producer.encode()
-        packed += (_ROW.pack(len(name), number, physical_offset, store_ms), name)
+        if first == last:
+            packed += (_ROW.pack(len(name), first, physical_offset, store_ms), name)
+        else:
+            packed += (_ROW.pack(len(name) | _HAS_LAST, first, physical_offset, store_ms), name, _LAST.pack(last))
     encoded = b"".join(packed)
     assert runs[0] == ANNOTATION_FORMAT, f"an annotation of format {runs[0]} is joined to sequence numbers"
     return b"".join((_HEAD.pack(SEQUENCED_FORMAT, len(encoded)), encoded, runs[1:]))
@@ -76,13 +84,21 @@ def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
         name_start = at + _ROW.size
         if name_start > end:
             break
-        name_bytes, number, physical_offset, store_ms = _ROW.unpack_from(annotation, at)
-        at = name_start + name_bytes
+        name_bytes, first, physical_offset, store_ms = _ROW.unpack_from(annotation, at)
+        at = name_start + (name_bytes & ~_HAS_LAST)
         try:
             producer = annotation[name_start:at].decode()
         except UnicodeDecodeError as error:
             raise AnnotationDamaged("a producer id is not UTF-8", name_start, size) from error
-        rows.append(SequencedRecord(producer, number, physical_offset, store_ms))
+        last = first
+        if name_bytes & _HAS_LAST:
+            if at + _LAST.size > end:
+                break
+            (last,) = _LAST.unpack_from(annotation, at)
+            at += _LAST.size
+        if first < 0 or not 0 <= last - first < RANGE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:
+            raise AnnotationDamaged(f"sequence numbers {first} to {last} of {producer[:100]!r}", name_start, size)
+        rows.append(SequencedRecord(producer, first, last, physical_offset, store_ms))
     if at != end:
         raise AnnotationDamaged(f"{nbytes} bytes of sequence numbers", at, size)
     return rows, ANNOTATION_START + annotation[end:]

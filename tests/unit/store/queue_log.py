@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mq.store.checkpoint import PendingCheckpoint
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
@@ -39,6 +40,13 @@ def apply(store: QueueStore, event: QueueRun | str) -> None:
         store.append_run(event)
     else:
         store.drop_topic(event)
+
+
+def commit(pending: PendingCheckpoint) -> bool:
+    """`PendingCheckpoint.commit`, with all queues gathered before."""
+    while pending.gather():
+        pass
+    return pending.commit()
 
 
 def contents(store: QueueStore) -> dict[tuple[str, int], bytes]:

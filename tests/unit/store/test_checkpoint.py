@@ -20,14 +20,14 @@ from mq.store.checkpoint import (
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.opening import open_store
 from mq.store.queue_store import QueueStore
-from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, contents, derived
+from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit, contents, derived
 
 
 def take(directory: Path, store: QueueStore, log: Log, *, checkpointer: Checkpointer | None = None) -> Checkpoint:
     pending = (checkpointer or Checkpointer(str(directory), store)).prepare(
         applied_index=len(log.events), applied_term=3, applied_pos=log.end, state=lambda: b"state"
     )
-    assert pending.commit()
+    assert commit(pending)
     written = load_checkpoint(str(directory))
     assert written is not None
     return written
@@ -165,11 +165,45 @@ def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
     )
     apply(store, log.send("A", 0, 6))
     store.flush_all()
-    assert pending.commit()
+    assert commit(pending)
     opened = open_store(str(tmp_path), TINY)
     assert opened.checkpoint.applied_index == 4
     apply(opened.queues, log.events[-1])
     assert contents(opened.queues) == derived(log)
+
+
+def test_queues_are_gathered_by_and_by_and_are_those_of_the_moment_of_prepare(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    before = store.table()
+    pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(
+        applied_index=4, applied_term=3, applied_pos=log.end, state=bytes
+    )
+    gathered = 1
+    while pending.gather():
+        gathered += 1
+        apply(store, log.send("A", 1, 2))
+        apply(store, log.send("B", 0, 2))
+        apply(store, log.send("C", gathered, 1))
+        store.flush_all()
+    assert gathered == len(before["A"]) + len(before["B"])
+    assert pending.commit()
+    written = load_checkpoint(str(tmp_path))
+    assert written is not None
+    assert written.queues == before
+    opened = open_store(str(tmp_path), TINY)
+    for event in log.events[4:]:
+        apply(opened.queues, event)
+    assert contents(opened.queues) == derived(log)
+
+
+def test_checkpoint_is_not_written_before_all_queues_are_gathered(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(
+        applied_index=4, applied_term=3, applied_pos=log.end, state=bytes
+    )
+    assert pending.gather()
+    with pytest.raises(AssertionError, match="checkpoint 4 lacks queues"):
+        pending.commit()
 
 
 def test_queue_files_are_synced_before_the_checkpoint_is_written(
@@ -218,7 +252,7 @@ def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", fail)
         with pytest.raises(OSError, match="the disk is gone"):
-            pending.commit()
+            commit(pending)
     assert load_checkpoint(str(tmp_path)) is None
     with pytest.raises(CheckpointImpossible, match="the disk is gone"):
         checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
@@ -237,12 +271,12 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_module, "_write_durably", fail)
         with pytest.raises(OSError, match="no space"):
-            first.commit()
+            commit(first)
     apply(store, log.send("D", 0, 5))
     store.flush_some()
     second = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=bytes)
     assert second.changes.files > first.changes.files
-    assert second.commit()
+    assert commit(second)
     third = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=bytes)
     assert third.changes.files == set()
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
@@ -295,10 +329,10 @@ def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: P
     checkpointer = Checkpointer(str(tmp_path), store)
     pending = checkpointer.prepare(applied_index=4, applied_term=3, applied_pos=log.end, state=bytes)
     apply(store, log.drop("A"))
-    assert pending.commit() is False
+    assert commit(pending) is False
     assert load_checkpoint(str(tmp_path)) is None
     again = checkpointer.prepare(applied_index=5, applied_term=3, applied_pos=log.end, state=bytes)
-    assert again.commit()
+    assert commit(again)
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
@@ -312,7 +346,7 @@ def test_a_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_pat
     for queue_id, count in ((0, 7), (1, 9)):
         apply(store, log.send("A", queue_id, count))
     store.flush_all()
-    assert pending.commit() is False
+    assert commit(pending) is False
     assert load_checkpoint(str(tmp_path)) is None
 
 

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mq.protocol.names import NameRefused
 from mq.store.consume_queue import ConsumeQueue, topic_directory
-from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-from mq.store.errors import QueueFileDamaged
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
+from mq.store.errors import QueueFileDamaged, RunRefused
 from mq.store.queue_blocks import block_bytes
 from mq.store.queue_files import QueueFiles
 
@@ -85,18 +85,28 @@ def test_replay_of_known_entries_adds_nothing(tmp_path: Path) -> None:
     assert queue.read(0, 9) == entries(0, 9)
 
 
-def test_a_replay_that_contradicts_is_a_bug(tmp_path: Path) -> None:
+def test_a_replay_that_contradicts_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(0, entries(0, 6))
-    with pytest.raises(AssertionError, match="contradicts"):
+    with pytest.raises(RunRefused, match="not those that are there"):
         queue.append(2, entries(3, 5))
+    assert queue.read(0, 9) == entries(0, 6)
 
 
-def test_a_gap_is_a_bug(tmp_path: Path) -> None:
+def test_a_gap_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(0, entries(0, 6))
-    with pytest.raises(AssertionError, match="gap"):
+    with pytest.raises(RunRefused, match="offset 7 leaves a gap behind 6"):
         queue.append(7, entries(7, 8))
+    assert queue.append(6, entries(6, 8)) == 2
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**63), QUEUE_OFFSET_MAX, 2**63 - 1])
+def test_an_offset_that_no_queue_has_is_refused(tmp_path: Path, offset: int) -> None:
+    queue = make_queue(tmp_path)
+    with pytest.raises(RunRefused, match=f"offset {offset}, possible are 0 to"):
+        queue.append(offset, entries(0, 1))
+    assert queue.max_offset == 0
 
 
 def test_a_queue_without_entries_begins_where_its_first_run_does(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from mq.store.dispatch import (
     QUEUE_ENTRY,
     QueueRun,
     RunBuilder,
+    check_entry,
     decode_runs,
     encode_runs,
     enters_queue,
     scan_runs,
 )
-from mq.store.errors import AnnotationDamaged
+from mq.store.errors import AnnotationDamaged, RunRefused
 
 HOST = encode_host("10.0.0.1", 10911)
 HOST_V6 = encode_host("2001:db8::1", 10911)
@@ -30,7 +31,7 @@ class EntryBuilder:
     """Lays out the body of a log entry as a leader does: records, their runs, and the commands among them."""
 
     def __init__(self, position: int = 48) -> None:
-        self.position = position
+        self.begin = self.position = position
         self.parts: list[bytes] = []
         self.builder = RunBuilder()
         self.commands: list[bytes] = []
@@ -70,7 +71,7 @@ class EntryBuilder:
 def test_an_entry_of_one_message() -> None:
     entry = EntryBuilder(position=1000)
     entry.add("T", 3, b"hello", tags="A")
-    runs, commands = scan_runs(entry.body)
+    runs, commands = scan_runs(entry.body, entry.begin)
     assert runs == [QueueRun("T", 3, 0, QUEUE_ENTRY.pack(1000, len(entry.body), ord("A")))]
     assert commands == []
     assert runs[0].end_offset == 1
@@ -80,7 +81,7 @@ def test_messages_of_several_queues_make_one_run_each() -> None:
     entry = EntryBuilder()
     for topic, queue_id in (("T", 0), ("U", 0), ("T", 0), ("T", 1), ("U", 0), ("T", 0)):
         entry.add(topic, queue_id)
-    runs, _ = scan_runs(entry.body)
+    runs, _ = scan_runs(entry.body, entry.begin)
     assert [(run.topic, run.queue_id, len(run.entries) // 20) for run in runs] == [
         ("T", 0, 3),
         ("U", 0, 2),
@@ -95,7 +96,7 @@ def test_half_and_rolled_back_messages_enter_no_queue(sys_flag: int, visible: bo
     entry = EntryBuilder()
     entry.add("T", sys_flag=sys_flag)
     entry.add("T")
-    runs, _ = scan_runs(entry.body)
+    runs, _ = scan_runs(entry.body, entry.begin)
     assert len(runs[0].entries) == (40 if visible else 20)
 
 
@@ -103,13 +104,13 @@ def test_commands_come_out_in_order_and_enter_no_queue() -> None:
     entry = EntryBuilder()
     for number, topic in enumerate((META_TOPIC, "T", META_TOPIC, META_TOPIC, "T")):
         entry.add(topic, body=b"command %d" % number)
-    runs, commands = scan_runs(entry.body)
+    runs, commands = scan_runs(entry.body, entry.begin)
     assert commands == [b"command 0", b"command 2", b"command 3"]
     assert [run.topic for run in runs] == ["T"]
 
 
 def test_an_empty_entry_adds_nothing() -> None:
-    assert scan_runs(b"") == ([], [])
+    assert scan_runs(b"", 48) == ([], [])
 
 
 @pytest.mark.parametrize("cut", [1, 20, 90])
@@ -118,14 +119,34 @@ def test_a_body_that_is_no_chain_of_records_is_damage(cut: int) -> None:
     entry.add("T")
     entry.add("T")
     with pytest.raises(RecordError):
-        scan_runs(entry.body[:-cut])
+        scan_runs(entry.body[:-cut], entry.begin)
 
 
-def test_a_gap_within_an_entry_is_a_bug() -> None:
+def test_a_record_that_says_it_is_elsewhere_is_damage() -> None:
+    entry = EntryBuilder()
+    entry.add("T")
+    entry.add(META_TOPIC)
+    body = bytearray(entry.body)
+    body[len(entry.parts[0]) + 35] ^= 1  # the last byte of where the command says it is
+    for bad, begin in ((entry.body, 49), (bytes(body), 48)):
+        with pytest.raises(RecordError, match="it lies at"):
+            scan_runs(bad, begin)
+        with pytest.raises(ValueError, match="it lies at"):
+            check_entry(memoryview(bad), begin)
+    check_entry(memoryview(entry.body), 48)
+
+
+def test_a_gap_within_an_entry_is_refused() -> None:
     builder = RunBuilder()
     builder.add("T", 0, 5, 100, 100, 0)
-    with pytest.raises(AssertionError, match="offset 7 after 5"):
+    with pytest.raises(RunRefused, match="T/0: offset 7 after 5 in one entry"):
         builder.add("T", 0, 7, 200, 100, 0)
+
+
+@pytest.mark.parametrize("turn_ms", [2**63, -(2**63) - 1])
+def test_a_turn_that_does_not_fit_a_queue_is_refused(turn_ms: int) -> None:
+    with pytest.raises(RunRefused, match=f"tag code {turn_ms}"):
+        RunBuilder().add("T", 0, 5, 100, 100, turn_ms)
 
 
 def test_the_annotation_of_no_runs_is_not_empty() -> None:
@@ -185,6 +206,6 @@ def test_shipped_runs_equal_scanned_ones(messages: list[dict[str, Any]], positio
     for message in messages:
         entry.add(**message)
     shipped = decode_runs(encode_runs(entry.builder.runs()))
-    scanned, commands = scan_runs(memoryview(entry.body))
+    scanned, commands = scan_runs(memoryview(entry.body), position)
     assert shipped == scanned
     assert commands == entry.commands

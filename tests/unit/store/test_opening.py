@@ -6,14 +6,15 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mq.store.checkpoint import Checkpoint, Checkpointer, encode_checkpoint, load_checkpoint
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
-from mq.store.errors import StoreLost
+from mq.store.errors import CheckpointDamaged, RunRefused, StoreLost
 from mq.store.opening import Filling, LogBounds, OpenedStore, ends_of, open_store
 from mq.store.queue_store import QueueStore
-from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply
+from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit
 
 
 def random_log(seed: int, events: int) -> Log:
@@ -111,7 +112,7 @@ def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path
     pending = Checkpointer(str(new), again.queues).prepare(
         applied_index=40, applied_term=1, applied_pos=pos[40], state=lambda: b"later"
     )
-    assert pending.commit()
+    assert commit(pending)
     assert not (new / "snapshot").exists()
     settled = open_store(str(new), TINY, log=bounds(log, 10), incoming=str(incoming))
     assert (settled.checkpoint.applied_index, settled.filling) == (40, None)
@@ -129,7 +130,7 @@ def _checkpointed(tmp_path: Path, log: Log, *indexes: int) -> Path:
         pending = checkpointer.prepare(
             applied_index=index, applied_term=1, applied_pos=positions(log)[index], state=lambda: b"own"
         )
-        assert pending.commit()
+        assert commit(pending)
     store.close()
     return tmp_path / "own"
 
@@ -168,3 +169,50 @@ def test_a_snapshot_older_than_the_checkpoint_is_put_away(tmp_path: Path) -> Non
     opened = open_store(str(own), TINY, log=bounds(log, 10), incoming=str(incoming))
     assert (opened.checkpoint.applied_index, opened.checkpoint.state) == (20, b"own")
     assert not incoming.exists()
+
+
+def test_a_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
+    log = random_log(1, 40)
+    snapshot = snapshot_at(log, 30, tmp_path / "leader")
+    topic, rows = next(iter(snapshot.queues.items()))
+    queue_id, low, high, tail = rows[0]
+    lie = {**snapshot.queues, topic: [(queue_id, low + 1, high + 1, tail), *rows[1:]]}
+    incoming = tmp_path / "incoming"
+    incoming.write_bytes(encode_checkpoint(msgspec.structs.replace(snapshot, queues=lie)))
+    opened = open_store(str(tmp_path / "new"), TINY, log=bounds(log, 5), incoming=str(incoming))
+    with pytest.raises(
+        RunRefused, match=f"{topic}/{queue_id}: ends at {high} after entry 30, at {high + 1} in the snap"
+    ):
+        replay(opened, log)
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {"../x": [(0, 1, 1, b"")]},
+        {"T": [(-1, 1, 1, b"")]},
+        {"T": [(2**31, 1, 1, b"")]},
+        {"T": [(0, -1, 1, b"")]},
+        {"T": [(0, 2, 1, b"")]},
+        {"T": [(0, 2**63, 2**63, b"")]},
+        {"T": [(0, 0, 1, bytes(19))]},
+        {"T": [(0, 0, 1, bytes(40))]},
+        {"T": [(0, 1, 1, b""), (0, 2, 2, b"")]},
+    ],
+)
+def test_a_snapshot_with_queues_that_cannot_be_is_refused(
+    tmp_path: Path, queues: dict[str, list[tuple[int, int, int, bytes]]]
+) -> None:
+    incoming = tmp_path / "incoming"
+    incoming.write_bytes(encode_checkpoint(Checkpoint(applied_index=30, queues=queues)))
+    with pytest.raises(StoreLost, match=r"queue|topic"):
+        open_store(str(tmp_path / "new"), TINY, log=LogBounds(5, 1000, 40, lambda index: 0), incoming=str(incoming))
+
+
+@pytest.mark.parametrize("name", ["applied_index", "applied_term", "applied_pos", "dropped_count"])
+@pytest.mark.parametrize("number", [-1, 2**63])
+def test_a_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name: str, number: int) -> None:
+    path = tmp_path / "snapshot"
+    path.write_bytes(encode_checkpoint(msgspec.structs.replace(Checkpoint(applied_index=30), **{name: number})))
+    with pytest.raises(CheckpointDamaged, match=name):
+        load_checkpoint(str(tmp_path), "snapshot")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mq.protocol.names import NameRefused
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun, encode_runs
-from mq.store.errors import AnnotationDamaged
+from mq.store.errors import AnnotationDamaged, RunRefused
 from mq.store.queue_blocks import block_bytes
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
@@ -32,6 +32,15 @@ def new_store(root: Path) -> QueueStore:
 
 def files_of(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+class End:
+    """Who writes to a queue."""
+
+    def __init__(self, topic: str, queue_id: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.queue: ConsumeQueue | None = None
 
 
 def test_runs_create_queues_on_demand(tmp_path: Path) -> None:
@@ -53,6 +62,8 @@ def test_a_topic_that_is_no_name_is_refused_before_anything_is_written(tmp_path:
     store = new_store(tmp_path)
     with pytest.raises(NameRefused):
         store.append_run(run_of("../../etc", 0, 0, 1))
+    with pytest.raises(RunRefused, match="A/-1: the queue id is negative"):
+        store.append_run(run_of("A", -1, 0, 1))
     store.flush_all()
     assert files_of(tmp_path) == {}
     assert len(store) == 0
@@ -196,14 +207,65 @@ def test_what_was_captured_stays_as_it_was(tmp_path: Path) -> None:
     store.append_run(run_of("A", 0, 0, 5))
     store.append_run(run_of("B", 0, 0, 3))
     before = store.table()
-    topics, rows = store.capture()
-    assert topics == 2
+    capture = store.begin_capture()
+    assert not store.gather(2)
     store.append_run(run_of("A", 0, 5, 6))
     store.flush_all()
     store.append_run(run_of("A", 0, 6, 8))
     store.append_run(run_of("C", 0, 0, 1))
-    assert dict(rows()) == before
-    assert store.ends() == {"A": [(0, 8, 8, b"")], "B": [(0, 3, 3, b"")], "C": [(0, 1, 1, b"")]}
+    topics, rows = capture.rows()
+    assert topics == 2
+    assert dict(rows) == before
+    assert store.capture_ends()() == {"A": [(0, 8, 8, b"")], "B": [(0, 3, 3, b"")], "C": [(0, 1, 1, b"")]}
+
+
+def test_ends_are_those_of_the_moment_of_capture(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 5))
+    ends = store.capture_ends()
+    store.append_run(run_of("A", 0, 5, 6))
+    store.append_run(run_of("A", 1, 0, 1))
+    assert ends() == {"A": [(0, 5, 5, b"")]}
+
+
+WAYS = ("run", "shipped", "built", "flush", "gather")
+
+
+@given(st.lists(st.tuples(st.sampled_from(WAYS), st.sampled_from("AB"), st.integers(0, 2)), max_size=30), st.data())
+def test_what_changes_before_it_is_gathered_is_captured_as_it_was(
+    steps: list[tuple[str, str, int]], data: st.DataObject
+) -> None:
+    """Whatever way entries take, and whenever files are written."""
+    begin = data.draw(st.integers(0, len(steps)), label="steps before the capture")
+    with TemporaryDirectory() as directory:
+        store = new_store(Path(directory))
+        ends: dict[tuple[str, int], int] = {}
+        writers: dict[tuple[str, int], End] = {}
+        for number, (way, topic, queue_id) in enumerate(steps):
+            if number == begin:
+                before, capture = store.table(), store.begin_capture()
+            first = ends.get((topic, queue_id), 0)
+            run = run_of(topic, queue_id, first, first + 2)
+            if way == "flush":
+                store.flush_all()
+                continue
+            if way == "gather":
+                store.gather(1)
+                continue
+            if way == "run":
+                store.append_run(run)
+            elif way == "shipped":
+                store.append_shipped(encode_runs([run]))
+            else:
+                writer = writers.setdefault((topic, queue_id), End(topic, queue_id))
+                store.append_built([(writer, first, 2, run.entries)])
+            ends[topic, queue_id] = first + 2
+        if begin == len(steps):
+            before, capture = store.table(), store.begin_capture()
+        while store.gather(1):
+            pass
+        found = {topic: sorted(rows) for topic, rows in capture.rows()[1]}
+        assert found == {topic: sorted(rows) for topic, rows in before.items()}
 
 
 RUNS = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 2), st.integers(1, 4)), max_size=12)
@@ -232,15 +294,6 @@ def test_shipped_runs_arrive_as_the_runs_themselves(entries: list[list[tuple[str
         assert files_of(Path(one)) == files_of(Path(other))
         plain.close()
         shipped.close()
-
-
-class End:
-    """Who writes to a queue."""
-
-    def __init__(self, topic: str, queue_id: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.queue: ConsumeQueue | None = None
 
 
 @given(st.lists(RUNS, max_size=8), st.sets(st.integers(0, 7)), st.sampled_from([0, 30, 100]))

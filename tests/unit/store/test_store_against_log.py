@@ -8,9 +8,9 @@ import shutil
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mq.store.checkpoint import Checkpointer
+from mq.store.checkpoint import Checkpointer, PendingCheckpoint
 from mq.store.opening import open_store
 from tests.unit.store.queue_log import TINY, Log, apply, contents, derived
 
@@ -24,7 +24,9 @@ class StoreAgainstLog(RuleBasedStateMachine):
         self.directory = _roots[0].mktemp("machine")
         self.log = Log()
         self.store = open_store(str(self.directory), TINY).queues
-        self.checkpointer = Checkpointer(str(self.directory), self.store)
+        self.checkpointer = Checkpointer(str(self.directory), self.store, queues_at_once=2)
+        self.pending: PendingCheckpoint | None = None
+        self.dropped_count = 0
 
     @rule(topic=st.sampled_from("AB"), queue_id=st.integers(0, 1), count=st.integers(1, 6))
     def send(self, topic: str, queue_id: int, count: int) -> None:
@@ -38,16 +40,21 @@ class StoreAgainstLog(RuleBasedStateMachine):
     def flush(self) -> None:
         self.store.flush_some()
 
-    @rule(between=st.sampled_from(["nothing", "send", "drop"]))
-    def take_checkpoint(self, between: str) -> None:
-        pending = self.checkpointer.prepare(
+    @precondition(lambda self: self.pending is None)
+    @rule()
+    def prepare_checkpoint(self) -> None:
+        self.dropped_count = self.store.dropped_count
+        self.pending = self.checkpointer.prepare(
             applied_index=len(self.log.events), applied_term=1, applied_pos=self.log.end, state=bytes
         )
-        if between == "send":
-            self.send("A", 0, 3)
-        elif between == "drop":
-            self.drop("A")
-        assert pending.commit() or between == "drop"
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def go_on_with_checkpoint(self) -> None:
+        assert self.pending is not None
+        if not self.pending.gather():
+            assert self.pending.commit() == (self.dropped_count == self.store.dropped_count)
+            self.pending = None
 
     @rule()
     def crash(self) -> None:
@@ -57,7 +64,8 @@ class StoreAgainstLog(RuleBasedStateMachine):
         opened = open_store(str(self.directory), TINY)
         assert opened.rebuild_reason is None
         self.store = opened.queues
-        self.checkpointer = Checkpointer(str(self.directory), self.store)
+        self.checkpointer = Checkpointer(str(self.directory), self.store, queues_at_once=2)
+        self.pending = None
         for event in self.log.events[opened.checkpoint.applied_index :]:
             apply(self.store, event)
 

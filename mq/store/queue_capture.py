@@ -1,0 +1,71 @@
+"""All queues as they were at one moment, gathered a few at a time while entries go on being added.
+
+A queue that gets entries, or is written to files, before its turn has come is gathered right before that. So what is
+gathered is as if all had been gathered at once, and whoever adds entries waits for no more than those queues.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from mq.store.consume_queue import ConsumeQueue
+
+QueueRow = tuple[int, int, int, bytes]
+"""A queue: queue_id, min_offset, max_offset, and the last entries of these, which are not in files."""
+
+Rows = tuple[int, Iterator[tuple[str, list[QueueRow]]]]
+"""How many topics there are, and the queues of each."""
+
+
+class QueueCapture:
+    """See the module. `gather` and `take` are called on the thread that owns the queues, `rows` then on any.
+
+    Args:
+        queues: all there are.
+        number: of this capture; no earlier one of these queues may have had it.
+    """
+
+    def __init__(self, queues: Sequence[ConsumeQueue], number: int) -> None:
+        self._queues = queues
+        self._number = number
+        self._begun = 0
+        # Columns, since a hundred thousand tuples would keep Python's garbage collector busy for 20 ms.
+        self._taken: list[ConsumeQueue] = []
+        self._offsets = array("q")
+        self._tails: list[bytearray] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all queues were gathered."""
+        return self._begun >= len(self._queues)
+
+    def gather(self, count: int) -> None:
+        """Gather the next ``count`` queues."""
+        begin = self._begun
+        self._begun = begin + count
+        for queue in self._queues[begin : begin + count]:
+            self.take(queue)
+
+    def take(self, queue: ConsumeQueue) -> None:
+        """Gather one queue now, unless it was gathered or is newer than this capture."""
+        if queue.captured < self._number:
+            queue.captured = self._number
+            self._taken.append(queue)
+            self._tails.append(queue.capture(self._offsets))
+
+    def rows(self) -> Rows:
+        """The queues by topic."""
+        assert self.is_complete, f"{self._begun} of {len(self._queues)} queues were gathered"
+        topics: dict[str, list[int]] = {}
+        for at, queue in enumerate(self._taken):
+            topics.setdefault(queue.topic, []).append(at)
+        return len(topics), self._rows_of(topics)
+
+    def _rows_of(self, topics: dict[str, list[int]]) -> Iterator[tuple[str, list[QueueRow]]]:
+        for topic, places in topics.items():
+            yield topic, [self._row(at) for at in places]
+
+    def _row(self, at: int) -> QueueRow:
+        low, high, tail_bytes = self._offsets[3 * at : 3 * at + 3]
+        return self._taken[at].queue_id, low, high, bytes(self._tails[at][:tail_bytes])
