@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
-from mq.protocol.json_body import Body
+from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
 from mq.protocol.registration import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
 from mq.protocol.wire_names import I32, I64, wire
 
@@ -118,6 +119,8 @@ class ProducerData(Body, rename=wire(group="groupName")):
 class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerDataSet", producers="producerDataSet")):
     """A client and all its groups (request code 34)."""
 
+    dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
+
     client_id: str
     consumers: Sequence[ConsumerData] = ()
     producers: Sequence[ProducerData] = ()
@@ -125,6 +128,8 @@ class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerD
 
 class CheckClientConfigBody(Body, rename=wire(subscription="subscriptionData")):
     """A client asks whether a subscription would be accepted (request code 46)."""
+
+    dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
     client_id: str = ""
     group: str = ""

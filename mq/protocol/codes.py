@@ -140,6 +140,12 @@ class RequestCode(IntEnum):
     """Our own: a replica that does not lead says where clients reach it."""
     AUTHENTICATE_REPLICA = 9005
     """Our own: a replica proves to another one that it has the secret of the group."""
+    PLAN_TOPIC = 9006
+    """Our own: what a replica has of a topic, for whoever plans to read it in bulk."""
+    BULK_READ = 9007
+    """Our own: messages of several queues in the order of the log."""
+    HOLD_LOG = 9008
+    """Our own: keep the files of the log for a reader."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

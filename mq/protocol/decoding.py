@@ -14,7 +14,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from mq.protocol import admin_requests, group_requests, operator_requests, pop_requests, reply_requests, requests
+from mq.protocol import (
+    admin_requests,
+    bulk_requests,
+    group_requests,
+    operator_requests,
+    pop_requests,
+    reply_requests,
+    requests,
+)
 from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY
 from mq.protocol.loose_header import LooseHeader, java_integer, read_binary, read_json
@@ -159,7 +167,15 @@ def _reader(kind: msgspec.inspect.Type) -> Callable[[str], object]:
 
 
 def _request_classes() -> Iterator[type[Request]]:
-    for module in (requests, admin_requests, group_requests, operator_requests, pop_requests, reply_requests):
+    for module in (
+        requests,
+        admin_requests,
+        bulk_requests,
+        group_requests,
+        operator_requests,
+        pop_requests,
+        reply_requests,
+    ):
         for each in vars(module).values():
             if isinstance(each, type) and issubclass(each, Request) and each is not Request:
                 yield each

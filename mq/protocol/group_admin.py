@@ -7,9 +7,9 @@ has code SUCCESS and a `GroupAnswer` as its body, which says in words what was d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
-from mq.protocol.json_body import Body
+from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
 
 GroupAction = Literal["status", "add", "promote", "remove", "replace", "transfer"]
 
@@ -21,6 +21,8 @@ class GroupCommand(Body):
     """What an operator wants. ``add`` needs ``node`` and ``address`` (HOST:PORT of its replication port), ``replace``
     the learner ``node`` and the voter ``replaced``; ``transfer`` without ``node`` leaves the choice to the leader.
     """
+
+    dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
     action: GroupAction
     node: str = ""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from mq.protocol.bodies import SubscriptionData
-from mq.protocol.json_body import Body
+from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
 from mq.protocol.queue_tables import QueueRef
 from mq.protocol.wire_names import wire
 
 
 class QueueLocks(Body, rename=wire(group="consumerGroup", queues="mqSet")):
     """Queues that a client of a group wants, or gives back (request codes 41 and 42)."""
+
+    dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
     client_id: str
     group: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from mq.protocol.admin_requests import BrokerExt, TopicExt
@@ -20,6 +22,10 @@ class TopicOfBrokerExt(TopicExt):
     """One topic; ``lo`` speaks of static topics, which we have not."""
 
     lo: bool | None = None
+
+
+TOPIC_IDENTITY: Final = "topicIdentity"
+"""A field of our own in the header of the answer to 351: what tells a topic from others that had its name."""
 
 
 class GetTopicConfig(Request, tag=int(Code.GET_TOPIC_CONFIG)):

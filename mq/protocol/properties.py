@@ -10,6 +10,7 @@ from mq.protocol.errors import ProtocolError
 NAME_END: Final = "\x01"
 VALUE_END: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32767
+_INT32_DIGITS: Final = 10
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -145,6 +146,14 @@ def decode(text: str) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
+
+
+def real_queue_id(text: str | None) -> int:
+    """The queue id that `REAL_QUEUE_ID` says; 0 for what is none, as only a faulty replica stores it."""
+    if text is None or not (text.isascii() and text.isdecimal()) or len(text) > _INT32_DIGITS:
+        return 0
+    number = int(text)
+    return number if number < 1 << 31 else 0
 
 
 def find(text: str, name: str) -> str | None:

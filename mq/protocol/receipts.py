@@ -11,12 +11,12 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
 from mq.protocol.errors import BodyError, ProtocolError
-from mq.protocol.json_body import Body, decode_as
+from mq.protocol.json_body import CLIENT_VALUES_MAX, Body, decode_as
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.wire_names import I32, I64, wire
 
@@ -178,6 +178,8 @@ class _LongAckRow(
 class BatchAck(Body, rename=wire()):
     """The body of request code 200151."""
 
+    dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
+
     acks: list[AckRow] = msgspec.field(default_factory=list)
     broker_name: str = ""
 
@@ -185,9 +187,9 @@ class BatchAck(Body, rename=wire()):
     def decode(cls, data: bytes | memoryview) -> BatchAck:
         """Read the JSON text, with the short names or the long ones. Raises BodyError."""
         try:
-            return decode_as(BatchAck, data)
+            return decode_as(BatchAck, data, values_max=CLIENT_VALUES_MAX)
         except BodyError:
-            long = decode_as(_LongBatchAck, data)
+            long = decode_as(_LongBatchAck, data, values_max=CLIENT_VALUES_MAX)
             return cls(acks=list(long.acks), broker_name=long.broker_name)
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "RawRecord",
     "RecordError",
     "StoredMessage",
+    "check_place",
     "check_records",
     "decode_record",
     "decode_records",
@@ -86,7 +87,7 @@ _HEAD_V6: Final = {
     _IPV6: struct.Struct(">iiiiiqqiq20sq20siqi"),
 }
 _FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
-_FOR_CHECK: Final = struct.Struct(">ii28xi44xI")
+_FOR_CHECK: Final = struct.Struct(">ii20xqi44xI")
 _SIZE: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 _SYS_FLAG_AT: Final = 36
@@ -308,8 +309,9 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
         at += size
 
 
-def check_records(data: memoryview | bytes) -> None:
-    """Raises RecordError unless ``data`` is records back to back, each filled by its parts exactly.
+def check_records(data: memoryview | bytes, position: int) -> None:
+    """Raises RecordError unless ``data``, which begins at the physical offset ``position``, is records back to back,
+    each filled by its parts exactly, that say where they are.
 
     Checksums are not verified. Every message that a follower stores comes by here: about 0.3 us each.
     """
@@ -318,8 +320,8 @@ def check_records(data: memoryview | bytes) -> None:
     while at < end:
         begin = at
         try:
-            size, magic, sys_flag, body_length = unpack(data, at)
-            if magic == MAGIC_V1 and not sys_flag & _IPV6:
+            size, magic, physical_offset, sys_flag, body_length = unpack(data, at)
+            if magic == MAGIC_V1 and not sys_flag & _IPV6 and physical_offset == position + at:
                 body_end = at + _HEAD_BYTES + body_length
                 text_start = body_end + data[body_end] + 3
                 at += size
@@ -329,8 +331,15 @@ def check_records(data: memoryview | bytes) -> None:
             pass
         # Of another shape, or not right: the careful function tells.
         at = begin + _bounds(data, begin)[0]
+        check_place(begin, position + begin, _FOR_CHECK.unpack_from(data, begin)[2])
     if at != end:
         raise RecordError(begin, f"it ends {at - end} bytes behind what is there")
+
+
+def check_place(offset: int, position: int, stored: int) -> None:
+    """Raises RecordError unless the record at ``offset``, which lies at ``position`` in the log, has stored that."""
+    if stored != position:
+        raise RecordError(offset, f"it lies at {position} in the log and says {stored}")
 
 
 def scan_fixed(data: memoryview | bytes) -> Iterator[tuple[int, int, int, int, int, int, bytes, int]]:

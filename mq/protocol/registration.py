@@ -25,6 +25,9 @@ _PART_BYTES_MAX: Final = 64 * 1024
 """The data version, or the addresses of all filter servers, in the compressed form."""
 
 _I32: Final = struct.Struct(">i")
+_NO_TOPICS: Final = b'"topicConfigTable":{}'
+_TOPICS_AT_A_STRETCH: Final = 100
+_ENCODE: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class DataVersion(Body, rename=wire(timestamp_ms="timestamp")):
@@ -68,8 +71,13 @@ class RegisterBrokerBody(msgspec.Struct):
     filter_servers: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """The plain form: JSON."""
-        return _Plain(self.filter_servers, TopicConfigTable(self.topics, self.data_version)).encode()
+        """The plain form: JSON. Made in small parts: while one is encoded no other thread runs."""
+        whole = _Plain(self.filter_servers, TopicConfigTable({}, self.data_version)).encode()
+        head, mark, tail = whole.rpartition(_NO_TOPICS)
+        names = sorted(self.topics)
+        stretches = (names[at : at + _TOPICS_AT_A_STRETCH] for at in range(0, len(names), _TOPICS_AT_A_STRETCH))
+        parts = [_ENCODE({name: self.topics[name] for name in stretch})[1:-1] for stretch in stretches]
+        return b"".join((head, mark[:-1], b",".join(parts), mark[-1:], tail))
 
     def encode_compressed(self) -> bytes:
         """The compressed form. It has no place for a topic's ``order``."""

@@ -3,6 +3,9 @@
 Two properties of ours, which any client can set: ``RAFTMQ_PRODUCER``, 1 to 64 characters that nobody else uses, and
 ``RAFTMQ_SEQUENCE``, a decimal number from 0 to 2**63 - 1 that is another one for each message of this producer,
 whatever the topic. Both together count, and a producer id without a number is a property like any other.
+
+A batch has them in its own properties: the number is that of its first message, and the others have the next ones. In
+the log its first record says for all of them which they are, as ``RAFTMQ_SEQUENCE`` of the form ``500-1499``.
 """
 
 from __future__ import annotations
@@ -17,21 +20,59 @@ SEQUENCE_MARK: Final = f"{props.SEQUENCE}{props.NAME_END}".encode()
 
 PRODUCER_ID_LENGTH_MAX: Final = 64
 SEQUENCE_MAX: Final = 2**63 - 1
+RANGE_MAX: Final = 2**32
+"""Messages of one range are fewer: no batch comes near it, and tables have room for no more."""
 _DIGITS_MAX: Final = len(str(SEQUENCE_MAX))
 
 
-class SequenceId(NamedTuple):
-    """Which message of which producer."""
+class SequenceRange(NamedTuple):
+    """Which messages of which producer: those from ``first`` to ``last``, both included."""
 
     producer: str
-    number: int
+    first: int
+    last: int
+
+    @property
+    def message_count(self) -> int:
+        """How many messages they are."""
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"message {self.first} of producer {self.producer!r}"
+        return f"messages {self.first} to {self.last} of producer {self.producer!r}"
 
 
-def sequence_id(properties: Mapping[str, str]) -> SequenceId | None:
-    """What the properties of a message say it is; None if they do not, or what they say is not allowed."""
-    producer, digits = properties.get(props.PRODUCER_ID, ""), properties.get(props.SEQUENCE, "")
-    if not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX or not 1 <= len(digits) <= _DIGITS_MAX:
+def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange | None:
+    """What the properties of a message, or of a batch of ``count`` messages, say it is when it is sent.
+
+    None if they do not, or what they say is not allowed.
+    """
+    producer, first = properties.get(props.PRODUCER_ID, ""), _number(properties.get(props.SEQUENCE, ""))
+    if first is None or first + count - 1 > SEQUENCE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:
         return None
-    if not (digits.isascii() and digits.isdecimal()) or (number := int(digits)) > SEQUENCE_MAX:
+    return SequenceRange(producer, first, first + count - 1)
+
+
+def stored_range(properties: Mapping[str, str]) -> SequenceRange | None:
+    """Which messages begin with a record that has these properties; None if they say nothing that is allowed."""
+    low, dash, high = properties.get(props.SEQUENCE, "").partition("-")
+    first = sent_range({**properties, props.SEQUENCE: low})
+    if first is None or not dash:
+        return first
+    last = _number(high)
+    # A client may write this into a message that it sends to a retry topic as if it were a copy.
+    return first._replace(last=last) if last is not None and 0 < last - first.first < RANGE_MAX else None
+
+
+def range_properties(numbers: SequenceRange) -> dict[str, str]:
+    """The properties of the first record of these messages."""
+    text = str(numbers.first) if numbers.first == numbers.last else f"{numbers.first}-{numbers.last}"
+    return {props.PRODUCER_ID: numbers.producer, props.SEQUENCE: text}
+
+
+def _number(digits: str) -> int | None:
+    if not 1 <= len(digits) <= _DIGITS_MAX or not (digits.isascii() and digits.isdecimal()):
         return None
-    return SequenceId(producer, number)
+    number = int(digits)
+    return number if number <= SEQUENCE_MAX else None

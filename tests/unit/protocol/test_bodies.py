@@ -263,8 +263,8 @@ def _laughs(levels: int) -> bytes:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        pytest.param(_laughs(9), "more than 50000 values", id="references to references"),
-        pytest.param(b"[" + b"1," * 2_000_000 + b"1,]", "more than 50000 values", id="many values"),
+        pytest.param(_laughs(9), "more than 2000 values", id="references to references"),
+        pytest.param(b"[" + b"1," * 2_000_000 + b"1,]", "more than 2000 values", id="many values"),
         pytest.param(
             b'{%s,"a500":{}}' % b",".join(b'"a%d":{"x":{"$ref":"$.a%d"}}' % (at, at + 1) for at in range(500)),
             "nested deeper",

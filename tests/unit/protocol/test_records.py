@@ -18,6 +18,7 @@ from mq.protocol.records import (
     MAGIC_V2,
     Host,
     RecordError,
+    check_place,
     check_records,
     decode_record,
     decode_records,
@@ -257,23 +258,27 @@ def test_limits_of_a_record_are_a_bug_of_the_caller() -> None:
 def test_what_passes_the_check_can_be_scanned_and_the_other_way_round(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    body = bytearray(b"".join(encoded(fields) for fields in rows))
-    check_records(bytes(body))
+    position = data.draw(st.integers(0, 2**40))
+    body = bytearray()
+    for fields in rows:
+        body += encoded(fields | {"physical_offset": position + len(body)})
+    check_records(bytes(body), position)
     for _ in range(data.draw(st.integers(0, 3))):
         if body:
             body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     if data.draw(st.booleans()):
         del body[data.draw(st.integers(0, len(body))) :]
     try:
-        list(scan_fixed(bytes(body)))
+        for at, _, _, _, physical_offset, *_ in scan_fixed(bytes(body)):
+            check_place(at, position + at, physical_offset)
     except RecordError:
         with pytest.raises(RecordError):
-            check_records(memoryview(body))
+            check_records(memoryview(body), position)
     else:
-        check_records(memoryview(body))
+        check_records(memoryview(body), position)
 
 
 @pytest.mark.parametrize("data", [b"x", bytes(90), bytes(91), b"\xff" * 500, struct.pack(">ii", 100, MAGIC_V1)])
 def test_garbage_does_not_pass_the_check(data: bytes) -> None:
     with pytest.raises(RecordError):
-        check_records(data)
+        check_records(data, 0)

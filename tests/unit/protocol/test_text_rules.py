@@ -176,3 +176,12 @@ def test_unique_keys_are_unique() -> None:
 
     keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=2, wall_clock_ms=clock)
     assert len({keys.next() for _ in range(70_000)}) == 70_000
+
+
+@pytest.mark.parametrize(
+    ("text", "queue_id"),
+    [("0", 0), ("7", 7), ("2147483647", 2**31 - 1), ("007", 7)]
+    + [(text, 0) for text in (None, "", "x", "-1", "1.5", " 1", "\u0663", "2147483648", "9" * 5000)],
+)
+def test_the_queue_that_a_waiting_message_is_for(text: str | None, queue_id: int) -> None:
+    assert props.real_queue_id(text) == queue_id

@@ -1,0 +1,225 @@
+"""Bodies of our own requests 9006 and 9007, by which topics are read in bulk; `docs/wire-protocol.md` draws them.
+
+Both ends share this module, and one end is a Spark executor: it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mq.protocol.errors import ProtocolError
+
+RANGES_MAX: Final = 1024
+"""Queues in one bulk read."""
+BULK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of records in one answer, unless a single one is larger."""
+OFFSET_MAX: Final = 2**63 - 1
+
+_RANGE: Final = Struct(">iqq")
+_HEAD: Final = Struct(">BBHI")
+_QUEUE_OFFSET: Final = Struct(">iq")
+_PLAN_HEAD: Final = Struct(">II")
+_PLAN_QUEUE: Final = Struct(">iqqq")
+_WORD: Final = 4
+_LONG: Final = 8
+
+_WITHOUT_BODIES: Final = 1
+
+
+class BulkError(ProtocolError):
+    """A body of these requests that contradicts itself."""
+
+
+class ReadRange(NamedTuple):
+    """What is wanted of a queue: queue offsets from ``start`` up to but not including ``end``."""
+
+    queue_id: int
+    start: int
+    end: int
+
+
+class BulkStatus(IntEnum):
+    """What an answer to a bulk read is. Whatever it is, the response code is SUCCESS."""
+
+    RECORDS = 0
+    NOT_FOLLOWER = 1
+    """The replica leads, and the request did not allow that."""
+    BEHIND = 2
+    """Nothing of what is wanted is here yet."""
+    GONE = 3
+    """The first message that is wanted of some queue is not there any more."""
+    BUSY = 4
+    DAMAGED = 5
+    """What is wanted is damaged at this replica, which repairs it; others have it."""
+    RECREATED = 6
+    """The topic was deleted and made anew: it has another identity than the request names."""
+
+
+class BulkAnswer(NamedTuple):
+    """An answer to a bulk read.
+
+    Attributes:
+        offsets: by queue id. RECORDS: where to go on, for each queue that was asked for. BEHIND: where the queue ends
+            here. GONE: where it begins; of the queues of which something is gone.
+        pause_ms: BUSY: ask again after that.
+        queue_ids, sizes: of each record, in the order of the log.
+        data: RECORDS: the records back to back; else text that says more. NOT_FOLLOWER: the addresses of the other
+            replicas, joined by commas.
+        without_bodies: the bodies are cut out of the records, of which nothing else is changed.
+    """
+
+    status: BulkStatus
+    offsets: dict[int, int]
+    pause_ms: int
+    queue_ids: array[int]
+    sizes: array[int]
+    data: memoryview
+    without_bodies: bool = False
+
+    @property
+    def text(self) -> str:
+        """What an answer without records says more."""
+        return str(self.data, "utf-8", "replace")
+
+
+class PlannedQueue(NamedTuple):
+    """What a queue holds: messages from ``first`` up to but not including ``end``, about ``nbytes`` in sum."""
+
+    queue_id: int
+    first: int
+    end: int
+    nbytes: int = 0
+
+
+class PlannedPlace(NamedTuple):
+    """A physical offset of the log, and for each queue the queue offset of the first message behind it."""
+
+    position: int
+    offsets: tuple[int, ...]
+
+
+# -- bulk reads ----------------------------------------------------------------------------------------------------
+
+
+def encode_ranges(ranges: Iterable[ReadRange]) -> bytes:
+    """The body of a bulk read."""
+    return b"".join(_RANGE.pack(*each) for each in ranges)
+
+
+def decode_ranges(body: bytes | memoryview) -> list[ReadRange]:
+    """What `encode_ranges` wrote. Raises BulkError, also for ranges that no queue can have."""
+    count, rest = divmod(len(body), _RANGE.size)
+    if rest or not 1 <= count <= RANGES_MAX:
+        raise BulkError(f"{len(body)} bytes of ranges; each has {_RANGE.size}, and there are 1 to {RANGES_MAX}")
+    ranges = [ReadRange(*fields) for fields in _RANGE.iter_unpack(body)]
+    for each in ranges:
+        if each.queue_id < 0 or not 0 <= each.start < each.end:
+            raise BulkError(f"range {each.start} to {each.end} of queue {each.queue_id}")
+    if len({each.queue_id for each in ranges}) != count:
+        raise BulkError("a queue is named twice")
+    return ranges
+
+
+def encode_answer_head(
+    offsets: dict[int, int], queue_ids: Sequence[int], sizes: Sequence[int], *, without_bodies: bool
+) -> bytes:
+    """What comes ahead of the records in an answer that has some, or leads over what is not wanted."""
+    flags = _WITHOUT_BODIES if without_bodies else 0
+    head = _HEAD.pack(BulkStatus.RECORDS, flags, len(offsets), len(sizes))
+    places = b"".join(_QUEUE_OFFSET.pack(*each) for each in offsets.items())
+    return b"".join((head, places, _words(queue_ids), _words(sizes)))
+
+
+def encode_no_records(
+    status: BulkStatus, *, offsets: dict[int, int] | None = None, pause_ms: int = 0, text: str = ""
+) -> bytes:
+    """An answer without records."""
+    offsets = offsets or {}
+    head = _HEAD.pack(status, 0, len(offsets), pause_ms)
+    return b"".join((head, *(_QUEUE_OFFSET.pack(*each) for each in offsets.items()), text.encode()))
+
+
+def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
+    """Read the body of an answer; its records are not looked at. Raises BulkError."""
+    view = memoryview(body)
+    if len(view) < _HEAD.size:
+        raise BulkError(f"answer of {len(view)} bytes")
+    code, flags, queues, number = _HEAD.unpack_from(view)
+    at = _HEAD.size + queues * _QUEUE_OFFSET.size
+    if code not in _STATUSES or len(view) < at:
+        raise BulkError(f"answer of {len(view)} bytes with status {code} and {queues} queues")
+    offsets = dict(_QUEUE_OFFSET.iter_unpack(view[_HEAD.size : at]))
+    status = BulkStatus(code)
+    if status is not BulkStatus.RECORDS:
+        return BulkAnswer(status, offsets, number, array("i"), array("i"), view[at:])
+    if len(view) < at + 2 * _WORD * number:
+        raise BulkError(f"answer of {len(view)} bytes with {number} records")
+    queue_ids, at = _read_words(view, at, number), at + _WORD * number
+    sizes, at = _read_words(view, at, number), at + _WORD * number
+    if number and (min(sizes) <= 0 or sum(sizes) != len(view) - at):
+        raise BulkError(f"{number} records of {sum(sizes)} bytes in sum are announced, {len(view) - at} bytes came")
+    return BulkAnswer(status, offsets, 0, queue_ids, sizes, view[at:], bool(flags & _WITHOUT_BODIES))
+
+
+_STATUSES: Final = frozenset(map(int, BulkStatus))
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def encode_plan(queues: Sequence[PlannedQueue], places: Sequence[PlannedPlace]) -> bytes:
+    """The body of the answer to a planning request. Each place has an offset for each of the queues."""
+    return b"".join(
+        (
+            _PLAN_HEAD.pack(len(queues), len(places)),
+            *(_PLAN_QUEUE.pack(*each) for each in queues),
+            _longs([place.position for place in places]),
+            *(_longs(place.offsets) for place in places),
+        )
+    )
+
+
+def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[PlannedPlace]]:
+    """What `encode_plan` wrote. Raises BulkError."""
+    view = memoryview(body)
+    if len(view) < _PLAN_HEAD.size:
+        raise BulkError(f"plan of {len(view)} bytes")
+    queues, places = _PLAN_HEAD.unpack_from(view)
+    at = _PLAN_HEAD.size + queues * _PLAN_QUEUE.size
+    if len(view) != at + places * (queues + 1) * _LONG:
+        raise BulkError(f"plan of {len(view)} bytes for {queues} queues and {places} places")
+    rows = [PlannedQueue(*fields) for fields in _PLAN_QUEUE.iter_unpack(view[_PLAN_HEAD.size : at])]
+    longs = array("q", bytes(view[at:]))
+    if sys.byteorder == "little":
+        longs.byteswap()
+    offsets = longs[places:]
+    return rows, [
+        PlannedPlace(longs[number], tuple(offsets[number * queues : (number + 1) * queues])) for number in range(places)
+    ]
+
+
+def _words(numbers: Sequence[int]) -> bytes:
+    words = array("i", numbers)
+    assert words.itemsize == _WORD, "a C int has 4 bytes"
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words.tobytes()
+
+
+def _read_words(view: memoryview, at: int, count: int) -> array[int]:
+    words = array("i", bytes(view[at : at + _WORD * count]))
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words
+
+
+def _longs(numbers: Sequence[int]) -> bytes:
+    longs = array("q", numbers)
+    if sys.byteorder == "little":
+        longs.byteswap()
+    return longs.tobytes()

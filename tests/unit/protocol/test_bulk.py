@@ -1,0 +1,111 @@
+"""Bodies of bulk reads and plans: what one end writes the other end reads, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+from array import array
+from struct import Struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.protocol.bulk import (
+    OFFSET_MAX,
+    RANGES_MAX,
+    BulkAnswer,
+    BulkError,
+    BulkStatus,
+    PlannedPlace,
+    PlannedQueue,
+    ReadRange,
+    decode_answer,
+    decode_plan,
+    decode_ranges,
+    encode_answer_head,
+    encode_no_records,
+    encode_plan,
+    encode_ranges,
+)
+
+RANGE = Struct(">iqq")
+_ids = st.integers(0, 2**31 - 1)
+_offsets = st.integers(0, OFFSET_MAX)
+
+
+@given(st.dictionaries(_ids, st.tuples(_offsets, _offsets), min_size=1, max_size=20))
+def test_ranges_round_trip(wanted: dict[int, tuple[int, int]]) -> None:
+    ranges = [ReadRange(queue, *sorted(ends)) for queue, ends in wanted.items() if ends[0] != ends[1]]
+    if ranges:
+        assert decode_ranges(encode_ranges(ranges)) == ranges
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        RANGE.pack(0, 0, 1)[:-1],
+        RANGE.pack(0, 0, 1) + b"\0",
+        RANGE.pack(-1, 0, 1),
+        RANGE.pack(0, -1, 1),
+        RANGE.pack(0, 5, 5),
+        RANGE.pack(0, 5, 4),
+        RANGE.pack(0, 0, 1) + RANGE.pack(0, 1, 2),
+        b"".join(RANGE.pack(queue, 0, 1) for queue in range(RANGES_MAX + 1)),
+    ],
+)
+def test_ranges_that_no_queues_have_are_refused(body: bytes) -> None:
+    with pytest.raises(BulkError):
+        decode_ranges(body)
+
+
+@given(st.dictionaries(_ids, _offsets, max_size=5), st.lists(st.tuples(_ids, st.binary(min_size=1)), max_size=20))
+def test_answers_round_trip(offsets: dict[int, int], records: list[tuple[int, bytes]]) -> None:
+    queue_ids, sizes = [queue for queue, _ in records], [len(data) for _, data in records]
+    data = b"".join(data for _, data in records)
+    answer = decode_answer(encode_answer_head(offsets, queue_ids, sizes, without_bodies=True) + data)
+    assert answer == BulkAnswer(
+        BulkStatus.RECORDS, offsets, 0, array("i", queue_ids), array("i", sizes), memoryview(data), True
+    )
+
+
+@pytest.mark.parametrize("status", [each for each in BulkStatus if each is not BulkStatus.RECORDS])
+def test_answers_without_records_say_why(status: BulkStatus) -> None:
+    answer = decode_answer(encode_no_records(status, offsets={3: 2**40}, pause_ms=250, text="ä:1,b:2"))
+    assert (answer.status, answer.offsets, answer.pause_ms, answer.text) == (status, {3: 2**40}, 250, "ä:1,b:2")
+    assert not answer.queue_ids
+    assert not answer.sizes
+
+
+WHOLE = encode_answer_head({0: 7, 1: 9}, [0, 1, 1], [1, 2, 3], without_bodies=False) + b"abbccc"
+
+
+@pytest.mark.parametrize("cut", range(len(WHOLE)))
+def test_a_cut_answer_is_noticed(cut: int) -> None:
+    with pytest.raises(BulkError):
+        decode_answer(WHOLE[:cut])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        WHOLE + b"!",
+        bytes([7]) + WHOLE[1:],
+        encode_answer_head({}, [0, 0], [3, -1], without_bodies=False) + b"ab",
+        encode_answer_head({}, [0, 0], [2, 0], without_bodies=False) + b"ab",
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_noticed(answer: bytes) -> None:
+    with pytest.raises(BulkError):
+        decode_answer(answer)
+
+
+@given(st.data(), st.lists(st.tuples(_ids, _offsets, _offsets, _offsets), max_size=5), st.integers(0, 4))
+def test_plans_round_trip(data: st.DataObject, rows: list[tuple[int, int, int, int]], places: int) -> None:
+    queues = [PlannedQueue(*row) for row in rows]
+    offsets = st.tuples(*[_offsets] * len(rows))
+    wanted = [PlannedPlace(data.draw(_offsets), data.draw(offsets)) for _ in range(places)]
+    body = encode_plan(queues, wanted)
+    assert decode_plan(body) == (queues, wanted)
+    for wrong in (body[:-1], body + b"\0", body[:3]):
+        with pytest.raises(BulkError):
+            decode_plan(wrong)
