@@ -30,6 +30,7 @@ from mq.broker.operating.administration import Administration
 from mq.broker.operating.group_admin import GroupAdmin
 from mq.broker.operating.stats import Stats
 from mq.broker.popped.pops import Pops
+from mq.broker.reading.bulk import Bulk
 from mq.broker.reading.cold_reads import ColdReads
 from mq.broker.reading.key_queries import KeyQueries
 from mq.broker.reading.long_polling import LongPolling
@@ -91,6 +92,7 @@ class Areas:
         floor_pos: physical offset from which on the log is still needed.
         counters: figures of the broker itself.
         in_background: carries out a job in a worker thread, and its end on the event loop.
+        in_bulk_background: the same, for jobs that take longer.
         connect_failure: why no connection to another replica could be opened last, empty while one stands.
         secrets: those of the group that are valid now.
         random_bytes: as many unpredictable bytes as asked for.
@@ -122,6 +124,7 @@ class Areas:
         floor_pos: Callable[[], int],
         counters: Callable[[], dict[str, int]],
         in_background: Callable[[Job], None],
+        in_bulk_background: Callable[[Job], None],
         connect_failure: Callable[[str], str],
         secrets: Callable[[], Sequence[bytes]],
         random_bytes: Callable[[int], bytes],
@@ -145,7 +148,7 @@ class Areas:
             disk_used=partial(disk_used, settings.data_dir),
             pending_bytes_max=settings.pending_bytes_max,
         )
-        self.gradually = Gradually(wake=reactor.wake, clock=time.monotonic)
+        self.gradually = Gradually(wake=reactor.wake, clock=clock)
         self.stats = Stats(cluster=settings.cluster, store=store, clock=clock)
         self.tails = QueueTails(metadata, store.max_offset)
         unique_keys = UniqKeyGenerator(
@@ -244,6 +247,7 @@ class Areas:
                 transactions=self.transactions,
                 wall_clock_ms=wall_clock_ms,
             ),
+            repeats=self.repeats,
             retries=retries,
             rng=rng,
             wall_clock_ms=wall_clock_ms,
@@ -359,6 +363,17 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
+        self.bulk = Bulk(
+            settings=settings,
+            replica=replica,
+            metadata=metadata,
+            store=store,
+            read=reads.read,
+            gradually=self.gradually,
+            other_replicas=self._other_replicas,
+            in_background=in_bulk_background,
+            clock=clock,
+        )
         used = partial(disk_used, settings.data_dir)
         self.retention = Retention(
             settings=settings,
@@ -366,6 +381,7 @@ class Areas:
             store=store,
             floor_pos=floor_pos,
             waiting_pos=StillNeeded(metadata, store, wall_clock_ms).first_pos,
+            leased_pos=self.bulk.leases.first_pos,
             disk_usage=partial(disk_usage, settings.data_dir),
             wall_clock_ms=wall_clock_ms,
             log=log,
@@ -472,6 +488,7 @@ class Areas:
             self.groups,
             self.offsets,
             self.lookup,
+            self.bulk,
             self.group_admin,
             self.forwarded,
             self.replies,

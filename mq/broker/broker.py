@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
 from mq.broker.areas import Areas
 from mq.broker.consuming.clients import ClientLimits, ClientRegistry
+from mq.broker.operating.lateness import Lateness
 from mq.broker.reading.long_polling import LongPolling
 from mq.broker.reading.pulls import HeldPull
 from mq.broker.reading.reads import PatientReads
@@ -24,15 +25,16 @@ from mq.broker.requests.questions import Questions
 from mq.broker.requests.unread import Unread
 from mq.broker.seldom import SeldomLog
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import DeleteTopic, PutReplica, decode_command, encode_command
-from mq.broker.state.metadata import Changes, Metadata
+from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
+from mq.broker.state.metadata import Changes, Metadata, as_registered
 from mq.broker.state.parts import CommandUnknown
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
+from mq.protocol.names import NameRefused
 from mq.protocol.records import RecordError
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
-from mq.store.errors import AnnotationDamaged
+from mq.store.errors import AnnotationDamaged, RunRefused
 from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
@@ -49,8 +51,16 @@ from raftlog import (
     Unsent,
     decode_conf,
 )
+from raftlog.segment import HEADER_BYTES
 
 Log = structlog.stdlib.BoundLogger
+
+_EXPIRE_SECONDS_MAX = 0.005
+"""So long, or a little longer, pulls whose time is over are answered; the rest the next time."""
+_RESUMED_AT_A_STRETCH = 32
+
+_UNUSABLE = (RecordError, CommandUnknown, RunRefused, NameRefused, UnicodeDecodeError)
+"""What the records of an entry may be that no correct leader makes."""
 
 
 class Broker:
@@ -67,7 +77,9 @@ class Broker:
         secrets: those of the group that are valid now.
         random_bytes: as many unpredictable bytes as asked for.
         in_background: carries out a job in a worker thread, and its end on the event loop.
-        on_registration_changed: told when the name servers must learn something new.
+        in_bulk_background: the same, for jobs that take longer.
+        on_registration_changed: told when the name servers must learn something new: of these topics, or, for None, of
+            everything.
         descriptors_max: connections with this file descriptor or a higher one are refused.
     """
 
@@ -89,7 +101,8 @@ class Broker:
         secrets: Callable[[], Sequence[bytes]],
         random_bytes: Callable[[int], bytes],
         in_background: Callable[[Job], None],
-        on_registration_changed: Callable[[], None],
+        in_bulk_background: Callable[[Job], None],
+        on_registration_changed: Callable[[Iterable[str] | None], None],
         descriptors_max: int,
         log: Log,
     ) -> None:
@@ -109,10 +122,12 @@ class Broker:
         self._secrets = secrets
         self._random_bytes = random_bytes
         self._in_background = in_background
+        self._in_bulk_background = in_bulk_background
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
         self._log = log
         self._seldom = SeldomLog(log, wall_clock_ms)
+        self._lateness = Lateness()
         self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
         self._dropped = 0
         self._refused = 0
@@ -163,6 +178,7 @@ class Broker:
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
             in_background=self._in_background,
+            in_bulk_background=self._in_bulk_background,
             connect_failure=self._connect_failure,
             secrets=self._secrets,
             random_bytes=self._random_bytes,
@@ -261,7 +277,7 @@ class Broker:
             if entry.kind == EntryKind.NORMAL:
                 try:
                     self._dispatch(entry)
-                except (RecordError, CommandUnknown, UnicodeDecodeError) as error:
+                except _UNUSABLE as error:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
@@ -270,7 +286,10 @@ class Broker:
                 self.areas.authentication.configured(self._connections)
             self._applied_index = entry.index
             if self._filling is not None and entry.index == self._filling.until_index:
-                self._filling.settle(self._store)
+                try:
+                    self._filling.settle(self._store)
+                except RunRefused as error:
+                    raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._filling = None
         self.appender.committed(self._applied_index)
         pops = self.areas.pops
@@ -297,7 +316,7 @@ class Broker:
             self.appender.is_open = False
             self.areas.forget()
             self.appender.close()
-            self._on_registration_changed()
+            self._on_registration_changed(None)
         self.areas.forwarder.leader_changed()
         self.areas.forwarded.role_changed()
         self._reads.try_again()
@@ -330,7 +349,7 @@ class Broker:
         self.areas.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         self._announce()
-        self._on_registration_changed()
+        self._on_registration_changed(None)
 
     def _announce(self) -> None:
         """Replicate what a leader has to say about itself, as far as it is not known already."""
@@ -344,17 +363,19 @@ class Broker:
             self.appender.add_command(command)
 
     def _dispatch(self, entry: CommittedEntry) -> None:
+        """Take what an entry adds to queues and metadata. Raises one of `_UNUSABLE`."""
         try:
             commands, sequenced = self._derive(entry, entry.annotation)
-        except AnnotationDamaged as error:
+        except (AnnotationDamaged, *_UNUSABLE) as error:
+            if not entry.annotation:
+                raise
             # It is a hint of the leader; the records tell the same. What was taken of it is found to be there.
             self._seldom.warning("annotation_damaged", index=entry.index, error=str(error))
             commands, sequenced = self._derive(entry, b"")
         if sequenced and self._filling is None:
             for record in sequenced:
                 self._metadata.sequences.note(*record)
-        for command in commands:
-            decoded = decode_command(command)
+        for decoded in commands:
             if self._filling is not None:
                 # The metadata is ahead; only what a deletion does to queues is still to be done.
                 changed = Changes(deleted_topics=(decoded.name,) if isinstance(decoded, DeleteTopic) else ())
@@ -365,11 +386,11 @@ class Broker:
             for topic in changed.topics:
                 self.areas.sends.topic_changed(topic)
             if changed.topics:
-                self._on_registration_changed()
+                self._on_registration_changed(changed.topics)
             if changed.replicas:
                 self.areas.forwarder.leader_changed()
 
-    def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[bytes], list[SequencedRecord]]:
+    def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRecord]]:
         """Add to the queues what the entry's records add; returns its commands and its records with numbers."""
         commands: list[bytes] = []
         sequenced: list[SequencedRecord] = []
@@ -385,10 +406,10 @@ class Broker:
                 self._store.append_built(built)
         else:
             sequenced = scan_sequenced(entry.body)
-            runs, commands = scan_runs(entry.body)
+            runs, commands = scan_runs(entry.body, entry.pos + HEADER_BYTES)
             for run in runs:
                 self._store.append_run(run)
-        return commands, sequenced
+        return [decode_command(command) for command in commands], sequenced
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
@@ -396,9 +417,15 @@ class Broker:
         """Answer pulls whose time is over, repeat reads that failed, and read those again who have read."""
         self._unread.look()
         self._reads.try_again()
-        for pull in self._polling.expired(self._clock()):
-            self.areas.pulls.resume(pull)
+        now = self._clock()
+        # Those of clients that do not read their answers come again and again, tens of thousands of them.
+        while over := self._polling.expired(now, _RESUMED_AT_A_STRETCH):
+            for pull in over:
+                self.areas.pulls.resume(pull)
+            if self._clock() >= now + _EXPIRE_SECONDS_MAX:
+                break
         self.areas.pops.expire()
+        self.areas.bulk.reads.expire()
 
     def notify_members(self) -> None:
         """Tell members of large groups that the group changed."""
@@ -426,6 +453,10 @@ class Broker:
         """Count what came into some of the queues."""
         self.areas.stats.look_on()
 
+    def note_delay(self, seconds: float) -> None:
+        """Something had to wait for the event loop, or kept it, for so long."""
+        self._lateness.note(seconds, self._clock())
+
     def sample_figures(self) -> None:
         """Note how much there is now, to be compared with later."""
         self.areas.stats.sample()
@@ -434,10 +465,13 @@ class Broker:
         """Put gathered consumer offsets into the log."""
         self.areas.offsets.replicate_gathered()
 
-    def expire_clients(self) -> None:
-        """Forget clients without heartbeat, and locks that nobody renewed; repeat what a full disk refused."""
-        self.areas.groups.expire()
-        self.areas.locks.expire()
+    def expire_some_clients(self) -> None:
+        """Of a part of them, forget clients without heartbeat, and locks that nobody renewed."""
+        self.areas.groups.expire_some()
+        self.areas.locks.expire_some()
+
+    def announce_again(self) -> None:
+        """Repeat what a full disk refused."""
         if self.appender.is_open:
             self._announce()
 
@@ -452,7 +486,7 @@ class Broker:
         self.areas.retention.run()
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
-        """Capture what was applied so far.
+        """Begin to note what was applied so far.
 
         None when this replica's own disk does not hold all of it yet, or when nothing came since the last one.
         """
@@ -481,31 +515,42 @@ class Broker:
             return None
         index = self._applied_index
         ref = self._replica.log.locate(index)
-        state, queues = self._metadata.capture(), self._store.ends()
+        state, ends = self._metadata.capture(), self._store.capture_ends()
 
         def encode() -> bytes:
             end = ref.pos + ref.size
             return encode_checkpoint(
-                Checkpoint(applied_index=index, applied_term=ref.term, applied_pos=end, queues=queues, state=state())
+                Checkpoint(applied_index=index, applied_term=ref.term, applied_pos=end, queues=ends(), state=state())
             )
 
         return index, encode
 
     # -- name servers ------------------------------------------------------------------------------------------------
 
-    def registration(self) -> Registration:
-        """How this replica appears in the route: id 0 while it leads, else a number of its own."""
-        settings = self._settings
+    def registration(self, topics: Collection[str] | None) -> Registration:
+        """How this replica appears in the route: id 0 while it leads, else a number of its own.
+
+        With these topics, if they are all that changed, or with all of them for None. What is gone is told by what is
+        left, so then it is all of them, too.
+        """
+        settings, known = self._settings, self._metadata.topics
         leads = self.appender.is_open
-        body = bodies.RegisterBrokerBody(
-            topics=self._metadata.topic_table(), data_version=self._metadata.topics_version(self._replica.core.term)
-        )
+        whole = topics is None or any(name not in known for name in topics)
+        shown = known.copy() if whole else {name: known[name] for name in topics or ()}
+        version = self._metadata.topics_version(self._replica.core.term)
+
+        def body() -> bytes:
+            registered = {name: as_registered(config) for name, config in shown.items()}
+            return bodies.RegisterBrokerBody(topics=registered, data_version=version).encode()
+
         return Registration(
             cluster=settings.cluster,
             broker_name=settings.group,
             broker_id=LEADER_ID if leads else broker_id_of(settings.node_id),
             address=self._address,
-            body=body.encode(),
+            body=body,
+            topic_count=len(shown),
+            whole=whole,
         )
 
     def _counters(self) -> dict[str, int]:
@@ -533,4 +578,6 @@ class Broker:
             **self.areas.forwarder.counters(),
             "forwardedTaken": self.areas.forwarded.taken,
             "queueBlocksRestored": self.areas.queue_repair.restored,
+            **self.areas.bulk.counters(),
+            "longestDelayMs": round(1000 * self._lateness.longest(self._clock())),
         }

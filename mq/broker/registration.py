@@ -2,12 +2,16 @@
 
 Name servers know nothing of each other, so each has a task and a connection of its own. The connection is kept open:
 when this process dies, the name server sees it close and takes the broker out of the route at once.
+
+Each is told everything at first and now and then, and in between of those topics that have changed. Thousands of
+topics make a body of some megabytes, which is made in a worker thread.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -21,25 +25,48 @@ from mq.protocol.headers import Response, decode_header, encode_request
 CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
 RETRY_SECONDS = 1.0
+_TOPICS_AT_ONCE = 100
+"""More of them are encoded in a worker thread."""
 
 Address = tuple[str, int]
 Log = structlog.stdlib.BoundLogger
 
 
 class Registration(NamedTuple):
-    """What a name server is told; ``body`` is an encoded register-broker body."""
+    """What a name server is told.
+
+    ``body`` makes an encoded register-broker body, later and in another thread, of what was there when it was asked
+    for, with ``topic_count`` topics. ``whole`` says that it has all topics.
+    """
 
     cluster: str
     broker_name: str
     broker_id: int
     address: str
-    body: bytes
+    body: Callable[[], bytes]
+    topic_count: int
+    whole: bool
+
+
+class _News:
+    """What a name server has not been told."""
+
+    def __init__(self) -> None:
+        self.everything = True
+        self.topics: set[str] = set()
+
+    def take(self) -> set[str] | None:
+        """Topics that are to be told, None for everything; then there is nothing."""
+        topics = None if self.everything else self.topics
+        self.everything, self.topics = False, set()
+        return topics
 
 
 class Registrar:
     """Keeps this broker registered at every name server.
 
-    ``current()`` returns what to register, or None as long as there is nothing to say.
+    ``current(topics)`` returns what to register, at least with those topics, or with all of them for None; it returns
+    None as long as there is nothing to say.
     """
 
     def __init__(
@@ -47,7 +74,7 @@ class Registrar:
         *,
         namesrv: list[Address],
         period_seconds: float,
-        current: Callable[[], Registration | None],
+        current: Callable[[Collection[str] | None], Registration | None],
         log: Log,
     ) -> None:
         self._namesrv = namesrv
@@ -55,9 +82,15 @@ class Registrar:
         self._current = current
         self._log = log
         self._changed = trio.Event()
+        self._news = {address: _News() for address in namesrv}
 
-    def changed(self) -> None:
-        """Register anew at once: the role or a topic is another one."""
+    def changed(self, topics: Iterable[str] | None = None) -> None:
+        """Register anew at once: these topics are others, or, for None, the role is another one."""
+        for news in self._news.values():
+            if topics is None:
+                news.everything = True
+            else:
+                news.topics.update(topics)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -75,28 +108,35 @@ class Registrar:
                 with trio.fail_after(CONNECT_SECONDS_MAX):
                     stream = await trio.open_tcp_stream(*address)
                 async with stream:
-                    await self._register_forever(stream, log)
+                    await self._register_forever(stream, self._news[address], log)
             except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError, _Refused) as error:
                 if (text := str(error) or type(error).__name__) != reported:
                     reported = text
                     log.warning("not_registered", error=text)
             await trio.sleep(RETRY_SECONDS)
 
-    async def _register_forever(self, stream: trio.SocketStream, log: Log) -> None:
+    async def _register_forever(self, stream: trio.SocketStream, news: _News, log: Log) -> None:
         opaque = 0
         told: Registration | None = None
+        news.everything = True
         while True:
             changed = self._changed
-            registration = self._current()
+            registration = self._current(news.take())
             if registration is not None:
                 opaque += 1
-                await self._ask(stream, _register_request(registration, opaque), opaque)
+                if registration.topic_count > _TOPICS_AT_ONCE:
+                    request = await trio.to_thread.run_sync(partial(_register_request, registration, opaque))
+                else:
+                    request = _register_request(registration, opaque)
+                await self._ask(stream, request, opaque)
                 if told is None or told.broker_id != registration.broker_id:
                     log.info("registered", broker_id=registration.broker_id, address=registration.address)
                 told = registration
-            with trio.move_on_after(self._period_seconds):
+            with trio.move_on_after(self._period_seconds) as waiting:
                 if not await _wait_changed(changed, stream):
                     raise _Refused("the name server closed the connection")
+            if waiting.cancelled_caught or registration is None:
+                news.everything = True
 
     async def _ask(self, stream: trio.SocketStream, request: bytes, opaque: int) -> None:
         with trio.fail_after(ANSWER_SECONDS_MAX):
@@ -140,6 +180,7 @@ async def _wait_changed(changed: trio.Event, stream: trio.SocketStream) -> bool:
 
 
 def _register_request(registration: Registration, opaque: int) -> bytes:
+    body = registration.body()
     return encode_request(
         RequestCode.REGISTER_BROKER,
         opaque,
@@ -150,8 +191,8 @@ def _register_request(registration: Registration, opaque: int) -> bytes:
             "clusterName": registration.cluster,
             "haServerAddr": registration.address,
             "compressed": "false",
-            "raftmqWhole": "true",
-            "bodyCrc32": str(zlib.crc32(registration.body) & 0x7FFFFFFF),
+            "raftmqWhole": "true" if registration.whole else "false",
+            "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
         },
-        body=registration.body,
+        body=body,
     )

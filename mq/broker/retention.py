@@ -2,7 +2,7 @@
 
 Each replica decides for itself. A file goes only when two checkpoints hold all that was derived from it, so that even a
 damaged checkpoint leaves another one to begin from. Neither does one go that has a message which the broker has yet to
-deliver, see `still_needed`, unless the disk is almost full.
+deliver, see `still_needed`, or one that a reader holds, see `reading.log_leases`, unless the disk is almost full.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Retention:
     Args:
         floor_pos: physical offset below which no checkpoint needs the log any more.
         waiting_pos: physical offset of the oldest message that the broker has yet to deliver. Raises StoreError.
+        leased_pos: physical offset below which no reader holds the log.
         disk_usage: free and total bytes of the log's disk.
         wall_clock_ms: milliseconds since the epoch.
     """
@@ -47,6 +48,7 @@ class Retention:
         store: QueueStore,
         floor_pos: Callable[[], int],
         waiting_pos: Callable[[], int],
+        leased_pos: Callable[[], int],
         disk_usage: Callable[[], tuple[int, int]],
         wall_clock_ms: Callable[[], int],
         log: Log,
@@ -55,6 +57,7 @@ class Retention:
         self._store = store
         self._floor_pos = floor_pos
         self._waiting_pos = waiting_pos
+        self._leased_pos = leased_pos
         self._disk_usage = disk_usage
         self._wall_clock_ms = wall_clock_ms
         self._log = log
@@ -84,7 +87,7 @@ class Retention:
             now_ms=now_ms,
             hour=time.localtime(now_ms / 1000).tm_hour,
             floor_pos=self._floor_pos(),
-            wanted_pos=self._wanted_pos(),
+            wanted_pos=min(self._wanted_pos(), self._leased_pos()),
             disk_used_bytes=total - free,
             disk_total_bytes=total,
         )

@@ -30,6 +30,7 @@ from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, open_store
 from raftlog import (
     CoreConfig,
+    EntryUnusable,
     Hosted,
     Listener,
     ListenRefused,
@@ -54,19 +55,26 @@ Log = structlog.stdlib.BoundLogger
 
 _READERS = 4
 """Threads that bring old messages into memory."""
+_BULK_READERS = 2
+"""Threads that read the log for bulk readers: none of the others waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.005
-_EXPIRE_PULLS_SECONDS = 0.1
+_EXPIRE_PULLS_SECONDS = 0.02
+_EXPIRE_GROUP_COMMANDS_SECONDS = 0.1
 _DELIVER_SECONDS = 0.02
 """A message is late by this much at most, and by what it takes to commit it."""
 _CHECK_BACK_SECONDS = 0.1
 _NOTIFY_SECONDS = 0.1
-_EXPIRE_CLIENTS_SECONDS = 10.0
+_EXPIRE_SOME_CLIENTS_SECONDS = 0.1
+"""A hundredth of them each time; see `mq.broker.consuming.clients.ROUND_CALLS`."""
+_ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _LOOK_AT_QUEUES_SECONDS = 1.0
 _AHEAD_SECONDS = 0.01
 """What is due so soon is done together with what is due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
 """So often, since a slice of queues is written each time, and the event loop waits for it: about 5 ms."""
+_GATHER_PAUSE_SECONDS = 0.005
+"""Between a thousand queues of a checkpoint and the next."""
 _DRAIN_SECONDS_MAX = 1.0
 _DRAIN_POLL_SECONDS = 0.005
 
@@ -116,7 +124,7 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         if isinstance(failure, StartRefused):
             raise failure
         if isinstance(failure, SegmentError) and host.started:
-            log.error("disk_failed", error=str(failure))
+            log.error("entry_unusable" if isinstance(failure, EntryUnusable) else "disk_failed", error=str(failure))
             raise failure
         raise _refused(failure) from failure
 
@@ -170,6 +178,8 @@ class _Host:
         undo.callback(opened.queues.close)
         readers = Workers(reactor, _READERS)
         undo.callback(readers.close)
+        bulk_readers = Workers(reactor, _BULK_READERS)
+        undo.callback(bulk_readers.close)
         broker = Broker(
             settings=settings,
             store_ip=self._store_ip,
@@ -186,7 +196,8 @@ class _Host:
             secrets=lambda: run.secrets.current,
             random_bytes=os.urandom,
             in_background=readers.put,
-            on_registration_changed=lambda: registrar.changed(),
+            in_bulk_background=bulk_readers.put,
+            on_registration_changed=lambda topics: registrar.changed(topics),
             descriptors_max=allow_descriptors(),
             log=log,
         )
@@ -222,7 +233,8 @@ class _Host:
 
         async def timers() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(repeat, periodic_actions(broker, settings, log), reactor.end_turn)
+                actions = periodic_actions(broker, settings, log)
+                nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
                 nursery.start_soon(broker.areas.gradually.run)
                 nursery.start_soon(broker.areas.routes.run)
                 nursery.start_soon(broker.areas.keys.serve)
@@ -249,11 +261,12 @@ def periodic_actions(
     """What is to be done again and again while a broker runs, each with the seconds in between."""
     return (
         (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
-        (_EXPIRE_PULLS_SECONDS, broker.expire_group_commands),
+        (_EXPIRE_GROUP_COMMANDS_SECONDS, broker.expire_group_commands),
         (_NOTIFY_SECONDS, broker.notify_members),
         (_DELIVER_SECONDS, broker.deliver_delayed),
         (_CHECK_BACK_SECONDS, broker.check_back),
-        (_EXPIRE_CLIENTS_SECONDS, broker.expire_clients),
+        (_EXPIRE_SOME_CLIENTS_SECONDS, broker.expire_some_clients),
+        (_ANNOUNCE_AGAIN_SECONDS, broker.announce_again),
         (_LOOK_AT_CONNECTIONS_SECONDS, broker.look_at_connections),
         (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
         (SAMPLE_SECONDS, broker.sample_figures),
@@ -378,8 +391,14 @@ def _delete_expired(broker: Broker, log: Log) -> None:
         log.error("retention_failed", error=str(error))  # files stay longer than they should
 
 
-async def repeat(actions: Sequence[tuple[float, Callable[[], None]]], react: Callable[[], None]) -> None:
+async def repeat(
+    actions: Sequence[tuple[float, Callable[[], None]]],
+    react: Callable[[], None],
+    note_delay: Callable[[float], None] = lambda seconds: None,
+) -> None:
     """Do each of ``actions`` every so many seconds, and ``react`` behind them; the first time after as long.
+
+    ``note_delay`` is told for how many seconds what was due had to wait, and how many all of it took.
 
     To wake a task, and then the reactor, costs several times what most actions do. So one task does them all, each
     ahead of its time by `_AHEAD_SECONDS` at most when others are due, and ends a turn of the reactor itself.
@@ -387,13 +406,16 @@ async def repeat(actions: Sequence[tuple[float, Callable[[], None]]], react: Cal
     now = trio.current_time()
     due = [now + seconds for seconds, _ in actions]
     while True:
-        await trio.sleep_until(min(due))
+        wanted = min(due)
+        await trio.sleep_until(wanted)
         now = trio.current_time()
+        note_delay(now - wanted)
         for number, (seconds, action) in enumerate(actions):
             if due[number] <= now + _AHEAD_SECONDS:
                 action()
                 due[number] = now + seconds
         react()
+        note_delay(trio.current_time() - now)
 
 
 async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
@@ -401,6 +423,8 @@ async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
         await trio.sleep(seconds)
         try:
             if (checkpoint := broker.prepare_checkpoint()) is not None:
+                while checkpoint.gather():  # noqa: ASYNC110 - others get their turn; nobody is waited for
+                    await trio.sleep(_GATHER_PAUSE_SECONDS)
                 await trio.to_thread.run_sync(checkpoint.commit)
         except (OSError, StoreError) as error:
             # Nothing is lost: without it, a restart derives more from the log.
@@ -410,6 +434,8 @@ async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
 def _checkpoint_last(broker: Broker, log: Log) -> None:
     try:
         if (checkpoint := broker.prepare_checkpoint()) is not None:
+            while checkpoint.gather():
+                pass
             checkpoint.commit()
     except (OSError, StoreError) as error:
         log.error("checkpoint_failed", error=str(error))

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.broker.state.checks import CHECKS_MAX
+from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
@@ -147,6 +148,16 @@ class BrokerSettings(ProcessSettings):
     register_seconds: float = Field(30.0, ge=1, le=60)
     checkpoint_seconds: float = Field(10.0, gt=0)
     index_seconds: float = Field(10.0, gt=0, description="how often to look for parts of the log to index by key")
+
+    bulk_reads_max: int = Field(
+        4, ge=1, le=64, description="bulk reads at work at once, each with up to 16 MiB of memory; 8 times as many wait"
+    )
+    bulk_bytes_max: int = Field(BULK_BYTES_MAX, ge=64 * 1024, le=BULK_BYTES_MAX, description="messages in one answer")
+    bulk_bytes_per_second: int = Field(
+        1024 * MIB, ge=MIB, description="messages given to bulk readers; beyond they are told when to come again"
+    )
+    log_leases_max: int = Field(1024, ge=1, description="readers that may hold the log's files back from being deleted")
+    log_lease_seconds_max: float = Field(600.0, gt=0, description="... for so long, unless they ask again")
 
     retention_hours: float = Field(72.0, gt=0, description="a log file is kept so long after its newest message")
     retention_bytes: int | None = Field(None, ge=MIB, description="the log is cut to this, however new it is")

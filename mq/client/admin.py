@@ -30,6 +30,7 @@ from mq.protocol.operator_bodies import (
     read_progress,
     read_topic_stats,
 )
+from mq.protocol.operator_requests import TOPIC_IDENTITY
 from mq.protocol.queue_tables import QueueRef, read_offset_table
 from mq.protocol.registration import TopicConfig
 from mq.protocol.trace import TRACE_TOPIC, MessageTrace
@@ -242,6 +243,18 @@ class Admin(anyio.AsyncContextManagerMixin):
             _, body = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
             configs[name] = read_body(TopicConfig.decode, body)
         return configs
+
+    async def topic_identities(self, topic: str) -> dict[str, str]:
+        """In each broker group that has `topic`, what tells it from a topic of the same name that was deleted before,
+        or that is in another cluster. Empty for a topic of a release that knew no identities, and from stock brokers.
+
+        Raises TopicNotFound, NoRoute.
+        """
+        found: dict[str, str] = {}
+        for name, address in (await self._leaders_of(topic)).items():
+            answer, _ = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
+            found[name] = answer.ext.get(TOPIC_IDENTITY, "")
+        return found
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
         """The first and the next offset of each queue of `topic`, and when its last message was stored."""

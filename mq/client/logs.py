@@ -2,37 +2,64 @@
 
 A library does not write to its user's terminal unasked: as everywhere in Python, warnings show and the rest is silent
 until the application says otherwise (``logging.basicConfig(level="INFO")``). How an event looks as text is what the
-application told structlog, if it uses it; else it is a line with what belongs to it behind it, and a traceback is
-logging's own. structlog's default would show the values of variables, and so the bodies of messages.
+application told structlog, if it uses it; else it is a line with the event's fields behind its name. structlog is not
+imported here: it takes longer than the rest of the SDK, and an application that uses it has imported it already.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
-
-import structlog
 
 __all__ = ["log"]
 
 
-class _Logger(structlog.stdlib.BoundLogger):
-    def exception(self, event: str | None = None, *args: Any, **kw: Any) -> Any:
-        # logging's own `exception` would add the traceback to a text that has it already.
-        kw.setdefault("exc_info", True)
-        return self._proxy_to_logger("error", event, *args, **kw)
+class EventLog:
+    """Writes an event with named fields as one record of a logger of Python's."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._write("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._write("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._write("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._write("error", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error with the traceback of the exception that is being handled, without the values of variables."""
+        self._write("error", event, fields, exc_info=True)
+
+    def _write(self, method: str, event: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
+        level = logging.getLevelNamesMapping()[method.upper()]
+        if not self._logger.isEnabledFor(level):
+            return
+        structlog = sys.modules.get("structlog")
+        if structlog is None or not structlog.is_configured():
+            text = " ".join([event, *(f"{name}={value!r}" for name, value in fields.items())])
+            self._logger.log(level, text, exc_info=exc_info)
+            return
+        rendered: Any = {**fields, "event": event} | ({"exc_info": True} if exc_info else {})
+        try:
+            for processor in structlog.get_config()["processors"]:
+                rendered = processor(self._logger, method, rendered)
+        except structlog.DropEvent:
+            return
+        # A processor may leave the arguments of the logger's method in place of a text.
+        match rendered:
+            case (args, kwargs):
+                self._logger.log(level, *args, **kwargs)
+            case dict():
+                self._logger.log(level, **rendered)
+            case _:
+                self._logger.log(level, rendered)
 
 
-def _render(logger: Any, method: str, event: Any) -> Any:
-    if structlog.is_configured():
-        for processor in structlog.get_config()["processors"]:
-            event = processor(logger, method, event)
-        return event
-    exc_info = event.pop("exc_info", None)
-    text = " ".join([event.pop("event"), *(f"{name}={value!r}" for name, value in event.items())])
-    return (text,), {"exc_info": exc_info}
-
-
-log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-    logging.getLogger("mq.client"), processors=[structlog.stdlib.filter_by_level, _render], wrapper_class=_Logger
-)
+log = EventLog(logging.getLogger("mq.client"))

@@ -316,16 +316,28 @@ class Producer(anyio.AsyncContextManagerMixin):
     # Many messages.
 
     async def send_batch(
-        self, messages: Sequence[Message], *, timeout: float | None = None, queue: MessageQueue | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> list[SendResult]:
         """Send messages of one topic in one request: stored together in one queue, one after the other, all or none.
 
-        Their bodies are not compressed; together they have 4 MiB at most, about 100 bytes more each included. Returns
-        their results in order. Raises what `send` raises; it is true of all of them.
+        Their bodies are not compressed; together they have 4 MiB at most, about 100 bytes more each included.
+        `properties` are those of the batch: each message gets them, besides its own. Returns their results in order;
+        the broker may not know any more where messages with sequence numbers are that come again, and their queue
+        offset is -1 then. Raises what `send` raises; it is true of all of them.
         """
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
-        outgoing = make_batch_ready(messages, new_unique_key=self._unique_keys.next, born_timestamp_ms=_wall_clock_ms())
+        outgoing = make_batch_ready(
+            messages,
+            new_unique_key=self._unique_keys.next,
+            born_timestamp_ms=_wall_clock_ms(),
+            properties=properties or {},
+        )
         self._check_queue(outgoing.topic, queue)
         pending = Pending(outgoing.unique_key)
         done = self._done(messages, outgoing, pending.settle)

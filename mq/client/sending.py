@@ -102,9 +102,16 @@ def make_ready(
 
 
 def make_batch_ready(
-    messages: Sequence[Message], *, new_unique_key: Callable[[], str], born_timestamp_ms: int
+    messages: Sequence[Message],
+    *,
+    new_unique_key: Callable[[], str],
+    born_timestamp_ms: int,
+    properties: Mapping[str, str] | None = None,
 ) -> OutgoingMessage:
-    """Check messages that are to be stored together, and encode them as one. Raises MessageRefused."""
+    """Check messages that are to be stored together, and encode them as one. Raises MessageRefused.
+
+    `properties` are of the batch: readers find them on each message.
+    """
     if not messages:
         raise MessageRefused("a batch needs at least one message")
     topics = {message.topic for message in messages}
@@ -113,6 +120,10 @@ def make_batch_ready(
     sharding_keys = {message.sharding_key for message in messages}
     if len(sharding_keys) > 1:
         raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(sharding_keys)} sharding keys")
+    try:
+        props.check_user_properties(properties or {})
+    except props.PropertyRefused as error:
+        raise MessageRefused(str(error)) from error
     elements: list[BatchedMessage] = []
     unique_keys: list[str] = []
     for message in messages:
@@ -133,7 +144,7 @@ def make_batch_ready(
     return OutgoingMessage(
         topic=messages[0].topic,
         body=body,
-        properties=props.encode({props.WAIT: "true"}),
+        properties=props.encode({props.WAIT: "true", **(properties or {})}),
         sys_flag=0,
         flag=0,
         born_timestamp_ms=born_timestamp_ms,
@@ -149,9 +160,13 @@ def split_result(together: SendResult, count: int) -> list[SendResult]:
     record_ids = together.offset_message_id.split(",")
     if not len(message_ids) == len(record_ids) == count:
         raise UnreadableAnswer(f"stored, but the answer names {len(record_ids)} messages of {count}")
+    first = together.queue_offset  # -1 if the broker does not know any more where they are
     return [
         msgspec.structs.replace(
-            together, message_id=message_id, offset_message_id=record_id, queue_offset=together.queue_offset + number
+            together,
+            message_id=message_id,
+            offset_message_id=record_id,
+            queue_offset=first + number if first >= 0 else first,
         )
         for number, (message_id, record_id) in enumerate(zip(message_ids, record_ids, strict=True))
     ]

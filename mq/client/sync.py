@@ -394,6 +394,7 @@ class SyncAdmin(_Facade[Admin], of=Admin):
     topics = _waits(Admin.topics)
     route = _waits(Admin.route)
     topic_config = _waits(Admin.topic_config)
+    topic_identities = _waits(Admin.topic_identities)
     topic_stats = _waits(Admin.topic_stats)
     figure = _waits(Admin.figure)
     message_by_id = _waits(Admin.message_by_id)

@@ -31,6 +31,9 @@ from mq.protocol.names import retry_topic
 _LARGE_BYTES = 64 * 1024
 """A heartbeat that is longer is taken a little at a time; that of a client with a hundred topics has about 15 KiB."""
 
+_VERY_LARGE_BYTES = 256 * 1024
+"""One that is longer than this is not even decoded in the client's turn: that takes up to 20 ms."""
+
 
 class Groups:
     """The handlers around clients and groups of one broker."""
@@ -74,22 +77,25 @@ class Groups:
             # Closed with more of its requests at hand: registered now, nobody would take it out again.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
         if len(body) > _LARGE_BYTES:
-            self._gradually.work(
-                connection, request, serialization, self._take_slowly(connection, request, body, serialization)
-            )
+            try:
+                self._clients.check_bytes(len(body))
+            except HeartbeatRefused as error:
+                raise _refusal(error) from error
+            steps = self._take_slowly(connection, request, body, serialization)
+            may_begin = len(body) <= _VERY_LARGE_BYTES
+            self._gradually.work(connection, request, serialization, steps, may_begin=may_begin)
             return None
         return self._take(connection, request, body, serialization)
 
     def _take_slowly(self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int) -> Answer:
         """Take a heartbeat with many subscriptions, between other work."""
         try:
-            self._clients.check_bytes(len(body))
             heartbeat = bodies.HeartbeatData.decode(body)
             yield
             self._clients.check_limits(connection, heartbeat)
             checked = yield from self._clients.check_subscriptions(heartbeat)
         except (ProtocolError, HeartbeatRefused) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}") from error
+            raise _refusal(error) from error
         return self._take(connection, request, heartbeat, serialization, checked)
 
     def _take(
@@ -106,7 +112,7 @@ class Groups:
                 self._clock(), connection, heartbeat, request.language, request.version, checked
             )
         except (ProtocolError, HeartbeatRefused) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}") from error
+            raise _refusal(error) from error
         for group in outcome.consumer_groups:
             self.note_group(group)
             self._note_retry_topic(group)
@@ -143,9 +149,9 @@ class Groups:
         """Forget the clients behind a connection."""
         self.notify(self._clients.connection_closed(connection))
 
-    def expire(self) -> None:
-        """Forget clients that were silent for too long."""
-        self.notify(self._clients.expire(self._clock()))
+    def expire_some(self) -> None:
+        """Forget those of some clients that were silent for too long; called by a timer."""
+        self.notify(self._clients.expire_some(self._clock()))
 
     def notify_more(self) -> None:
         """Tell those members of large groups that were not told yet; called by a timer."""
@@ -194,3 +200,7 @@ class Groups:
         queues = config.retry_queues
         topic = TopicConfig(name=retry_topic(config.name), read_queues=queues, write_queues=queues)
         return encode_command(PutTopic(config=topic, timestamp_ms=self._wall_clock_ms(), unless_there=True))
+
+
+def _refusal(error: ProtocolError | HeartbeatRefused) -> RequestRefused:
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}")

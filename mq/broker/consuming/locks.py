@@ -11,11 +11,13 @@ client. It would come twice, and the second time out of its order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
 
+from mq.broker.consuming.clients import ROUND_CALLS
 from mq.broker.requests.answering import no_room
 from mq.broker.requests.connection import ClientConnection, Handler
 from mq.broker.requests.refusal import RequestRefused
@@ -78,7 +80,9 @@ class Locks:
         self._clock = clock
         self._log = log
         self._led_since = 0.0
-        self._renewed: dict[_Key, float] = {}
+        self._renewed: dict[tuple[str, str], dict[int, float]] = {}
+        self._to_expire: deque[tuple[str, str]] = deque()
+        self._expire_count = 0
         self._granting: dict[_Key, str] = {}
         self._releasing: set[_Key] = set()
         self._reported: set[tuple[str, str]] = set()
@@ -218,21 +222,36 @@ class Locks:
                 holder=holder,
             )
 
-    def expire(self) -> None:
-        """Take from their holders what was not renewed in time; called by a timer."""
-        if len(self._renewed) > self._metadata.lock_count:
-            # Deleted with their topic or group.
-            holder = self._metadata.lock_holder
-            self._renewed = {key: at for key, at in self._renewed.items() if holder(*key) is not None}
-        if not self._appender.is_open or not self._metadata.queue_locks:
+    def expire_some(self) -> None:
+        """Take from their holders what was not renewed in time, of some tables; called by a timer.
+
+        `ROUND_CALLS` calls look at all that were there at the first of them.
+        """
+        if not self._to_expire:
+            # Always in the same order. What is only among the renewed was deleted with its topic or group.
+            self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewed)))
+            self._expire_count = -(-(self._metadata.lock_count + len(self._to_expire)) // ROUND_CALLS)
+        left = self._expire_count
+        while self._to_expire and left > 0:
+            group, topic = self._to_expire.popleft()
+            locks = self._metadata.queue_locks.get((group, topic), {})
+            left -= 1 + len(locks)
+            self._expire_table(group, topic, locks)
+
+    def _expire_table(self, group: str, topic: str, locks: dict[int, str]) -> None:
+        renewed = self._renewed.get((group, topic), {})
+        if not locks:
+            self._renewed.pop((group, topic), None)
+        elif len(renewed) > len(locks):
+            self._renewed[group, topic] = {queue_id: at for queue_id, at in renewed.items() if queue_id in locks}
+        if not self._appender.is_open:
             return
-        gone: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        for (group, topic), locks in self._metadata.queue_locks.items():
-            for queue_id, client_id in locks.items():
-                key = (group, topic, queue_id)
-                if key not in self._releasing and self._is_free(key):
-                    gone.setdefault((group, client_id), []).append((topic, queue_id))
-        for (group, client_id), rows in gone.items():
+        gone: dict[str, list[tuple[str, int]]] = {}
+        for queue_id, client_id in locks.items():
+            key = (group, topic, queue_id)
+            if key not in self._releasing and self._is_free(key):
+                gone.setdefault(client_id, []).append((topic, queue_id))
+        for client_id, rows in gone.items():
             self._release(group, client_id, rows)
 
     def _decoded(self, body: bytes) -> QueueLocks:
@@ -262,7 +281,9 @@ class Locks:
             return False
         if key in self._releasing or self._metadata.lock_holder(*key) is None:
             return True
-        return self._clock() - self._renewed.get(key, self._led_since) >= LOCK_SECONDS
+        group, topic, queue_id = key
+        renewed_at = self._renewed.get((group, topic), {}).get(queue_id, self._led_since)
+        return self._clock() - renewed_at >= LOCK_SECONDS
 
     def _next_holder(self, key: _Key) -> str | None:
         """Who holds this queue once what is on its way is done."""
@@ -278,7 +299,7 @@ class Locks:
             # way, to this client or away from it, is nobody's: if the leadership is lost now, it may come or not.
             granted_to = self._granting.get(key, wanted.client_id)
             if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
-                self._renewed[key] = now
+                self._renewed.setdefault((wanted.group, ref.topic), {})[ref.queue_id] = now
                 ours.append(ref)
         return ours
 
@@ -295,9 +316,9 @@ class Locks:
 
         def settle() -> None:
             self._releasing.difference_update(keys)
-            for key in keys:
-                if self._metadata.lock_holder(*key) is None:
-                    self._renewed.pop(key, None)
+            for topic, queue_id in rows:
+                if self._metadata.lock_holder(group, topic, queue_id) is None:
+                    self._renewed.get((group, topic), {}).pop(queue_id, None)
 
         def committed(known: bool) -> None:
             settle()

@@ -329,9 +329,10 @@ class Timers:
         if due_ms > now_ms:
             self.rolled += 1
             return self._waiting_on(raw, properties, due_ms)
-        topic, queue_id = properties.pop(props.REAL_TOPIC, ""), _number(properties.pop(props.REAL_QUEUE_ID, None))
+        topic = properties.pop(props.REAL_TOPIC, "")
+        queue_id = props.real_queue_id(properties.pop(props.REAL_QUEUE_ID, None))
         added = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
-        encoded = _encoded(properties, added)
+        encoded = _encoded(properties, added, raw.properties)
         record = copy_to(topic, queue_id, raw, encoded, metadata=self._metadata, tails=self._tails)
         if record is None:
             self.dropped += 1
@@ -345,7 +346,7 @@ class Timers:
         return MadeRecord(
             tail=self._tails.get(TIMER_TOPIC, timer_slot(due_ms)),
             body=raw.body,
-            properties=_encoded(properties, {props.TIMER_ROLL_TIMES: str(times)}),
+            properties=_encoded(properties, {props.TIMER_ROLL_TIMES: str(times)}, raw.properties),
             flag=raw.flag,
             sys_flag=raw.sys_flag,
             born_timestamp_ms=raw.born_timestamp_ms,
@@ -374,7 +375,10 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
-def _encoded(properties: dict[str, str], added: dict[str, str]) -> bytes:
+def _encoded(properties: dict[str, str], added: dict[str, str], stored: bytes) -> bytes:
     """The properties and, if there is room for them, those added."""
-    encoded = props.encode(properties | added).encode()
-    return encoded if len(encoded) <= props.PROPERTIES_BYTES_MAX else props.encode(properties).encode()
+    for wanted in (properties | added, properties):
+        encoded = props.encode(wanted).encode()
+        if len(encoded) <= props.PROPERTIES_BYTES_MAX:
+            return encoded
+    return stored  # they are no text, and marks that replace other bytes made them longer

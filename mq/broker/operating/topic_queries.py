@@ -19,6 +19,7 @@ from mq.protocol.headers import GetAllTopicConfig, encode_response
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
 from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
 from mq.protocol.operator_requests import (
+    TOPIC_IDENTITY,
     GetAllConsumerOffset,
     GetAllDelayOffset,
     GetSystemTopicListFromBroker,
@@ -102,7 +103,8 @@ class TopicQueries:
         config = self._metadata.topics.get(request.ext.topic)
         if config is None:
             raise _no_topic(request.ext.topic)
-        return as_registered(config).encode(), None
+        # A field of the header, since stock clients know each field of the body.
+        return as_registered(config).encode(), {TOPIC_IDENTITY: self._metadata.topic_identity(config.name)}
 
     def _topic_stats(self, request: GetTopicStatsInfo) -> Answer:
         topic = request.ext.topic

@@ -156,7 +156,8 @@ class Topics:
         )
 
     def _is_system(self, topic: str) -> bool:
-        return is_system_topic(topic) or topic in self._metadata.system_topics
+        known = self._metadata.topics.get(topic)
+        return is_system_topic(topic) or (known is not None and known.system)
 
 
 def _check_name(topic: str) -> None:

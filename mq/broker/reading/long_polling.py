@@ -162,10 +162,10 @@ class LongPolling(Generic[PullT]):
         """The pulls of a queue, longest waiting first."""
         return (held.pull for held in self._by_queue.get(key, {}).values() if held.pull is not None)
 
-    def expired(self, now: float) -> list[PullT]:
-        """Take out the pulls whose deadline is not after ``now``, earliest first."""
+    def expired(self, now: float, count_max: int | None = None) -> list[PullT]:
+        """Take out the pulls whose deadline is not after ``now``, earliest first, and ``count_max`` at most."""
         over: list[PullT] = []
-        while self.next_deadline() <= now and self._heap:
+        while self.next_deadline() <= now and self._heap and (count_max is None or len(over) < count_max):
             held = heapq.heappop(self._heap)
             assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
             over.append(held.pull)

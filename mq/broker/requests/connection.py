@@ -228,14 +228,17 @@ class ClientConnection:
 
         The connection is not read before the rest was served too.
         """
-        for at in range(0, len(incoming), _AT_A_STRETCH):
+        at, stretch = 0, 1
+        while at < len(incoming):
             if at and not self.trusted and (self._waits_for_reader or self._reactor.share_used()):
                 self._unserved = incoming[at:]
                 self._read_or_wait()
                 if not self._waits_for_reader:
                     self._reactor.go_on_later(self._go_on)
                 return
-            self._serve(incoming[at : at + _AT_A_STRETCH])
+            self._serve(incoming[at : at + stretch])
+            at += stretch
+            stretch = min(2 * stretch, _AT_A_STRETCH)  # the first ones tell how long they take
 
     def _go_on(self) -> None:
         """Serve some of what was put off."""

@@ -58,13 +58,16 @@ class Gradually:
         request: Any,
         serialization: int,
         answer: Generator[None, None, bytes | None],
+        *,
+        may_begin: bool = True,
     ) -> None:
         """Send what ``answer`` returns, unless that is None, or the refusal that it raises.
 
-        That is at once if it is made in no time, else later. It is not made to the end for a client that is gone.
+        That is at once if it is made in no time and ``may_begin`` at once, else later. It is not made to the end for a
+        client that is gone.
         """
         job = _Job(connection, request, serialization, answer)
-        if self._goes_on(job):
+        if not may_begin or self._goes_on(job):
             same = sum(each.connection is connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
                 refusal = RequestRefused(

@@ -21,6 +21,8 @@ from typing import Protocol
 
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.sending.pending import (
+    ALREADY_STORED,
+    NO_PLACE,
     MadeRecord,
     NotStored,
     OnCommitted,
@@ -46,7 +48,7 @@ from mq.protocol.records import (
     TRANSACTION_MASK,
     encode_record,
 )
-from mq.protocol.sequencing import SEQUENCE_MARK, SequenceId
+from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.store.dispatch import ANNOTATION_START, META_TOPIC, QUEUE_ENTRY, RUN_HEAD
 from mq.store.queue_store import BuiltRun
 from mq.store.sequenced import SequencedRecord, join_sequenced, sequenced_record
@@ -305,7 +307,7 @@ class Appender:
             if len(item) == 2:
                 nbytes, other = item
                 if isinstance(other, PendingBatch):
-                    self._build_batch(other, parts, touched, committing, pos, store_ms)
+                    self._build_batch(other, parts, touched, committing, sequenced, pos, store_ms)
                 else:
                     at = pos
                     for one in other:
@@ -385,6 +387,7 @@ class Appender:
         parts: list[bytes],
         touched: list[QueueTail],
         committing: _Committing,
+        sequenced: list[SequencedRecord],
         pos: int,
         store_ms: int,
     ) -> None:
@@ -426,9 +429,15 @@ class Appender:
             pos += size
         tail.next_offset = first + len(places)
         self.messages += len(places) - 1
+        more: dict[str, str] | None = None
+        if batch.parts is not None:
+            sequenced += [SequencedRecord(*numbers, places[at], store_ms) for at, numbers in batch.parts]
+            more = {ALREADY_STORED: str(batch.already_stored)}
         if not batch.request.flag & _ONEWAY:
+            if batch.already_stored:  # the others are elsewhere
+                first, places = -1, [NO_PLACE] * (len(places) + batch.already_stored)
             reply = self._reply_template.render_batch(
-                batch.request.opaque, queue_id, first, places, batch.unique_keys, batch.serialization
+                batch.request.opaque, queue_id, first, places, batch.unique_keys, batch.serialization, more
             )
             committing.replies.append((batch.sender, [reply]))
 
@@ -453,7 +462,7 @@ class Appender:
             touched.append(tail)
         else:
             run.append(QUEUE_ENTRY.pack(pos, size, tag_code))
-        sequence: SequenceId | None = None
+        sequence: SequenceRange | None = None
         if isinstance(made, PendingSend):
             ext, sequence = made.request.ext, made.sequence
             flag, sys_flag, reconsume_times = ext.flag, ext.sys_flag & _CLIENT_FLAGS, ext.reconsume_times
@@ -488,7 +497,6 @@ class Appender:
             _PROPERTIES_LENGTH.pack(len(properties)),
             properties,
         )
-        # Only here: messages with a sequence number are made, and batches cannot have one.
         if sequence is not None:
             sequenced.append(SequencedRecord(*sequence, pos, store_ms))
         elif SEQUENCE_MARK in properties and (found := sequenced_record(properties, pos, store_ms)):

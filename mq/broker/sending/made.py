@@ -13,7 +13,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
 from mq.protocol.headers import ONEWAY_FLAG, encode_response
-from mq.protocol.sequencing import SequenceId
+from mq.protocol.sequencing import SequenceRange
 
 
 def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
@@ -84,7 +84,7 @@ class MadeSends:
         properties: dict[str, str],
         queue_id: int,
         before: PendingGroup | None = None,
-        sequence: SequenceId | None = None,
+        sequence: SequenceRange | None = None,
         more: Callable[[StoredAt, str], dict[str, str]] | None = None,
     ) -> None:
         """Store the message at ``tail``, in one entry with the commands in ``before``.

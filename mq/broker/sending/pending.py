@@ -10,8 +10,13 @@ from typing import Any, NamedTuple, Protocol
 from mq.broker.sending.tails import QueueTail
 from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
-from mq.protocol.sequencing import SequenceId
+from mq.protocol.sequencing import SequenceRange
 from mq.store.dispatch import META_TOPIC
+
+ALREADY_STORED = "alreadyStored"
+"""Field of the answer to a numbered batch: how many of its messages were there before it came."""
+NO_PLACE = 2**64 - 1
+"""Stands for a physical offset that is not known."""
 
 OnCommitted = Callable[[bool], None]
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
@@ -93,7 +98,7 @@ class PendingSend:
     unique_key: bytes
     queue_id: int
     """As the answer names it."""
-    sequence: SequenceId | None = None
+    sequence: SequenceRange | None = None
     """What its properties say, if anybody has read that already."""
     more: Callable[[StoredAt, str], dict[str, str]] | None = None
     """Makes further fields of the answer from where it is and its unique key."""
@@ -140,7 +145,11 @@ class PendingBatch:
     tail: QueueTail
     elements: list[BatchElement]
     unique_keys: bytes
-    """Joined by commas."""
+    """Of all messages that were sent, joined by commas."""
+    parts: list[tuple[int, SequenceRange]] | None = None
+    """Which elements begin messages with numbers, and with which; None without numbers."""
+    already_stored: int = 0
+    """Messages of a numbered batch that are not among the elements, because the log has them."""
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,9 @@ from typing import Any
 from mq.broker.requests.connection import ClientConnection, Handler
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.sending.appender import Appender
-from mq.broker.sending.pending import BatchElement, PendingBatch
+from mq.broker.sending.batches import BatchSends
+from mq.broker.sending.raw_properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
+from mq.broker.sending.repeats import Repeats
 from mq.broker.sending.retries import Retries
 from mq.broker.sending.special_sends import SpecialSends
 from mq.broker.sending.tails import QueueTail, QueueTails
@@ -22,22 +24,12 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.metadata import Metadata, auto_create
 from mq.protocol import properties as props
-from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
-from mq.protocol.errors import BodyError
-from mq.protocol.hashes import UniqKeyGenerator, tag_code
+from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
 from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
-from mq.protocol.sequencing import SEQUENCE_MARK
 
-PROPERTIES_BYTES_MAX = 32767
 _WRITABLE = 2
-_TAGS = b"TAGS\x01"
-_UNIQUE_KEY = b"UNIQ_KEY\x01"
-_RECEIPT = "POP_CK\x01"
-_VALUE_END = 2
-_TAG_CODES_MAX = 4096
-_TAG_BYTES_MAX = 128
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
@@ -54,6 +46,7 @@ class Sends:
         tails: QueueTails,
         unique_keys: UniqKeyGenerator,
         special: SpecialSends,
+        repeats: Repeats,
         retries: Retries,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
@@ -72,8 +65,16 @@ class Sends:
         self._rng = rng
         self._wall_clock_ms = wall_clock_ms
         self._creating: dict[str, list[Callable[[bool, str | None], None]]] = {}
-        self._tag_codes: dict[bytes, int] = {}
+        self._tag_codes = TagCodes()
         self._suffix = props.encode(props.of_cluster(settings.cluster)).encode()
+        self._batches = BatchSends(
+            appender=appender,
+            repeats=repeats,
+            unique_keys=unique_keys,
+            tag_codes=self._tag_codes,
+            suffix=self._suffix,
+            body_bytes_max=settings.message_bytes_max,
+        )
 
     def leader_handlers(self) -> dict[type[Any], Handler]:
         """What only the leader serves."""
@@ -102,7 +103,7 @@ class Sends:
         appender = self._appender
         if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        if _RECEIPT in ext.properties:  # a consumer forwards what it popped; the receipt is not of the new message
+        if RECEIPT in ext.properties:  # a consumer forwards what it popped; the receipt is not of the new message
             ext.properties = props.without(ext.properties, props.POP_CK)
         tails = self._writable.get(ext.topic)
         if tails is None:
@@ -113,36 +114,36 @@ class Sends:
         if not 0 <= queue_id < len(tails):
             queue_id = self._chosen_queue(ext, len(tails))
         if ext.batch:
-            self._add_batch(sender, request, body, serialization, tails[queue_id])
+            self._batches.add(sender, request, body, serialization, tails[queue_id])
             return
         text = ext.properties
         if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or "RAFTMQ_S" in text:
             self._special.add(sender, request, body, serialization, props.decode(text), ext.topic, queue_id)
             return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
-        # Both values are found as `_value` finds them; the first place is nearly always it, and a call costs as much.
-        at = properties.find(_UNIQUE_KEY)
-        if at == 0 or (at > 0 and properties[at - 1] == _VALUE_END):
+        # Both values are found as `value` finds them; the first place is nearly always it, and a call costs as much.
+        at = properties.find(UNIQUE_KEY)
+        if at == 0 or (at > 0 and properties[at - 1] == VALUE_END):
             unique_key = properties[at + 9 : properties.find(b"\x02", at)]
         else:
-            unique_key = _value(properties, _UNIQUE_KEY)
+            unique_key = value(properties, UNIQUE_KEY)
         if not unique_key:
             unique_key = self._unique_keys.next().encode()
-            properties += _UNIQUE_KEY + unique_key + b"\x02"
-        at = properties.find(_TAGS)
+            properties += UNIQUE_KEY + unique_key + b"\x02"
+        at = properties.find(TAGS)
         if at < 0:
             code = 0
         else:
             tags = properties[at + 5 : properties.find(b"\x02", at)]
-            if at > 0 and properties[at - 1] != _VALUE_END:
-                tags = _value(properties, _TAGS)
-            code = self._tag_codes.get(tags) or self._tag_code(tags)
+            if at > 0 and properties[at - 1] != VALUE_END:
+                tags = value(properties, TAGS)
+            code = self._tag_codes[tags]
         properties += self._suffix
-        if len(body) > self._body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
+        if len(body) > self._body_bytes_max or len(properties) > props.PROPERTIES_BYTES_MAX:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"body of {len(body)} bytes and properties of {len(properties)}, "
-                f"allowed are {self._body_bytes_max} and {PROPERTIES_BYTES_MAX}",
+                f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
             )
         tail = tails[queue_id]
         size = tail.fixed_bytes + len(body) + len(properties)
@@ -175,66 +176,6 @@ class Sends:
         request.ext.batch = True
         self.handle(sender, request, body, serialization)
 
-    def _add_batch(
-        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int, tail: QueueTail
-    ) -> None:
-        ext = request.ext
-        # No record is smaller than that, so that what is far too much is not even split.
-        record_bytes_min = tail.fixed_bytes + len(self._suffix)
-        try:
-            messages = split_batch(body, self._body_bytes_max // record_bytes_min)
-        except BodyError as error:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if not messages:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-        # Clients of 5.x give the batch a UNIQ_KEY, too; behind a message's own it would hide that from readers.
-        given = [each for each in ext.properties.encode().split(b"\x02") if each and not each.startswith(_UNIQUE_KEY)]
-        shared = b"".join(each + b"\x02" for each in given) + self._suffix
-        if _asks_for_more(shared):
-            _refuse_in_batch(ext.properties, "the head")
-        elements: list[BatchElement] = []
-        unique_keys: list[bytes] = []
-        nbytes = 0
-        for flag, message_body, properties in messages:
-            if properties and properties[-1] != _VALUE_END:
-                properties += b"\x02"
-            try:
-                text = properties.decode()
-            except UnicodeDecodeError as error:
-                number = len(elements)
-                raise RequestRefused(
-                    ResponseCode.MESSAGE_ILLEGAL, f"the properties of message {number} are not UTF-8"
-                ) from error
-            if _RECEIPT in text:
-                properties = props.without(text, props.POP_CK).encode()
-            if _asks_for_more(properties):
-                _refuse_in_batch(text, f"message {len(elements)}")
-            unique_key = _value(properties, _UNIQUE_KEY)
-            if not unique_key:
-                unique_key = self._unique_keys.next().encode()
-                properties += _UNIQUE_KEY + unique_key + b"\x02"
-            properties += shared
-            tags = _value(properties, _TAGS)  # of the batch, if the message has none: readers find it there
-            code = (self._tag_codes.get(tags) or self._tag_code(tags)) if tags else 0
-            if len(properties) > PROPERTIES_BYTES_MAX:
-                raise RequestRefused(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"message {len(elements)} has properties of {len(properties)} bytes, "
-                    f"allowed are {PROPERTIES_BYTES_MAX}",
-                )
-            size = tail.fixed_bytes + len(message_body) + len(properties)
-            nbytes += size
-            if nbytes > self._body_bytes_max:
-                raise RequestRefused(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"the records of a batch of {len(messages)} messages have more than {self._body_bytes_max} bytes",
-                )
-            elements.append(BatchElement(size, flag, message_body, properties, code))
-            unique_keys.append(unique_key)
-        self._appender.add_batch(
-            PendingBatch(sender, request, serialization, body, tail, elements, b",".join(unique_keys))
-        )
-
     def _chosen_queue(self, ext: SendExt, count: int) -> int:
         """A queue for a message that leaves the choice to the broker. Raises RequestRefused for one out of range."""
         if ext.queue_id >= 0:
@@ -242,12 +183,6 @@ class Sends:
                 ResponseCode.INVALID_PARAMETER, f"queue id {ext.queue_id} is illegal, {ext.topic} has {count} queues"
             )
         return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
-
-    def _tag_code(self, tags: bytes) -> int:
-        code = tag_code(tags.decode()) if tags else 0
-        if len(self._tag_codes) < _TAG_CODES_MAX and len(tags) <= _TAG_BYTES_MAX:
-            self._tag_codes[tags] = code
-        return code
 
     def _open_topic(
         self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
@@ -315,40 +250,4 @@ class Sends:
 
         self._appender.add_command(
             encode_command(command), settled, lambda: settled(True), lambda remark: settled(False, remark)
-        )
-
-
-def _value(properties: bytes, name: bytes) -> bytes:
-    """The value of a property whose ``name`` ends with its separator; empty if it is missing."""
-    at = properties.find(name)
-    while at > 0 and properties[at - 1] != _VALUE_END:
-        at = properties.find(name, at + 1)
-    if at < 0:
-        return b""
-    return properties[at + len(name) : properties.find(b"\x02", at)]
-
-
-def _asks_for_more(properties: bytes) -> bool:
-    """Whether a message may ask for something besides being stored, as far as a quick look tells."""
-    return (
-        b"DELAY\x01" in properties
-        or b"TIMER_D" in properties
-        or b"TRAN_MSG\x01" in properties
-        or SEQUENCE_MARK in properties
-    )
-
-
-def _refuse_in_batch(text: str, part: str) -> None:
-    """What stock brokers store without its effect is refused here."""
-    if SEQUENCE_MARK.decode() in text:
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"{part} of a batch has a {props.SEQUENCE}, which only messages by themselves can have",
-        )
-    known = props.decode(text)
-    delay = known.get("DELAY", "0").strip()
-    if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"{part} of a batch is delayed or transactional, which only messages by themselves can be",
         )

@@ -15,7 +15,7 @@ from mq.broker.transactional.transactions import Transactions
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
-from mq.protocol.sequencing import SequenceId
+from mq.protocol.sequencing import SequenceRange
 
 
 class SpecialSends:
@@ -61,7 +61,7 @@ class SpecialSends:
         if flight is None:
             return
         try:
-            self._add(flight, flight.request, body, serialization, properties, topic, queue_id, flight.id)
+            self._add(flight, flight.request, body, serialization, properties, topic, queue_id, flight.numbers)
         except RequestRefused:
             flight.end()
             raise
@@ -75,7 +75,7 @@ class SpecialSends:
         properties: dict[str, str],
         topic: str,
         queue_id: int,
-        sequence: SequenceId | None,
+        sequence: SequenceRange | None,
     ) -> None:
         if is_half(properties, request.ext.reconsume_times):
             tail, properties = self._transactions.place_half(properties, topic, queue_id)

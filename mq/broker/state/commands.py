@@ -8,19 +8,21 @@ ever. What a command does is in `mq.broker.state.metadata`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias, get_args
+from typing import Annotated, Final, TypeAlias, get_args
 
 import cbor2
 import msgspec
+from msgspec import Meta
 
 from mq.broker.state.checks import AdvanceChecks
 from mq.broker.state.marks import CompleteEntries, SkipEntries
 from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, check_range
-from mq.broker.state.pops import AckMessages, DeferMessage, PopMessages
+from mq.broker.state.pops import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
+from raftlog.plain_cbor import decode_plain
 
 PERM_INHERIT = 1
 PERM_WRITE = 2
@@ -37,7 +39,7 @@ FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 ATTRIBUTES_BYTES_MAX = 1024
 """Names and values of a topic's attributes."""
 
-_OFFSET_MAX = 2**63 - 1
+_INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
 
@@ -82,8 +84,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts changes of topics and groups; name servers and tools compare it."""
 
-    counter: int = 0
-    timestamp_ms: int = 0
+    counter: Annotated[int, Meta(ge=0, le=_INT64_MAX)] = 0
+    timestamp_ms: Annotated[int, Meta(ge=0, le=_INT64_MAX)] = 0
 
     def next(self, timestamp_ms: int) -> DataVersion:
         """The version after a change at ``timestamp_ms``."""
@@ -240,14 +242,14 @@ Command: TypeAlias = (
     | DeferMessage
 )
 
-OffsetRows = list[tuple[str, str, list[int]]]
+OffsetRow = tuple[str, str, list[int]]
 """Consumer offsets as written: group, topic, and queue id and offset in turn. Few containers make CBOR fast."""
 
 
 class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="commit_offsets"):
     """`CommitOffsets` as it is written."""
 
-    offsets: OffsetRows
+    offsets: list[OffsetRow]
 
 
 _Written: TypeAlias = (
@@ -284,16 +286,16 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(body: bytes) -> Command:
-    """Read a committed command record. Raises CommandUnknown."""
+    """Read a committed command record. Raises CommandUnknown, whatever the bytes are."""
     try:
-        loaded = cbor2.loads(body)
+        loaded = decode_plain(body, number_bytes_max=NUMBER_BYTES_MAX)
         # By the union of them all it would take ten times as long.
         name = loaded.get("kind") if isinstance(loaded, dict) else None
         kind = _KINDS.get(name) if isinstance(name, str) else None
         written: _Written = msgspec.convert(loaded, kind or _Written)
         command = _read_offsets(written) if isinstance(written, _WrittenOffsets) else written
         _check_command(command)
-    except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
+    except (ValueError, msgspec.ValidationError, CommandRefused) as error:
         raise CommandUnknown(f"metadata command of {len(body)} bytes: {error}") from error
     return command
 
@@ -328,16 +330,18 @@ def _check_command(command: Command) -> None:
             command.check()
             return
         match command:
-            case PutTopic(config=topic):
+            case PutTopic(config=topic, timestamp_ms=timestamp_ms):
                 _check_topic_config(topic)
-            case DeleteTopic(name=name):
+                check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)
+            case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
                 check_topic(name)
-            case PutGroup(config=group):
-                check_group(group.name)
-                check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
-                check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
-            case DeleteGroup(name=name):
+                check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)
+            case PutGroup(config=group, timestamp_ms=timestamp_ms):
+                _check_group_config(group)
+                check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)
+            case DeleteGroup(name=name, timestamp_ms=timestamp_ms):
                 check_group(name)
+                check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)
             case CommitOffsets(offsets=offsets):
                 _check_offsets(offsets)
             case ResetOffset():
@@ -349,7 +353,7 @@ def _check_command(command: Command) -> None:
                 _check_locks(command)
             case AdvanceDelay(level=level, offset=offset):
                 check_range("level", level, 1, LEVEL_MAX)
-                check_range("offset", offset, 0, _OFFSET_MAX)
+                check_range("offset", offset, 0, _INT64_MAX)
             case PutReplica():
                 check_range("length of node_id", len(command.node_id), 1, 64)
                 check_range("length of address", len(command.address), 3, 64)
@@ -371,6 +375,14 @@ def _check_topic_config(topic: TopicConfig) -> None:
     check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
 
 
+def _check_group_config(group: GroupConfig) -> None:
+    check_group(group.name)
+    check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
+    check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
+    for name in ("broker_id", "which_broker_when_consume_slowly"):
+        check_range(name, getattr(group, name), -_INT64_MAX, _INT64_MAX)
+
+
 def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
     for group in {row[0] for row in offsets}:
         check_group(group)
@@ -378,7 +390,7 @@ def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
         check_topic(topic)
     for _, _, queue_id, offset in offsets:
         check_range("queue_id", queue_id, 0, _INT32_MAX)
-        check_range("offset", offset, 0, _OFFSET_MAX)
+        check_range("offset", offset, 0, _INT64_MAX)
 
 
 def _check_locks(command: LockQueues | UnlockQueues) -> None:

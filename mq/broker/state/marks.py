@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from mq.broker.state.parts import CommandRefused, PartCommand, SnapshotDamaged, check_range
+from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, SnapshotDamaged, check_range
 from mq.protocol.names import check_topic
 
 _OFFSET_MAX = 2**63 - 1
@@ -95,7 +95,8 @@ class QueueMarks:
         if end <= self.low:
             return 0
         base = self.low & ~7
-        done = int.from_bytes(self.bits, "little") & ((1 << (end - base)) - 1)
+        marked = min(end - base, 8 * len(self.bits))
+        done = int.from_bytes(self.bits, "little") & ((1 << marked) - 1)
         below = (1 << (self.low - base)) - 1
         return end - self.low - (done & ~below).bit_count()
 
@@ -165,7 +166,10 @@ class Marks:
             marks.skip_to(command.offset)
             return
         span = max(command.offsets) - marks.low
-        assert span < _SPAN_MAX, f"{command.topic}/{command.queue_id}: {span} offsets from {marks.low} on"
+        if span >= _SPAN_MAX:
+            raise CommandUnknown(
+                f"{command.topic}/{command.queue_id}: {span} offsets from {marks.low} on are completed"
+            )
         marks.complete(command.offsets)
 
     def capture(self) -> Callable[[], object]:

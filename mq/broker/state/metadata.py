@@ -8,7 +8,7 @@ are parts with modules of their own (`mq.broker.state.parts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,7 +29,7 @@ from mq.broker.state.commands import (
     ForbidTopic,
     GroupConfig,
     LockQueues,
-    OffsetRows,
+    OffsetRow,
     PutGroup,
     PutReplica,
     PutTopic,
@@ -41,9 +41,10 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.marks import Marks
 from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
-from mq.broker.state.pops import Pops
+from mq.broker.state.pops import NUMBER_BYTES_MAX, Pops
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.sequences import Sequences
+from mq.broker.state.tables import Rows, Tables, in_order
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
@@ -60,6 +61,7 @@ from mq.protocol.names import (
     reply_topic,
 )
 from mq.store.dispatch import META_TOPIC
+from raftlog.plain_cbor import decode_plain
 
 TOPICS_MAX = 50_000
 GROUPS_MAX = 10_000
@@ -95,14 +97,15 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     topics: list[TopicConfig]
     groups: list[GroupConfig]
-    consumer_offsets: OffsetRows
+    consumer_offsets: Sequence[OffsetRow]
     data_version: DataVersion
-    offset_resets: OffsetRows = []
+    offset_resets: Sequence[OffsetRow] = []
     queue_locks: LockRows = []
     delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
     replicas: dict[str, str] = {}
     forbidden: list[tuple[str, str]] = []
     parts: dict[str, Any] = {}
+    topic_identities: list[tuple[str, str]] = []
 
 
 class Metadata:
@@ -110,12 +113,15 @@ class Metadata:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicConfig] = {}
+        self.topic_identities: dict[str, str] = {}
+        """For each topic what no other topic has, of its name or another one: see `topic_identity`. Topics that a
+        release created which knew no identities have none."""
         self.groups: dict[str, GroupConfig] = {}
-        self.consumer_offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self.consumer_offsets: Tables[tuple[str, str], int, int] = Tables()
         """By (group, topic): for each queue id the next offset to consume."""
-        self.offset_resets: dict[tuple[str, str], dict[int, int]] = {}
+        self.offset_resets: Tables[tuple[str, str], int, int] = Tables()
         """By (group, topic): offsets that were reset and that no consumer has gone on from and committed since."""
-        self.queue_locks: dict[tuple[str, str], dict[int, str]] = {}
+        self.queue_locks: Tables[tuple[str, str], int, str] = Tables()
         """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
         self.lock_count = 0
         """Locked queues in all."""
@@ -152,7 +158,10 @@ class Metadata:
         return frozenset(name for name, config in self.topics.items() if config.system)
 
     def apply(self, command: Command) -> Changes:
-        """Carry out one committed command; returns what changed."""
+        """Carry out one committed command; returns what changed.
+
+        Raises CommandUnknown if no correct leader made it; then nothing changed.
+        """
         match command:
             case PutTopic(config=topic, timestamp_ms=timestamp_ms):
                 there = self.topics.get(topic.name)
@@ -162,11 +171,14 @@ class Metadata:
                     return Changes()
                 self.topics[topic.name] = topic
                 self.data_version = self.data_version.next(timestamp_ms)
+                if there is None:
+                    self.topic_identities[topic.name] = f"{self.data_version.counter}-{timestamp_ms}"
                 return Changes(topics=(topic.name,))
             case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
                 if self.topics.pop(name, None) is None:
                     # Messages may have come behind an earlier deletion; whether they go must not depend on the state.
                     return Changes(deleted_topics=(name,))
+                self.topic_identities.pop(name, None)
                 removed = self._remove_offsets(topic=name)
                 self._remove_locks(topic=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[1] != name}
@@ -221,6 +233,14 @@ class Metadata:
                 self._part_of[type(command)].apply(command)
                 return Changes()
 
+    def topic_identity(self, name: str) -> str:
+        """What tells a topic from one of the same name that was deleted before, or that is in another cluster.
+
+        It is the number of the change of topics and groups that created the topic, and the time in epoch milliseconds
+        that the command for it carries. Empty if there is no such topic, or none that has an identity.
+        """
+        return self.topic_identities.get(name, "")
+
     def has_room_for_topic(self, name: str) -> bool:
         """Whether a topic of this name is there, or may be made."""
         return name in self.topics or len(self.topics) < TOPICS_MAX
@@ -272,10 +292,9 @@ class Metadata:
         """What `snapshot` would return now, to be called later and in another thread; capturing itself is fast."""
         topics, groups, data_version = dict(self.topics), dict(self.groups), self.data_version
         replicas = dict(sorted(self.replicas.items()))
-        consumer_offsets = {key: dict(offsets) for key, offsets in self.consumer_offsets.items()}
-        offset_resets = {key: dict(offsets) for key, offsets in self.offset_resets.items()}
-        forbidden = set(self.forbidden)
-        queue_locks = {key: dict(locks) for key, locks in self.queue_locks.items()}
+        topic_identities = self.topic_identities.copy()
+        consumer_offsets, offset_resets = self.consumer_offsets.capture(), self.offset_resets.capture()
+        forbidden, queue_locks = set(self.forbidden), self.queue_locks.capture()
         delay_offsets = dict(sorted(self.delay_offsets.items()))
         parts = [(name, part.capture()) for name, part in sorted(self._parts.items())]
 
@@ -287,13 +306,12 @@ class Metadata:
                 consumer_offsets=_offset_rows(consumer_offsets),
                 data_version=data_version,
                 offset_resets=_offset_rows(offset_resets),
-                queue_locks=[
-                    (group, topic, sorted(locks.items())) for (group, topic), locks in sorted(queue_locks.items())
-                ],
+                queue_locks=[(*key, sorted(queue_locks[key].items())) for key in in_order(queue_locks)],
                 delay_offsets=delay_offsets,
                 replicas=replicas,
                 forbidden=sorted(forbidden),
                 parts={name: table for name, encode_part in parts if (table := encode_part()) is not None},
+                topic_identities=sorted(topic_identities.items()),
             )
             return b"".join(_encoded(state))
 
@@ -310,19 +328,21 @@ class Metadata:
             offset_resets = {}
         else:
             try:
-                state = msgspec.convert(cbor2.loads(snapshot), _Snapshot)
+                loaded = decode_plain(snapshot, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
+                state = msgspec.convert(loaded, _Snapshot)
                 consumer_offsets = _offset_table(state.consumer_offsets)
                 offset_resets = _offset_table(state.offset_resets)
-            except (cbor2.CBORError, msgspec.ValidationError, CommandRefused) as error:
+            except (ValueError, msgspec.ValidationError, CommandRefused) as error:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
             if state.format != _SNAPSHOT_FORMAT:
                 raise SnapshotDamaged(f"metadata snapshot has format {state.format}, known is {_SNAPSHOT_FORMAT}")
         self._restore_parts(state.parts)
         self.topics = {topic.name: topic for topic in state.topics}
+        self.topic_identities = dict(state.topic_identities)
         self.groups = {group.name: group for group in state.groups}
-        self.consumer_offsets = consumer_offsets
-        self.offset_resets = offset_resets
-        self.queue_locks = {(group, topic): dict(locks) for group, topic, locks in state.queue_locks}
+        self.consumer_offsets = Tables(consumer_offsets)
+        self.offset_resets = Tables(offset_resets)
+        self.queue_locks = Tables({(group, topic): dict(locks) for group, topic, locks in state.queue_locks})
         self.forbidden = set(state.forbidden)
         self.lock_count = sum(map(len, self.queue_locks.values()))
         self.delay_offsets = state.delay_offsets
@@ -345,9 +365,12 @@ class Metadata:
         # A commit may be on its way while its topic is deleted; a later topic of that name must not find it.
         if topic not in self.topics:
             return False
-        offsets = self.consumer_offsets.setdefault((group, topic), {})
-        if offset <= offsets.get(queue_id, -1):
+        key = group, topic
+        offsets = self.consumer_offsets.get(key)
+        if offsets is not None and offset <= offsets.get(queue_id, -1):
             return False
+        if offsets is None or key not in self.consumer_offsets.own:
+            offsets = self.consumer_offsets.to_change(key)
         offsets[queue_id] = offset
         if self.offset_resets:
             # The leader lets nobody commit who has not gone on from where it was reset to.
@@ -363,17 +386,20 @@ class Metadata:
         return True
 
     def _drop_reset(self, group: str, topic: str, queue_id: int) -> None:
-        resets = self.offset_resets.get((group, topic))
-        if resets is not None and resets.pop(queue_id, None) is not None and not resets:
-            del self.offset_resets[group, topic]
+        key = group, topic
+        if queue_id in self.offset_resets.get(key, ()):
+            resets = self.offset_resets.to_change(key)
+            del resets[queue_id]
+            if not resets:
+                del self.offset_resets[key]
 
     def _set_offset(self, command: ResetOffset) -> bool:
         if command.topic not in self.topics:
             return False
         key = command.group, command.topic
-        self.consumer_offsets.setdefault(key, {})[command.queue_id] = command.offset
+        self.consumer_offsets.to_change(key)[command.queue_id] = command.offset
         if command.restart:
-            self.offset_resets.setdefault(key, {})[command.queue_id] = command.offset
+            self.offset_resets.to_change(key)[command.queue_id] = command.offset
         else:
             self._drop_reset(*key, command.queue_id)
         return True
@@ -387,18 +413,19 @@ class Metadata:
     def _lock(self, command: LockQueues) -> None:
         for topic, queue_id in command.queues:
             if topic in self.topics:
-                locks = self.queue_locks.setdefault((command.group, topic), {})
+                locks = self.queue_locks.to_change((command.group, topic))
                 self.lock_count += queue_id not in locks
                 locks[queue_id] = command.client_id
 
     def _unlock(self, command: UnlockQueues) -> None:
         for topic, queue_id in command.queues:
-            locks = self.queue_locks.get((command.group, topic), {})
-            if locks.get(queue_id) == command.client_id:
+            key = command.group, topic
+            if self.queue_locks.get(key, {}).get(queue_id) == command.client_id:
+                locks = self.queue_locks.to_change(key)
                 del locks[queue_id]
                 self.lock_count -= 1
                 if not locks:
-                    del self.queue_locks[command.group, topic]
+                    del self.queue_locks[key]
 
     def _remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
         for key in [key for key in self.queue_locks if key[0] == group or key[1] == topic]:
@@ -414,13 +441,23 @@ def _encoded(state: _Snapshot) -> Iterator[bytes]:
     for name in state.__struct_fields__:
         yield cbor2.dumps(name)
         value = getattr(state, name)
-        if isinstance(value, list):
-            yield _cbor_head(_CBOR_ARRAY, len(value))
-            for at in range(0, len(value), _ROWS_AT_A_STRETCH):
-                rows = msgspec.to_builtins(value[at : at + _ROWS_AT_A_STRETCH], builtin_types=(bytes,))
-                yield b"".join(map(cbor2.dumps, rows))
+        if name == "parts":
+            yield _cbor_head(_CBOR_MAP, len(value))
+            for part, table in value.items():
+                yield cbor2.dumps(part)
+                yield from _encoded_value(table)
         else:
-            yield cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
+            yield from _encoded_value(value)
+
+
+def _encoded_value(value: object) -> Iterator[bytes]:
+    if isinstance(value, list | Rows):
+        yield _cbor_head(_CBOR_ARRAY, len(value))
+        for at in range(0, len(value), _ROWS_AT_A_STRETCH):
+            rows = msgspec.to_builtins(value[at : at + _ROWS_AT_A_STRETCH], builtin_types=(bytes,))
+            yield b"".join(map(cbor2.dumps, rows))
+    else:
+        yield cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
 
 
 def _cbor_head(kind: int, count: int) -> bytes:
@@ -433,14 +470,11 @@ def _cbor_head(kind: int, count: int) -> bytes:
     raise AssertionError(f"a table of {count} rows")
 
 
-def _offset_rows(tables: dict[tuple[str, str], dict[int, int]]) -> OffsetRows:
-    return [
-        (group, topic, list(chain.from_iterable(sorted(offsets.items()))))
-        for (group, topic), offsets in sorted(tables.items())
-    ]
+def _offset_rows(tables: Mapping[tuple[str, str], dict[int, int]]) -> Sequence[OffsetRow]:
+    return Rows(list(in_order(tables)), lambda key: (*key, list(chain.from_iterable(sorted(tables[key].items())))))
 
 
-def _offset_table(rows: OffsetRows) -> dict[tuple[str, str], dict[int, int]]:
+def _offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, int]]:
     return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}
 
 

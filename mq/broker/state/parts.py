@@ -17,7 +17,10 @@ class CommandRefused(MetadataError):
 
 
 class CommandUnknown(MetadataError):
-    """A committed command is of a newer version or damaged. This replica cannot go on; a newer version can."""
+    """A committed command is of a newer version, or no correct leader made it.
+
+    This replica cannot go on; one of a newer version perhaps can.
+    """
 
 
 class SnapshotDamaged(MetadataError):
@@ -41,7 +44,10 @@ class Part(Protocol):
     COMMANDS: tuple[type[PartCommand], ...]
 
     def apply(self, command: PartCommand) -> None:
-        """Carry out one committed command."""
+        """Carry out one committed command.
+
+        Raises CommandUnknown if no correct leader made it; then nothing happened.
+        """
 
     def capture(self) -> Callable[[], object]:
         """What encodes the table as it is now, for a snapshot: None or lists, dicts, numbers, strings and bytes.

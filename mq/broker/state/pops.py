@@ -17,10 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.state.parts import CommandRefused, PartCommand, SnapshotDamaged, check_range
+from mq.broker.state.tables import in_order
 from mq.protocol.names import check_group, check_topic
 
 SPAN_MAX = 1024
 """Offsets from the first message of a checkpoint to its last."""
+NUMBER_BYTES_MAX = SPAN_MAX // 8
+"""A bit for each of these offsets is the largest number in a command or a snapshot."""
 ATTEMPT_LENGTH_MAX = 256
 """Characters of the name that a client gives to an attempt."""
 INVISIBLE_MS_MAX = 12 * 3600 * 1000
@@ -161,11 +164,19 @@ class PopQueue:
         ordered: the one that is consumed in order.
     """
 
-    __slots__ = ("open", "ordered")
+    __slots__ = ("epoch", "open", "ordered")
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
         self.open: dict[tuple[int, int], Checkpoint] = {}
         self.ordered: Ordered | None = None
+
+    def copy(self, epoch: int) -> PopQueue:
+        """The same, to be changed."""
+        queue = PopQueue(epoch)
+        queue.open = dict(self.open)
+        queue.ordered = self.ordered
+        return queue
 
     def message_count(self) -> int:
         """How many messages are open."""
@@ -216,6 +227,8 @@ class Pops:
         self._move = move
         self.queues: dict[QueueOfGroup, PopQueue] = {}
         self.count = 0
+        self._epoch = 0
+        """Queues of an older one are being encoded, perhaps: another one takes their place before it changes."""
 
     def of(self, key: QueueOfGroup) -> PopQueue:
         """What is open of a queue. To be read only."""
@@ -241,9 +254,7 @@ class Pops:
             return  # the topic is gone, and its messages with it
         if not command.taken:
             return
-        queue = self.queues.get(key)
-        if queue is None:
-            queue = self.queues[key] = PopQueue()
+        queue = self._to_change(key)
         if command.attempt is not None:
             queue.ordered = _ordered(command, queue.ordered)
         else:
@@ -257,10 +268,19 @@ class Pops:
             bits |= there.bits  # the same messages, twice within a millisecond
         queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
 
-    def _ack(self, key: QueueOfGroup, start: int, pop_time_ms: int, bits: int) -> None:
+    def _to_change(self, key: QueueOfGroup) -> PopQueue:
+        """What is open of a queue, made if there is nothing; after the next capture it is another one's."""
         queue = self.queues.get(key)
         if queue is None:
+            queue = self.queues[key] = PopQueue(self._epoch)
+        elif queue.epoch != self._epoch:
+            queue = self.queues[key] = queue.copy(self._epoch)
+        return queue
+
+    def _ack(self, key: QueueOfGroup, start: int, pop_time_ms: int, bits: int) -> None:
+        if key not in self.queues:
             return
+        queue = self._to_change(key)
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
             left = checkpoint.bits & ~bits
@@ -279,9 +299,9 @@ class Pops:
 
     def _defer(self, command: DeferMessage) -> None:
         key = command.group, command.topic, command.queue_id
-        queue = self.queues.get(key)
-        if queue is None:
+        if key not in self.queues:
             return
+        queue = self._to_change(key)
         start, pop_time_ms, offset = command.start, command.pop_time_ms, command.offset
         bit = 1 << (offset - start)
         checkpoint = queue.open.get((start, pop_time_ms))
@@ -297,13 +317,17 @@ class Pops:
 
     def capture(self) -> Callable[[], object]:
         """See `Part.capture`."""
-        tables = [(key, dict(queue.open), queue.ordered) for key, queue in self.queues.items()]
+        self._epoch += 1
+        queues = self.queues.copy()
 
         def encode() -> object:
-            tables.sort(key=lambda table: table[0])
             return [
-                (*key, [(*place, *opened[place]) for place in sorted(opened)], ordered and _sorted(ordered))
-                for key, opened, ordered in tables
+                (
+                    *key,
+                    [(*place, *queues[key].open[place]) for place in sorted(queues[key].open)],
+                    (ordered := queues[key].ordered) and _sorted(ordered),
+                )
+                for key in in_order(queues)
             ] or None
 
         return encode

@@ -1,75 +1,131 @@
 """Which messages with a sequence number the log has: a table that every replica derives from the records themselves.
 
-For each producer the messages with its highest sequence numbers are known, and a *floor*: of what is at or below it
-nobody knows any more whether it was stored. The first record with a sequence number is the message; later ones are
-copies that the broker made of it, such as the delivery of a delayed one, and change nothing.
+Numbers are kept as ranges, as they were sent: a message by itself is a range of one number, a batch one of many. For
+each producer the ranges with its highest numbers are known, with the place of their first record, and a *floor*. Of
+what is at or below that no places are known. The numbers just below it may still be known to be stored, as far down as
+they have no gap, at the cost of one number: so a producer that counts without gaps, from wherever it begins, is known
+whole however much it sends. Of what is below these nobody knows any more whether it was stored.
 
-The table is bounded: by messages of one producer, by producers, and by messages in all. Who stored nothing for longest
-makes room first: of producers with many messages the older half goes, then producers go as a whole. No clock has a say
-in this: one that is days ahead would make the table forget what producers are about to repeat.
+The first record with a sequence number is the message; later ones are copies that the broker made of it, such as the
+delivery of a delayed one, and change nothing.
+
+The table is bounded: by ranges of one producer, by producers, and by ranges in all. Who stored nothing for longest
+makes room first: of producers with many ranges most go, then producers go as a whole. No clock has a say in this: one
+that is days ahead would make the table forget what producers are about to repeat.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from enum import Enum, auto
-from itertools import pairwise
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from mq.broker.state.parts import PartCommand, SnapshotDamaged
-from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX
+from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
 
 WINDOW = 1024
-"""Messages of one producer."""
+"""Ranges of one producer."""
 PRODUCERS_MAX = 10_000
-MESSAGES_MAX = 1_000_000
-"""In all: 16 bytes each, in memory and in a snapshot."""
-NARROW = MESSAGES_MAX // PRODUCERS_MAX
-"""What is left of a producer's messages when the table is full."""
+RANGES_MAX = 1_000_000
+"""In all: 20 bytes each, in memory and in a snapshot."""
+NARROW = RANGES_MAX // PRODUCERS_MAX
+"""What is left of a producer's ranges when the table is full."""
 
 _NONE = -1
-_INT = "q"
+_INT: Final = "q"
+_UINT: Final = "I"
+assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, 4)
 
 
-class NotFound(Enum):
-    """Why there is no message with a sequence number."""
+class Stored(NamedTuple):
+    """Messages with numbers from ``first`` to ``last`` are in the log.
 
-    NEW = auto()
-    """There is none; one may be on its way."""
-    FORGOTTEN = auto()
-    """Nobody knows any more whether there was one."""
+    ``position`` is the physical offset of the record that began them when they were stored, ``skip`` how many records
+    further the first of these is; None if the place is not known any more.
+    """
+
+    first: int
+    last: int
+    position: int | None
+    skip: int
+
+
+_OldRow = tuple[str, int, int, bytes, bytes]
+_OLD_COLUMNS = 5
+_Row = tuple[str, int, int, bytes, bytes, bytes, int]
+"""Producer, floor, time, first numbers, positions, further numbers, and from where on up to the floor all is stored.
+Snapshots of older versions have none of the last two: no batches had numbers then."""
 
 
 class _Window:
-    """What is known of one producer: sequence numbers, ascending, and where the messages are.
+    """What is known of one producer: ranges, ascending and apart from each other, and where they begin in the log.
 
+    ``extras`` is how many numbers each range has besides its first. All from ``stored_from`` to ``floor`` is stored.
     ``latest_ms`` is the store time of the latest one, for those who read a snapshot; nothing is decided by it.
     """
 
-    __slots__ = ("epoch", "floor", "latest_ms", "numbers", "positions")
+    __slots__ = ("epoch", "extras", "firsts", "floor", "latest_ms", "positions", "stored_from")
 
-    def __init__(self, epoch: int, floor: int, latest_ms: int, numbers: array[int], positions: array[int]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        floor: int,
+        latest_ms: int,
+        firsts: array[int],
+        positions: array[int],
+        extras: array[int],
+        stored_from: int,
+    ) -> None:
         self.epoch = epoch
         self.floor = floor
         self.latest_ms = latest_ms
-        self.numbers = numbers
+        self.firsts = firsts
         self.positions = positions
+        self.extras = extras
+        self.stored_from = stored_from
 
     def copy(self, epoch: int) -> _Window:
-        return _Window(epoch, self.floor, self.latest_ms, self.numbers[:], self.positions[:])
+        firsts, positions, extras = self.firsts[:], self.positions[:], self.extras[:]
+        return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
 
-    def row(self) -> tuple[int, int, bytes, bytes]:
-        return self.floor, self.latest_ms, _pack(self.numbers), _pack(self.positions)
+    def row(self, name: str) -> _Row:
+        ranges = _pack(self.firsts), _pack(self.positions), _pack(self.extras)
+        return name, self.floor, self.latest_ms, *ranges, self.stored_from
+
+    def find(self, first: int, last: int) -> list[Stored] | None:
+        found: list[Stored] = []
+        if first <= self.floor:
+            if first < self.stored_from:
+                return None
+            found.append(Stored(first, min(last, self.floor), None, 0))
+        firsts, extras = self.firsts, self.extras
+        at = max(bisect_right(firsts, first) - 1, 0)
+        while at < len(firsts) and (start := firsts[at]) <= last:
+            low, high = max(first, start), min(last, start + extras[at])
+            if low <= high:
+                found.append(Stored(low, high, self.positions[at], low - start))
+            at += 1
+        return found
+
+    def insert(self, first: int, last: int, position: int) -> None:
+        at = bisect_right(self.firsts, first)
+        self.firsts.insert(at, first)
+        self.positions.insert(at, position)
+        self.extras.insert(at, last - first)
 
     def drop(self, count: int) -> None:
-        self.floor = self.numbers[count - 1]
-        del self.numbers[:count]
+        for first, extra in zip(self.firsts[:count], self.extras[:count], strict=True):
+            if first != self.floor + 1:
+                self.stored_from = first
+            self.floor = first + extra
+        del self.firsts[:count]
         del self.positions[:count]
+        del self.extras[:count]
 
 
 class Sequences:
@@ -81,48 +137,43 @@ class Sequences:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
         """In the order in which producers stored their latest messages."""
         self._wide: OrderedDict[str, None] = OrderedDict()
-        """In the same order those with more than `NARROW` messages here."""
+        """In the same order those with more than `NARROW` ranges here."""
         self._epoch = 0
         """Windows of an older one are being encoded, perhaps: another one takes their place before it changes."""
         self.count = 0
-        """Messages in all."""
+        """Ranges in all."""
 
     @property
     def producers(self) -> int:
         """How many producers are known."""
         return len(self._windows)
 
-    def find(self, producer: str, number: int) -> int | NotFound:
-        """The physical offset of a producer's message, or why there is none."""
-        window = self._windows.get(producer)
-        if window is None:
-            return NotFound.NEW
-        if number <= window.floor:
-            return NotFound.FORGOTTEN
-        at = bisect_left(window.numbers, number)
-        if at < len(window.numbers) and window.numbers[at] == number:
-            return window.positions[at]
-        return NotFound.NEW
+    def find(self, numbers: SequenceRange) -> list[Stored] | None:
+        """Which of these messages are stored, ascending; others are not, unless they are on their way.
 
-    def note(self, producer: str, number: int, physical_offset: int, store_ms: int) -> None:
-        """A record with this sequence number was committed."""
+        None if of some nobody knows any more.
+        """
+        window = self._windows.get(numbers.producer)
+        return [] if window is None else window.find(numbers.first, numbers.last)
+
+    def note(self, producer: str, first: int, last: int, physical_offset: int, store_ms: int) -> None:
+        """The messages with these numbers were committed, beginning with the record there."""
         window = self._windows.get(producer)
         if window is None:
-            window = self._windows[producer] = _Window(self._epoch, _NONE, store_ms, array(_INT), array(_INT))
-        at = bisect_left(window.numbers, number)
-        if number <= window.floor or (at < len(window.numbers) and window.numbers[at] == number):
+            empty = array(_INT), array(_INT), array(_UINT)
+            window = self._windows[producer] = _Window(self._epoch, _NONE, store_ms, *empty, _NONE + 1)
+        elif window.find(first, last) != []:  # a copy: only what is new is ever stored
             return
         if window.epoch != self._epoch:
             window = self._windows[producer] = window.copy(self._epoch)
-        window.numbers.insert(at, number)
-        window.positions.insert(at, physical_offset)
+        window.insert(first, last, physical_offset)
         window.latest_ms = store_ms
         self.count += 1
         self._windows.move_to_end(producer)
-        if len(window.numbers) > WINDOW:
+        if len(window.firsts) > WINDOW:
             window.drop(1)
             self.count -= 1
-        if len(window.numbers) > NARROW:
+        if len(window.firsts) > NARROW:
             self._wide[producer] = None
             self._wide.move_to_end(producer)
         self._make_room()
@@ -135,14 +186,14 @@ class Sequences:
         windows = self._windows
         while len(windows) > PRODUCERS_MAX:
             oldest, window = windows.popitem(last=False)
-            self.count -= len(window.numbers)
+            self.count -= len(window.firsts)
             self._wide.pop(oldest, None)
-        while self.count > MESSAGES_MAX:
+        while self.count > RANGES_MAX:
             producer, _ = self._wide.popitem(last=False)
             window = windows[producer]
             if window.epoch != self._epoch:
                 window = windows[producer] = window.copy(self._epoch)
-            excess = len(window.numbers) - NARROW
+            excess = len(window.firsts) - NARROW
             window.drop(excess)
             self.count -= excess
 
@@ -150,24 +201,20 @@ class Sequences:
         """See `Part.capture`."""
         self._epoch += 1
         windows = list(self._windows.items())
-        return lambda: [(name, *window.row()) for name, window in windows] or None
+        return lambda: [window.row(name) for name, window in windows] or None
 
     def restore(self, state: object) -> None:
         """See `Part.restore`."""
-        rows = msgspec.convert(state or [], list[tuple[str, int, int, bytes, bytes]])
         windows: OrderedDict[str, _Window] = OrderedDict()
-        for name, floor, latest_ms, packed_numbers, packed_positions in rows:
-            if len(packed_numbers) != len(packed_positions) or not packed_numbers or len(packed_numbers) % 8:
-                raise SnapshotDamaged(f"sequence numbers in {len(packed_numbers)} and {len(packed_positions)} bytes")
-            numbers, positions = _unpack(packed_numbers), _unpack(packed_positions)
-            if floor < _NONE or floor >= numbers[0] or any(one >= other for one, other in pairwise(numbers)):
-                raise SnapshotDamaged(f"sequence numbers do not ascend from {floor}")
+        for given in msgspec.convert(state or [], list[list[object]]):
+            row = _row(given)
+            name = row[0]
             if not 1 <= len(name) <= PRODUCER_ID_LENGTH_MAX or name in windows:
                 raise SnapshotDamaged(f"sequence numbers of producer {name[:PRODUCER_ID_LENGTH_MAX]!r}")
-            windows[name] = _Window(self._epoch, floor, latest_ms, numbers, positions)
+            windows[name] = _restored(self._epoch, row)
         self._windows = windows
-        self._wide = OrderedDict.fromkeys(name for name, window in windows.items() if len(window.numbers) > NARROW)
-        self.count = sum(len(window.numbers) for window in windows.values())
+        self._wide = OrderedDict.fromkeys(name for name, window in windows.items() if len(window.firsts) > NARROW)
+        self.count = sum(len(window.firsts) for window in windows.values())
 
     def topic_deleted(self, topic: str) -> None:
         """See `Part.topic_deleted`. A producer's numbers are not those of a topic."""
@@ -176,12 +223,38 @@ class Sequences:
         """See `Part.group_deleted`. Sequence numbers are of no group."""
 
 
+def _row(given: list[object]) -> _Row:
+    if len(given) != _OLD_COLUMNS:
+        row: _Row = msgspec.convert(given, _Row)
+        return row
+    name, floor, latest_ms, firsts, positions = msgspec.convert(given, _OldRow)
+    return name, floor, latest_ms, firsts, positions, bytes(len(firsts) // 2), floor + 1
+
+
+def _restored(epoch: int, row: _Row) -> _Window:
+    _, floor, latest_ms, firsts, positions, extras, stored_from = row
+    if not firsts or len(firsts) % 8 or (len(positions), len(extras)) != (len(firsts), len(firsts) // 2):
+        sizes = f"{len(firsts)}, {len(positions)} and {len(extras)}"
+        raise SnapshotDamaged(f"sequence numbers in {sizes} bytes")
+    window = _Window(
+        epoch, floor, latest_ms, _unpack(_INT, firsts), _unpack(_INT, positions), _unpack(_UINT, extras), stored_from
+    )
+    below = floor
+    for first, extra in zip(window.firsts, window.extras, strict=True):
+        if first <= below:
+            raise SnapshotDamaged(f"sequence numbers do not ascend from {floor}")
+        below = first + extra
+    if not _NONE <= floor <= below <= SEQUENCE_MAX or not 0 <= stored_from <= floor + 1:
+        raise SnapshotDamaged(f"sequence numbers up to {below}, stored from {stored_from} to {floor}")
+    return window
+
+
 def _pack(numbers: array[int]) -> bytes:
     return _little(numbers[:]).tobytes()
 
 
-def _unpack(data: bytes) -> array[int]:
-    return _little(array(_INT, data))
+def _unpack(kind: Literal["q", "I"], data: bytes) -> array[int]:
+    return _little(array(kind, data))
 
 
 def _little(numbers: array[int]) -> array[int]:

@@ -352,7 +352,10 @@ def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
     properties = props.encode(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)})
     if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
         properties = props.encode(message.properties)
-    record = encode_message(message, topic, int(message.properties.get(props.REAL_QUEUE_ID, "0")), properties)
+    if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+        properties = ""  # they are no text, and marks that replace other bytes made them longer
+    queue_id = props.real_queue_id(message.properties.get(props.REAL_QUEUE_ID))
+    record = encode_message(message, topic, queue_id, properties)
     ext = {
         "tranStateTableOffset": str(message.queue_offset),
         "commitLogOffset": str(message.physical_offset),

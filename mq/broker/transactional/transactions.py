@@ -244,7 +244,7 @@ class Transactions:
         config = self._metadata.topics.get(topic)
         if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message is gone")
-        queue_id = int(props.find(text, props.REAL_QUEUE_ID) or 0)
+        queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
         if not 0 <= queue_id < max(config.read_queues, config.write_queues):
             queue_id %= config.write_queues  # the topic has become smaller meanwhile
         if "DELAY\x01" in text or "TIMER_" in text:

@@ -54,9 +54,12 @@ async def test_a_topic_from_creation_to_deletion(tmp_path: Path) -> None:
         assert sorted(ends) == [MessageQueue("T", GROUP, 0), MessageQueue("T", GROUP, 1)]
         assert sum(each.max_offset - each.min_offset for each in ends.values()) == 5
         assert all(bool(each.last_update_ms) is (each.max_offset > 0) for each in ends.values())
+        identity = (await admin.topic_identities("T"))[GROUP]
         await admin.delete_topic("T")
         with pytest.raises(TopicNotFound):
             await admin.topic_config("T")
+        await admin.create_topic("T", 2)
+        assert identity not in ("", (await admin.topic_identities("T"))[GROUP])
 
 
 async def test_a_deleted_topic_leaves_a_name_server_that_nobody_told(tmp_path: Path) -> None:

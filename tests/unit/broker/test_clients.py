@@ -9,7 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.consuming.clients import BROADCASTING, ClientLimits, ClientRegistry, HeartbeatOutcome, HeartbeatRefused
+from mq.broker.consuming.clients import (
+    BROADCASTING,
+    ROUND_CALLS,
+    ClientLimits,
+    ClientRegistry,
+    HeartbeatOutcome,
+    HeartbeatRefused,
+)
 from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 
@@ -41,6 +48,12 @@ def beat(
         consumers=list(consumers),
     )
     return registry.heartbeat(now, connection, heartbeat, "JAVA", 409)
+
+
+def expire(registry: ClientRegistry[str], now: float) -> dict[str, list[str]]:
+    """Look at all connections, also at those that came since a round began; the last notice of each group."""
+    notices = dict(notice for _ in range(2 * ROUND_CALLS) for notice in registry.expire_some(now))
+    return {group: members for group, members in notices.items() if registry.consumer_ids(group)}
 
 
 def test_a_new_member_is_announced_to_all_of_its_group() -> None:
@@ -163,20 +176,36 @@ def test_silent_members_expire() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one", consumer("g", "T"), producers=["p"], now=0.0)
     beat(registry, "c2", "two", consumer("g", "T"), producers=["p"], now=30.0)
-    assert registry.expire(120.0) == []
+    assert expire(registry, 120.0) == {}
     assert registry.consumer_ids("g") == ["one", "two"]
-    assert registry.expire(120.1) == [("g", ["c2"])]
+    assert expire(registry, 120.1) == {"g": ["c2"]}
     assert registry.consumer_ids("g") == ["two"]
     assert registry.producers("p") == ["c2"]
-    assert registry.expire(1000.0) == []
+    assert expire(registry, 1000.0) == {}
     assert registry.consumer_group("g") is None
 
 
-def test_members_of_one_group_that_leave_together_are_told_of_once() -> None:
+def test_connections_are_looked_at_in_turn_and_those_that_leave_together_are_told_of_once() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
-    for connection, now in (("c1", 0.0), ("c2", 0.0), ("c3", 100.0)):
-        beat(registry, connection, connection, consumer("g", "T"), now=now)
-    assert registry.expire(130.0) == [("g", ["c3"])]
+    connections = [f"c{number}" for number in range(3 * ROUND_CALLS)]
+    for connection in connections:
+        beat(registry, connection, connection, consumer("g", "T"), now=0.0)
+    for number in range(ROUND_CALLS - 1):
+        assert registry.expire_some(121.0) == [("g", connections[3 * number + 3 :])]
+    assert registry.expire_some(121.0) == []
+    assert registry.consumer_group("g") is None
+
+
+def test_a_connection_that_is_gone_when_its_turn_comes_is_passed_over() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    for connection in ("c1", "c2"):
+        beat(registry, connection, connection, consumer("g", "T"), producers=["p"], now=0.0)
+    assert registry.expire_some(0.0) == []
+    registry.connection_closed("c2")
+    assert registry.expire_some(121.0) == []
+    assert registry.consumer_ids("g") == ["c1"]
+    assert registry.expire_some(121.0) == []
+    assert registry.consumer_ids("g") == []
 
 
 TIGHT = ClientLimits(
@@ -308,7 +337,7 @@ class RegistryAgainstTable(RuleBasedStateMachine):
     def later(self, seconds: float) -> None:
         self.now += seconds
         self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
-        self.hear(self.registry.expire(self.now))
+        self.hear(list(expire(self.registry, self.now).items()))
 
     @invariant()
     def members_are_those_of_the_table_and_know_it(self) -> None:
@@ -355,7 +384,7 @@ class ProducersAgainstTable(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 50.0, 121.0]))
     def later(self, seconds: float) -> None:
         self.now += seconds
-        self.registry.expire(self.now)
+        expire(self.registry, self.now)
         self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
 
     @invariant()

@@ -17,7 +17,7 @@ from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import SCHEDULE_TOPIC
-from mq.protocol.records import Host, RawRecord, RecordError, StoredMessage, split_record
+from mq.protocol.records import Host, StoredMessage
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
 from tests.unit.broker.running import LONG_NAMES, Client, note_brokers, properties, running, send_ext, until
@@ -342,30 +342,6 @@ async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
         assert rooms > 4
         assert bodies == [b"%d" % number for number in range(200)]
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 200
-
-
-async def test_a_message_that_the_disk_does_not_give_holds_up_its_level_only(
-    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damaged = True
-
-    def split(data: bytes) -> RawRecord:
-        if damaged and b"damaged" in data:
-            raise RecordError(0, "the body's checksum is wrong")
-        return split_record(data)
-
-    monkeypatch.setattr("mq.broker.delayed.delays.split_record", split)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for body, level in ((b"first", "1"), (b"damaged", "1"), (b"behind", "1"), (b"other", "2")):
-            assert (await client.send(body=body, i=properties(DELAY=level))).code == 0
-        clock.now_ms += 5000
-        await wait_stored(client, 2)
-        await beats(client)
-        assert sorted(message.body for message in await stored(client)) == [b"first", b"other"]
-        damaged = False
-        clock.now_ms += 1000
-        assert [message.body for message in await wait_stored(client, 4)][2:] == [b"damaged", b"behind"]
 
 
 async def test_no_message_waits_longer_when_the_clock_goes_back(tmp_path: Path, clock: WallClock) -> None:

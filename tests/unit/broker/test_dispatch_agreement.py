@@ -55,14 +55,14 @@ class Entry:
     """Takes what the appender frames."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[bytes, bytes]] = []
+        self.entries: list[tuple[int, bytes, bytes]] = []
         self.pos = 48
 
     def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal:
         body, annotation = build(self.pos)
         assert len(body) == nbytes, f"{len(body)} bytes were built, {nbytes} announced"
+        self.entries.append((self.pos, body, annotation))
         self.pos += nbytes + 48
-        self.entries.append((body, annotation))
         return len(self.entries)
 
 
@@ -99,6 +99,14 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         cluster="C",
         body_bytes_max=65536,
     )
+    repeats = Repeats(
+        broker_name="b",
+        sequences=metadata.sequences,
+        appender=appender,
+        reply_template=SendReplyTemplate(store_host),
+        log=None,  # type: ignore[arg-type] # nothing is committed, so nothing is repeated
+        record_bytes_max=4096,
+    )
     sends = Sends(
         settings=broker_settings(Path("unused")),
         metadata=metadata,
@@ -109,17 +117,11 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
             broker_name="b",
             made=made,
             places=WaitingPlaces(settings=broker_settings(Path("unused")), tails=tails),
-            repeats=Repeats(
-                broker_name="b",
-                sequences=metadata.sequences,
-                appender=appender,
-                reply_template=SendReplyTemplate(store_host),
-                log=None,  # type: ignore[arg-type] # nothing is committed, so nothing is repeated
-                record_bytes_max=4096,
-            ),
+            repeats=repeats,
             transactions=None,  # type: ignore[arg-type] # nothing is half a transaction
             wall_clock_ms=lambda: next(times),
         ),
+        repeats=repeats,
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
         rng=random.Random(1),
         wall_clock_ms=lambda: next(times),
@@ -129,6 +131,7 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
 
 @given(st.lists(st.one_of(PLAIN, BATCHES, GROUPS), min_size=1, max_size=8))
 @example([("batch", "T", 0, "TAGS\x01shared\x02", ["", "TAGS\x01own\x02"])])
+@example([("batch", "T", 0, "RAFTMQ_PRODUCER\x01p\x02RAFTMQ_SEQUENCE\x015\x02", [""] * count) for count in (1, 3)])
 @example(
     [(kind, "T", 0, "RAFTMQ_PRODUCER\x01p\x02RAFTMQ_SEQUENCE\x011\x02DELAY\x013", []) for kind in ("plain", "schedule")]
 )
@@ -161,8 +164,8 @@ def test_what_the_leader_ships_is_what_the_records_say(
             command = PendingCommand(encode_command(AdvanceDelay(level=1, offset=1)))
             appender.add_atomically([record] if kind == "schedule" else [record, command])
     appender.start_round()
-    for body, annotation in log.entries:
-        runs, commands = scan_runs(body)
+    for begin, body, annotation in log.entries:
+        runs, commands = scan_runs(body, begin)
         shipped: list[bytes] = []
         if annotation[0] == COMMANDS_FORMAT:
             shipped, annotation = split_commands(annotation, body)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mq.broker.broker import Broker
+from mq.broker.reading.pulls import HeldPull, Pulls
 from mq.broker.requests.connection import ClientConnection
+from mq.broker.requests.gradual import Gradually
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Reactor
-from tests.unit.broker.running import running, until
+from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, pull_ext, running, until
 
 pytestmark = pytest.mark.trio
 
@@ -24,6 +28,38 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_shares")
+async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of clients that do not read come again twenty times a second."""
+    most = 0
+    resumed = 0
+    resume, expire = Pulls.resume, Broker.expire_pulls
+
+    def counted(pulls: Pulls, pull: HeldPull) -> None:
+        nonlocal resumed
+        resumed += 1
+        resume(pulls, pull)
+
+    def watched(broker: Broker) -> None:
+        nonlocal most, resumed
+        resumed = 0
+        expire(broker)
+        most = max(most, resumed)
+
+    monkeypatch.setattr("mq.broker.broker._EXPIRE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(Pulls, "resume", counted)
+    monkeypatch.setattr(Broker, "expire_pulls", watched)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        ext = pull_ext(sysFlag=SUSPEND | SUBSCRIPTION, suspendTimeoutMillis=100)
+        asked = [await client.post(RequestCode.PULL_MESSAGE, ext) for _ in range(REQUESTS)]
+        for opaque in asked:
+            assert (await client.answer(opaque)).code == ResponseCode.PULL_NOT_FOUND
+    assert 0 < most <= 32
+
+
 async def test_pipelined_requests_let_others_in_between(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         greedy, other = await broker.connect(), await broker.connect()
@@ -99,6 +135,24 @@ async def test_heartbeat_larger_than_any_client_needs_is_refused_undecoded(
         answer = await client.request(RequestCode.HEART_BEAT, body=b"x" * (3 * 1024 * 1024))
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert answer.remark == "heartbeat refused: 3145728 bytes, allowed are 2097152"
+
+
+async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    work = Gradually.work
+
+    def noted(gradually: Gradually, *given: Any, may_begin: bool = True) -> None:
+        begun.append(may_begin)
+        work(gradually, *given, may_begin=may_begin)
+
+    monkeypatch.setattr(Gradually, "work", noted)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for topics in (1000, 8000):
+            assert (await client.request(RequestCode.HEART_BEAT, body=heartbeat(topics))).code == ResponseCode.SUCCESS
+    assert begun == [True, False]
 
 
 async def test_large_heartbeat_is_taken_between_requests_of_others(tmp_path: Path) -> None:

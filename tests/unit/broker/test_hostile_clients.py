@@ -134,6 +134,29 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     assert [client.sent for client in clients] == [[], *[[b"0", b"1", b"2", b"3"]] * 3, []]
 
 
+async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short() -> None:
+    gradually = Gradually(wake=lambda: None, clock=trio.current_time)
+    client, begun = _Connection(), False
+
+    def answer() -> Generator[None, None, bytes]:
+        nonlocal begun
+        begun = True
+        yield
+        return b"text"
+
+    request: Any = None
+    connection: Any = client
+    gradually.work(connection, request, JSON, answer(), may_begin=False)
+    assert (len(gradually), begun) == (1, False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gradually.run)
+        with trio.fail_after(60):
+            while not client.sent:  # noqa: ASYNC110 - nobody tells that it is done
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert client.sent == [b"text"]
+
+
 async def test_an_answer_longer_than_a_frame_is_refused() -> None:
     parts = gradual.joined(bytes(1024 * 1024) for _ in range(20))
     with pytest.raises(RequestRefused, match="longer than"):

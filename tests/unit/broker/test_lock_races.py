@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+from mq.broker.consuming.clients import ROUND_CALLS
 from mq.broker.consuming.locks import Locks
-from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
+from mq.broker.state.commands import DeleteTopic, LockQueues, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
@@ -115,7 +117,7 @@ def test_a_lock_that_is_being_taken_away_is_not_told() -> None:
     stage.now, stage.held_reads = 59.0, []
     stage.lock("c1")
     stage.now = 61.0
-    stage.locks.expire()
+    stage.locks.expire_some()
     [answer] = stage.held_reads
     answer(True)
     assert stage.told["c1"] == []
@@ -129,5 +131,24 @@ def test_what_was_known_about_locks_goes_with_them() -> None:
     stage.rounds.commit(1)
     stage.metadata.apply(DeleteTopic(name="T", timestamp_ms=2))
     stage.make_topic()
-    stage.locks.expire()
+    stage.locks.expire_some()
     assert not stage.locks._renewed
+
+
+def test_silent_holders_are_found_a_few_at_a_time_and_all_in_a_round() -> None:
+    stage = Stage()
+    for number in range(300):
+        topic = TopicConfig(name=f"T{number}", read_queues=1, write_queues=1)
+        stage.metadata.apply(PutTopic(config=topic, timestamp_ms=1))
+        stage.metadata.apply(LockQueues(group="G", client_id="c1", queues=[(topic.name, 0)]))
+    stage.now = 59.0
+    stage.locks.expire_some()
+    assert not stage.locks._releasing
+    stage.now = 61.0
+    found = [0]
+    for _ in range(2 * ROUND_CALLS):
+        stage.locks.expire_some()
+        found.append(len(stage.locks._releasing))
+    assert found[ROUND_CALLS // 2] <= 200
+    assert found[-1] == 300
+    assert max(after - before for before, after in itertools.pairwise(found)) <= 6

@@ -189,3 +189,13 @@ def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
                 raise AssertionError(f"unknown step {step}")
         assert len(polling) == len(model)
         assert polling.next_deadline() == min((row[1] for row in model), default=math.inf)
+
+
+def test_no_more_expire_at_once_than_are_asked_for() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    for number in range(5):
+        polling.hold(KEY, 0, float(number), Pull(str(number)), "c1")
+    assert [pull.name for pull in polling.expired(3.0, 3)] == ["0", "1", "2"]
+    assert [pull.name for pull in polling.expired(3.0, 3)] == ["3"]
+    assert polling.expired(3.0, 3) == []
+    assert len(polling) == 1

@@ -18,6 +18,12 @@ OFFSETS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
 STEPS = st.lists(st.one_of(OFFSETS, st.integers(0, 70)), max_size=20)
 
 
+def test_an_end_far_behind_the_marks_takes_no_memory() -> None:
+    marks = QueueMarks()
+    marks.complete([3, 5])
+    assert marks.count_open(2**62) == 2**62 - 2
+
+
 @given(STEPS, st.integers(0, 80), st.integers(0, 80))
 def test_marks_agree_with_a_set_of_offsets(steps: list[list[int] | int], start: int, end: int) -> None:
     marks, done = QueueMarks(), set[int]()

@@ -109,7 +109,11 @@ def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
         put(queues=-1),
         put(queues=100_000),
         put(perm=16),
+        put(timestamp_ms=-1),
+        put(timestamp_ms=2**63),
         DeleteTopic(name="..", timestamp_ms=1),
+        PutGroup(config=GroupConfig(name="g", broker_id=2**63), timestamp_ms=1),
+        PutGroup(config=GroupConfig(name="g", which_broker_when_consume_slowly=-(2**63)), timestamp_ms=1),
         PutGroup(config=GroupConfig(name="a b"), timestamp_ms=1),
         DeleteGroup(name="", timestamp_ms=1),
         commit(("g", "T", 0, 1), ("g", "T/", 0, 1)),
@@ -126,6 +130,31 @@ def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
 def test_what_is_not_allowed_does_not_enter_the_log(command: Command) -> None:
     with pytest.raises(CommandRefused):
         encode_command(command)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_command_or_refused(body: bytes) -> None:
+    try:
+        command = decode_command(body)
+    except CommandUnknown:
+        return
+    assert decode_command(encode_command(command)) == command
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        cbor2.dumps({"format": 1, "topics": [], "groups": [], "consumer_offsets": []} | {"data_version": version})
+        for version in ({"counter": 1, "timestamp_ms": 2**63}, {"counter": -1, "timestamp_ms": 1}, {"counter": 2**600})
+    ]
+    + [b"\x81" * 500 + b"\x01", b"\xc4\x82\x1a\x7f\xff\xff\xff\x01", b"\xc2\x59\x27\x10" + b"\xff" * 10_000],
+    ids=["late", "negative", "long", "deep", "exponent", "very long"],
+)
+def test_a_snapshot_that_no_replica_makes_is_refused(state: bytes) -> None:
+    metadata = Metadata()
+    with pytest.raises(SnapshotDamaged, match="metadata snapshot of"):
+        metadata.restore(state)
+    assert metadata.snapshot() == Metadata().snapshot()
 
 
 def test_put_topic_creates_replaces_and_counts_versions() -> None:
@@ -165,6 +194,38 @@ def test_delete_topic_takes_its_offsets_along() -> None:
     assert metadata.data_version == DataVersion(3, 9)
     metadata.apply(put("T"))
     assert metadata.consumer_offset("g", "T", 0) is None
+
+
+def test_a_topic_has_an_identity_of_its_own_until_it_is_deleted() -> None:
+    metadata = metadata_with(topic("T"), topic("U"))
+    first, other = metadata.topic_identity("T"), metadata.topic_identity("U")
+    metadata.apply(put("T", queues=8, timestamp_ms=1234))
+    metadata.apply(PutTopic(config=topic("T"), timestamp_ms=5, unless_there=True))
+    assert metadata.topic_identity("T") == first
+    metadata.apply(DeleteTopic(name="T", timestamp_ms=1000))
+    assert metadata.topic_identity("T") == ""
+    metadata.apply(put("T"))
+    assert len({first, other, metadata.topic_identity("T"), ""}) == 4
+
+
+def test_an_identity_tells_clusters_apart_that_were_set_up_in_the_same_order() -> None:
+    one, other = Metadata(), Metadata()
+    one.apply(put("T", timestamp_ms=1000))
+    other.apply(put("T", timestamp_ms=2000))
+    assert one.topic_identity("T") != other.topic_identity("T")
+
+
+def test_a_topic_from_before_there_were_identities_has_none_until_it_is_made_anew() -> None:
+    content = cbor2.loads(metadata_with(topic("T")).snapshot())
+    del content["topic_identities"]
+    metadata = Metadata()
+    metadata.restore(cbor2.dumps(content))
+    assert metadata.topic_identity("T") == ""
+    metadata.apply(put("T", queues=8))
+    assert metadata.topic_identity("T") == ""
+    metadata.apply(DeleteTopic(name="T", timestamp_ms=1000))
+    metadata.apply(put("T"))
+    assert metadata.topic_identity("T") != ""
 
 
 def test_an_offset_that_arrives_after_its_topic_is_deleted_is_not_kept() -> None:
@@ -335,6 +396,8 @@ def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: lis
             restarted.restore(snapshot)
     assert whole.snapshot() == encoded.snapshot() == restarted.snapshot()
     assert whole.topics == restarted.topics
+    assert whole.topic_identities == restarted.topic_identities
+    assert whole.topic_identities.keys() == whole.topics.keys()
     assert whole.groups == restarted.groups
     assert whole.consumer_offsets == restarted.consumer_offsets
     assert whole.offset_resets == restarted.offset_resets
@@ -442,9 +505,11 @@ def test_a_captured_snapshot_is_of_the_moment_of_capture() -> None:
 def test_snapshot_does_not_depend_on_the_order_of_arrival() -> None:
     one, other = Metadata(), Metadata()
     rows = [("g", "A", 0, 1), ("g", "A", 1, 2), ("f", "B", 0, 3)]
-    for metadata, names in ((one, "AB"), (other, "BA")):
+    for metadata, names in ((one, "fg"), (other, "gf")):
+        for topic_name in "AB":
+            metadata.apply(put(topic_name))
         for name in names:
-            metadata.apply(put(name))
+            metadata.apply(PutGroup(config=GroupConfig(name=name), timestamp_ms=1000))
     one.apply(commit(*rows))
     other.apply(commit(*reversed(rows)))
     assert one.snapshot() == other.snapshot()

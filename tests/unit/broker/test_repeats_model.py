@@ -1,4 +1,8 @@
-"""Sequence numbers with leaders that come and go between any two steps: no number is ever stored twice."""
+"""Sequence numbers with leaders that come and go between any two steps: no number is ever stored twice.
+
+Messages come by themselves and in batches, which overlap each other in every way: a batch that was answered is whole in
+the log, and whatever is in the log of one entered it together.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mq.broker.delayed.waiting import WaitingPlaces
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.sending.appender import Appender
+from mq.broker.sending.batches import BatchSends
 from mq.broker.sending.made import MadeSends
-from mq.broker.sending.pending import MadeRecord, PendingCommand
+from mq.broker.sending.pending import ALREADY_STORED, MadeRecord, PendingCommand
+from mq.broker.sending.raw_properties import TagCodes
 from mq.broker.sending.repeats import Repeats
 from mq.broker.sending.special_sends import SpecialSends
 from mq.broker.sending.tails import QueueTails
@@ -23,12 +29,13 @@ from mq.broker.state import sequences as table
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import StoredMessage, decode_records, encode_host
-from mq.protocol.sequencing import SequenceId, sequence_id
+from mq.protocol.sequencing import sent_range, stored_range
 from mq.store.sequenced import SEQUENCED_FORMAT, scan_sequenced, split_sequenced
 from mq.store.shipped import COMMANDS_FORMAT, split_commands
 from raftlog import Refusal
@@ -80,7 +87,10 @@ class Client:
 
     def __init__(self, machine: RepeatsMachine, request: Any, body: bytes) -> None:
         self._machine, self._request, self._body = machine, request, body
-        self.id = sequence_id(props.decode(request.ext.properties))
+        count = len(split_batch(body)) if request.ext.batch else 1
+        numbers = sent_range(props.decode(request.ext.properties), count)
+        assert numbers is not None
+        self.numbers = numbers
         self.outcomes: list[str] = []
 
     def send(self, data: bytes) -> None:
@@ -103,9 +113,13 @@ class Client:
         if not leader.appender.is_open:
             self.outcomes.append("returned")
             return
-        known = props.decode(self._request.ext.properties)
+        queue_id = self._request.ext.queue_id
         try:
-            leader.special.add(self, self._request, self._body, 0, known, "T", self._request.ext.queue_id)
+            if self._request.ext.batch:
+                leader.batches.add(self, self._request, self._body, 0, leader.tails.get("T", queue_id))
+            else:
+                known = props.decode(self._request.ext.properties)
+                leader.special.add(self, self._request, self._body, 0, known, "T", queue_id)
         except RequestRefused as refused:
             self.outcomes.append("forgotten" if "SEQUENCE_FORGOTTEN" in refused.remark else "refused")
 
@@ -134,9 +148,18 @@ class Leader:
             log=log,  # type: ignore[arg-type] # as much of it as is needed
             record_bytes_max=2**20,
         )
+        unique_keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000)
+        self.batches = BatchSends(
+            appender=self.appender,
+            repeats=self.repeats,
+            unique_keys=unique_keys,
+            tag_codes=TagCodes(),
+            suffix=b"CLUSTER\x01C\x02",
+            body_bytes_max=1000,
+        )
         made = MadeSends(
             appender=self.appender,
-            unique_keys=UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000),
+            unique_keys=unique_keys,
             cluster="C",
             body_bytes_max=1000,
         )
@@ -160,7 +183,7 @@ class RepeatsMachine(RuleBasedStateMachine):
         self._window.start()
         self.log = Log()
         self.follower = Metadata()
-        self.stored: dict[SequenceId, StoredMessage] = {}
+        self.stored: dict[tuple[str, int], StoredMessage] = {}
         self.records: list[StoredMessage] = []
         self.ends: dict[tuple[str, int], int] = {}
         self.clients: list[Client] = []
@@ -184,6 +207,23 @@ class RepeatsMachine(RuleBasedStateMachine):
         text = {props.PRODUCER_ID: producer, props.SEQUENCE: str(number)} | ({props.DELAY: "2"} if delayed else {})
         ext = {name: str(value).lower() for name, value in send_ext(e=queue_id).items()} | {"i": props.encode(text)}
         body = b"x" * size
+        self.serve(ext, body, oneway)
+
+    @rule(
+        producer=st.sampled_from("pq"),
+        first=st.integers(0, 9),
+        count=st.integers(1, 5),
+        queue_id=st.integers(0, 2),
+        oneway=st.integers(0, 4).map(lambda n: n == 0),
+        size=st.sampled_from([10, 10, 10, 100, 200]),
+    )
+    def send_batch(self, producer: str, first: int, count: int, queue_id: int, oneway: bool, size: int) -> None:
+        text = props.encode({props.PRODUCER_ID: producer, props.SEQUENCE: str(first), "own": "x"})
+        ext = {name: str(value).lower() for name, value in send_ext(e=queue_id, m=True).items()} | {"i": text}
+        numbers = range(first, first + count)
+        self.serve(ext, encode_batch(BatchedMessage(b"%d:" % n + b"x" * size, "") for n in numbers), oneway)
+
+    def serve(self, ext: dict[str, str], body: bytes, oneway: bool) -> None:
         frame = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=body, oneway=oneway)
         [(request, _, _)], _ = decode_chunk(frame)
         client = Client(self, request, body)
@@ -243,12 +283,15 @@ class RepeatsMachine(RuleBasedStateMachine):
             if by_leader:
                 for row in scan_sequenced(body):
                     self.leader.metadata.sequences.note(*row)
-            for record in decode_records(body):
+            records = list(decode_records(body))
+            for at, record in enumerate(records):
                 self.ends[record.topic, record.queue_id] = record.queue_offset + 1
                 self.records.append(record)
-                if (found := sequence_id(record.properties)) is not None and record.body != COPY:
-                    assert found not in self.stored, f"{found} is stored twice"
-                    self.stored[found] = record
+                if (found := stored_range(record.properties)) is not None and record.body != COPY:
+                    for number, one in enumerate(records[at : at + found.message_count], found.first):
+                        assert (found.producer, number) not in self.stored, f"{number} is stored twice"
+                        assert one.body.startswith((b"%d:" % number, b"xxx")), f"{number} is {one.body!r}"
+                        self.stored[found.producer, number] = one
         del self.log.framed[:count]
         if by_leader:
             self.leader.appender.committed(len(self.log.committed))
@@ -272,12 +315,17 @@ class RepeatsMachine(RuleBasedStateMachine):
         return metadata
 
     def answered(self, client: Client, ext: dict[str, str]) -> None:
-        assert client.id is not None
-        record = self.stored[client.id]
+        producer, first, last = client.numbers
+        records = [self.stored[producer, number] for number in range(first, last + 1)]
+        if ALREADY_STORED in ext and ext["queueOffset"] == "-1":
+            assert len(ext["msgId"].split(",")) == client.numbers.message_count
+            return
+        record = records[0]
         queue_id = int(record.properties.get(props.REAL_QUEUE_ID, record.queue_id))
-        assert parse_offset_message_id(ext["msgId"]).physical_offset == record.physical_offset
+        positions = [parse_offset_message_id(each).physical_offset for each in ext["msgId"].split(",")]
+        assert positions == [each.physical_offset for each in records]
         assert (ext["queueId"], ext["queueOffset"]) == (str(queue_id), str(record.queue_offset))
-        assert ext["transactionId"] == record.properties[props.UNIQUE_KEY]
+        assert ext["transactionId"] == ",".join(each.properties[props.UNIQUE_KEY] for each in records)
 
     @invariant()
     def nobody_is_told_twice_and_nobody_forgotten(self) -> None:

@@ -112,13 +112,12 @@ async def test_the_command_line_shows_them(tmp_path: Path) -> None:
 
         shown = await lines("by-id", sent[1].offset_message_id)
         assert "body  'body 1'" in shown
-        assert f"messageId  {sent[1].message_id}" in shown
-        found = [json.loads(line) for line in await lines("by-key", "T", "all", "--count", "2", "--json")]
+        assert f"message_id  {sent[1].message_id}" in shown
+        found = json.loads("".join(await lines("by-key", "T", "all", "--count", "2", "--json")))
         assert [(each["offset"], each["body"]) for each in found] == [(1, "body 1"), (2, "body 2")]
         assert await lines("by-time", "T", "2020-01-01T00:00:00") == ["broker-a/0: 0"]
-        assert await lines("by-time", "T", "2120-01-01T00:00:00", "--json") == [
-            '{"broker": "broker-a", "queueId": 0, "offset": 3}'
-        ]
+        ends = json.loads("".join(await lines("by-time", "T", "2120-01-01T00:00:00", "--json")))
+        assert ends == [{"broker": "broker-a", "queue": 0, "offset": 3}]
         for wrong in (
             ["by-key", "T", "nothing"],
             ["by-id", "nonsense"],

@@ -12,78 +12,131 @@ from hypothesis import strategies as st
 from mq.broker.state import sequences as table
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.parts import SnapshotDamaged
-from mq.broker.state.sequences import NotFound, Sequences
+from mq.broker.state.sequences import Sequences, Stored
 from mq.protocol import properties as props
 from mq.protocol.records import encode_host, encode_record
-from mq.protocol.sequencing import SEQUENCE_MAX, SequenceId, sequence_id
+from mq.protocol.sequencing import SEQUENCE_MAX, SequenceRange, range_properties, sent_range, stored_range
 from mq.store.dispatch import ANNOTATION_START
 from mq.store.errors import AnnotationDamaged
 from mq.store.sequenced import SequencedRecord, join_sequenced, scan_sequenced, split_sequenced
 
 HOST = encode_host("10.0.0.1", 10911)
 DAY_MS = 24 * 3600 * 1000
-NOTES = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 30), st.integers(-3, 9)), max_size=60)
+RANGES = st.tuples(st.integers(0, 30), st.integers(0, 3)).map(lambda given: (given[0], sum(given)))
+NOTES = st.lists(st.tuples(st.sampled_from("abcdef"), RANGES, st.integers(-3, 9)), max_size=60)
+ALL = 34
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "WINDOW", 6)
     monkeypatch.setattr(table, "PRODUCERS_MAX", 4)
-    monkeypatch.setattr(table, "MESSAGES_MAX", 12)
+    monkeypatch.setattr(table, "RANGES_MAX", 12)
     monkeypatch.setattr(table, "NARROW", 3)
 
 
-class Model:
-    """The same rules, slowly: for each producer a floor, a time and a dict."""
+Places = dict[int, tuple[int | None, int]]
+
+
+class Known:
+    """What is known of a producer: where its numbers are, and those whose places were given up."""
 
     def __init__(self) -> None:
-        self.known: dict[str, tuple[int, int, dict[int, int]]] = {}
+        self.ranges: list[tuple[int, int, int]] = []
+        self.given_up: set[int] = set()
 
-    def note(self, producer: str, number: int, position: int, now_ms: int) -> None:
-        floor, _, places = self.known.get(producer, (-1, 0, {}))
-        if number <= floor or number in places:
+    @property
+    def floor(self) -> int:
+        return max(self.given_up, default=-1)
+
+    def narrow(self, count: int) -> None:
+        for first, last, _ in self.ranges[: max(len(self.ranges) - count, 0)]:
+            self.given_up |= set(range(first, last + 1))
+        self.ranges = self.ranges[-count:]
+
+    def find(self, first: int, last: int) -> Places | None:
+        places: Places = {}
+        for number in range(first, last + 1):
+            if number <= self.floor:
+                if not set(range(number, self.floor)) <= self.given_up:
+                    return None
+                places[number] = None, number - first
+            for low, high, position in self.ranges:
+                if low <= number <= high:
+                    places[number] = position, number - low
+        return places
+
+
+class Model:
+    """The same rules, slowly."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+
+    def note(self, producer: str, first: int, last: int, position: int) -> None:
+        known = self.known.get(producer, Known())
+        if known.find(first, last) != {}:
             return
         self.known.pop(producer, None)
-        places[number] = position
-        self.known[producer] = self.narrowed(floor, now_ms, places, table.WINDOW)
+        known.ranges = sorted([*known.ranges, (first, last, position)])
+        known.narrow(table.WINDOW)
+        self.known[producer] = known
         while len(self.known) > table.PRODUCERS_MAX:
             self.known.pop(next(iter(self.known)))
-        while sum(len(places) for _, _, places in self.known.values()) > table.MESSAGES_MAX:
-            name = next(name for name, row in self.known.items() if len(row[2]) > table.NARROW)
-            self.known[name] = self.narrowed(*self.known[name], table.NARROW)
+        while sum(len(known.ranges) for known in self.known.values()) > table.RANGES_MAX:
+            next(known for known in self.known.values() if len(known.ranges) > table.NARROW).narrow(table.NARROW)
 
-    @staticmethod
-    def narrowed(floor: int, now_ms: int, places: dict[int, int], count: int) -> tuple[int, int, dict[int, int]]:
-        kept = sorted(places)[-count:]
-        dropped = [number for number in places if number not in kept]
-        return max([floor, *dropped]), now_ms, {number: places[number] for number in kept}
+    def find(self, producer: str, first: int, last: int) -> Places | None:
+        return self.known.get(producer, Known()).find(first, last)
 
-    def find(self, producer: str, number: int) -> int | NotFound:
-        floor, _, places = self.known.get(producer, (-1, 0, {}))
-        return NotFound.FORGOTTEN if number <= floor else places.get(number, NotFound.NEW)
+
+def places(sequences: Sequences, producer: str, first: int, last: int) -> Places | None:
+    found = sequences.find(SequenceRange(producer, first, last))
+    if found is None:
+        return None
+    return {
+        number: (one.position, one.skip + number - one.first)
+        for one in found
+        for number in range(one.first, one.last + 1)
+    }
+
+
+def position(sequences: Sequences, producer: str, number: int) -> int | None:
+    """Where the message with this number is; None if it is not stored. Raises LookupError if that is not known."""
+    found = sequences.find(SequenceRange(producer, number, number))
+    if not found:
+        if found is None:
+            raise LookupError("forgotten")
+        return None
+    [one] = found
+    if one.position is None:
+        raise LookupError("stored, and nobody knows where")
+    return one.position
 
 
 @pytest.mark.usefixtures("small")
 def test_the_table_agrees_with_a_plain_one() -> None:
     @given(NOTES, st.sets(st.integers(0, 59)))
-    def agrees(notes: list[tuple[str, int, int]], snapshots: set[int]) -> None:
+    def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int]) -> None:
         metadata, model, now_ms = Metadata(), Model(), 0
         kept: list[tuple[bytes, Callable[[], object]]] = []
-        for position, (producer, number, days) in enumerate(notes):
+        for at, (producer, (first, last), days) in enumerate(notes):
             now_ms += days * DAY_MS
-            if position in snapshots:  # goes on from the snapshot, which is encoded when the table has changed
+            if at in snapshots:  # goes on from the snapshot, which is encoded when the table has changed
                 captured = metadata.sequences.capture()
                 kept.append((metadata.snapshot(), captured))
                 metadata = Metadata()
                 metadata.restore(kept[-1][0])
-            metadata.sequences.note(producer, number, position, now_ms)
-            model.note(producer, number, position, now_ms)
+            metadata.sequences.note(producer, first, last, at, now_ms)
+            model.note(producer, first, last, at)
             for name in "abcdef":
-                for wanted in range(31):
-                    assert metadata.sequences.find(name, wanted) == model.find(name, wanted)
+                for low in range(ALL):
+                    for high in (low, low + 3):
+                        found = places(metadata.sequences, name, low, high)
+                        assert found == model.find(name, low, high)
             assert metadata.sequences.producers == len(model.known) <= table.PRODUCERS_MAX
-            places = sum(len(places) for _, _, places in model.known.values())
-            assert metadata.sequences.count == places <= table.MESSAGES_MAX
+            count = sum(len(known.ranges) for known in model.known.values())
+            assert metadata.sequences.count == count <= table.RANGES_MAX
         kept.append((metadata.snapshot(), metadata.sequences.capture()))
         for snapshot, captured in kept:
             again = Metadata()
@@ -97,51 +150,87 @@ def test_the_table_agrees_with_a_plain_one() -> None:
 def test_what_was_captured_does_not_change_any_more() -> None:
     sequences = Sequences()
     for number in range(5):
-        sequences.note("p", number, 100 + number, 1)
+        sequences.note("p", number, number, 100 + number, 1)
     captured = sequences.capture()
     before = Sequences()
     before.restore(captured())
-    sequences.note("p", 3000, 7, 2)
-    sequences.note("q", 1, 8, 3)
+    sequences.note("p", 3000, 3000, 7, 2)
+    sequences.note("q", 1, 4, 8, 3)
     after = Sequences()
     after.restore(captured())
     assert captured() == before.capture()() == after.capture()()
-    assert (after.find("p", 3000), after.find("q", 1)) == (NotFound.NEW, NotFound.NEW)
-    assert sequences.find("p", 3000) == 7
+    assert (position(after, "p", 3000), position(after, "q", 1)) == (None, None)
+    assert position(sequences, "p", 3000) == 7
 
 
 def test_the_bounds_as_they_are() -> None:
     sequences = Sequences()
-    for number in range(3000):
-        sequences.note("busy", number, number, 1)
-    assert sequences.find("busy", 3000 - 1024) == 3000 - 1024
-    assert sequences.find("busy", 3000 - 1025) is NotFound.FORGOTTEN
+    for number in range(0, 6000, 2):
+        sequences.note("busy", number, number, number, 1)
+    assert position(sequences, "busy", 6000 - 2048) == 6000 - 2048
+    assert sequences.find(SequenceRange("busy", 6000 - 2052, 6000 - 2052)) is None
     for number in range(9_999):
-        sequences.note(f"p{number}", 1, 1, 1)
-    assert sequences.find("busy", 2999) == 2999
-    sequences.note("one too many", 1, 1, 1)
-    assert sequences.find("busy", 2999) is NotFound.NEW
+        sequences.note(f"p{number}", 1, 1, 1, 1)
+    assert position(sequences, "busy", 5998) == 5998
+    sequences.note("one too many", 1, 1, 1, 1)
+    assert position(sequences, "busy", 5998) is None
     assert (sequences.producers, sequences.count) == (10_000, 10_000)
+
+
+def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
+    sequences, start = Sequences(), 7 << 32
+    for first in range(start, start + 500_000, 100):
+        sequences.note("p", first, first + 99, first, 1)
+    end = start + 500_000
+    assert sequences.count == 1024
+    [below, *others] = sequences.find(SequenceRange("p", start, end + 9)) or []
+    assert below == Stored(start, end - 102_401, None, 0)
+    assert others == [Stored(first, first + 99, first, 0) for first in range(end - 102_400, end, 100)]
+    assert sequences.find(SequenceRange("p", start - 1, start)) is None
+    again = Sequences()
+    again.restore(sequences.capture()())
+    assert again.find(SequenceRange("p", start + 50, start + 149)) == [Stored(start + 50, start + 149, None, 0)]
+    assert len(sequences.capture()()[0][3]) == 8 * 1024  # type: ignore[index] # rows
+
+
+def test_what_follows_a_gap_below_the_window_is_known_as_far_down_as_the_gap() -> None:
+    sequences = Sequences()
+    for first in (*range(0, 500, 10), *range(600, 600 + 10 * 1100, 10)):
+        sequences.note("p", first, first + 9, first, 1)
+    assert sequences.find(SequenceRange("p", 600, 699)) == [Stored(600, 699, None, 0)]
+    assert sequences.find(SequenceRange("p", 599, 600)) is None
+    assert sequences.find(SequenceRange("p", 0, 9)) is None
 
 
 def test_a_clock_that_is_years_ahead_makes_nobody_forgotten() -> None:
     sequences = Sequences()
     for number in range(200):
-        sequences.note("quiet", number, number, DAY_MS)
-    sequences.note("of a leader ahead", 1, 200, 2000 * DAY_MS)
-    sequences.note("of the next leader", 1, 201, 2 * DAY_MS)
-    assert [sequences.find("quiet", number) for number in range(200)] == list(range(200))
-    assert sequences.find("of a leader ahead", 1) == 200
+        sequences.note("quiet", number, number, number, DAY_MS)
+    sequences.note("of a leader ahead", 1, 1, 200, 2000 * DAY_MS)
+    sequences.note("of the next leader", 1, 1, 201, 2 * DAY_MS)
+    assert [position(sequences, "quiet", number) for number in range(200)] == list(range(200))
+    assert position(sequences, "of a leader ahead", 1) == 200
 
 
 def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
     sequences = Sequences()
-    for number in range(2000):
-        sequences.note("p", number, number, 1)
+    for number in range(0, 4000, 2):
+        sequences.note("p", number, number, number, 1)
     before = sequences.capture()()
-    sequences.note("p", 3, 99_999, 5)
-    sequences.note("p", 1999, 99_999, 5)
+    for first, last in ((4, 4), (3998, 3998), (3, 3), (3997, 3999), (1000, 5000)):
+        sequences.note("p", first, last, 99_999, 5)
     assert sequences.capture()() == before
+
+
+def test_a_table_of_an_older_version_is_read() -> None:
+    old = [["p", 4, 1_700, (7).to_bytes(8, "little") + (9).to_bytes(8, "little"), bytes(8) + b"\x01" + bytes(7)]]
+    sequences = Sequences()
+    sequences.restore(old)
+    assert (position(sequences, "p", 7), position(sequences, "p", 9), position(sequences, "p", 8)) == (0, 1, None)
+    assert sequences.find(SequenceRange("p", 4, 4)) is None
+    again = Sequences()
+    again.restore(sequences.capture()())
+    assert again.capture()() == sequences.capture()()
 
 
 @pytest.mark.parametrize(
@@ -155,12 +244,18 @@ def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
         [["p", -1, 0, bytes(16), bytes(16)]],
         [["", -1, 0, bytes(8), bytes(8)]],
         [["p", -1, 0, bytes(8), bytes(8)]] * 2,
+        [["p", -1, 0, bytes(8), bytes(8), bytes(8), 0]],
+        [["p", -1, 0, bytes(8), bytes(8), bytes(4), 1]],
+        [["p", -1, 0, bytes(8), bytes(8), bytes(4), -1]],
+        [["p", -1, 0, bytes(8) + b"\x01" + bytes(7), bytes(16), b"\x01" + bytes(7), 0]],
+        [["p", -1, 0, b"\xff" * 7 + b"\x7f", bytes(8), b"\x01" + bytes(3), 0]],
+        [["p", -1, 0, bytes(8), bytes(8), bytes(4)]],
         "nonsense",
     ],
 )
 def test_a_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None:
     metadata = Metadata()
-    metadata.sequences.note("p", 1, 2, 3)
+    metadata.sequences.note("p", 1, 1, 2, 3)
     before = metadata.snapshot()
     with pytest.raises(SnapshotDamaged):
         metadata.restore(cbor2.dumps(cbor2.loads(before) | {"parts": {"sequences": rows}}))
@@ -185,15 +280,39 @@ def test_a_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None
         ("p", "0" * 20, None),
     ],
 )
-def test_which_sequence_numbers_there_are(producer: str, number: str, found: SequenceId | None) -> None:
-    assert sequence_id({props.PRODUCER_ID: producer, props.SEQUENCE: number}) == found
+def test_which_sequence_numbers_there_are(producer: str, number: str, found: tuple[str, int] | None) -> None:
+    properties = {props.PRODUCER_ID: producer, props.SEQUENCE: number}
+    expected = found and SequenceRange(*found, found[1])
+    assert sent_range(properties) == stored_range(properties) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "last"), [("5-9", 9), ("5-5", None), ("5-4", None), ("5-", None), ("-5", None), ("5-6-7", None)]
+)
+def test_which_ranges_there_are(text: str, last: int | None) -> None:
+    properties = {props.PRODUCER_ID: "p", props.SEQUENCE: text}
+    assert sent_range(properties) is None  # nobody may send what only the broker writes
+    expected = None if last is None else SequenceRange("p", 5, last)
+    assert stored_range(properties) == expected
+    assert expected is None or range_properties(expected) == properties
+
+
+def test_no_batch_goes_beyond_the_highest_number() -> None:
+    properties = {props.PRODUCER_ID: "p", props.SEQUENCE: str(SEQUENCE_MAX - 1)}
+    assert sent_range(properties, 2) == SequenceRange("p", SEQUENCE_MAX - 1, SEQUENCE_MAX)
+    assert sent_range(properties, 3) is None
+
+
+NUMBERS = st.tuples(st.integers(0, SEQUENCE_MAX), st.just(0) | st.integers(0, 2000)).map(
+    lambda given: (given[0], min(sum(given), SEQUENCE_MAX))
+)
 ROWS = st.lists(
     st.builds(
-        SequencedRecord,
+        lambda producer, numbers, position, store_ms: SequencedRecord(
+            producer, numbers[0], numbers[1], position, store_ms
+        ),
         st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=64),
-        st.integers(0, SEQUENCE_MAX),
+        NUMBERS,
         st.integers(0, SEQUENCE_MAX),
         st.integers(0, SEQUENCE_MAX),
     ),
@@ -218,7 +337,7 @@ def test_what_is_shipped_is_read_as_it_was_and_no_byte_less(
 def test_records_say_what_is_shipped_about_them(rows: list[SequencedRecord]) -> None:
     body, position, expected = b"", 4096, []
     for row in rows:
-        given_text = props.encode({props.PRODUCER_ID: row.producer, props.SEQUENCE: str(row.number)})
+        given_text = props.encode(range_properties(SequenceRange(row.producer, row.first, row.last)))
         for text in ("TAGS\x01t\x02", given_text, "XRAFTMQ_SEQUENCE\x011\x02"):
             record = encode_record(
                 topic="T",

@@ -307,7 +307,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.lead()
 
     def apply(self, body: bytes) -> None:
-        runs, commands = scan_runs(body)
+        runs, commands = scan_runs(body, self.log.ends[self.log.committed - 1] - len(body))
         for run in runs:
             self.store.append_run(run)
         for command in commands:

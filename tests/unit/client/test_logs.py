@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import structlog
@@ -44,3 +46,29 @@ def test_what_nobody_wants_to_read_is_not_written(
     with caplog.at_level(logging.INFO, "mq.client"):
         log.info("connected", address="a:1")
     assert [record.getMessage() for record in caplog.records] == ["connected address='a:1'"]
+
+
+def test_importing_the_sdk_does_not_import_structlog() -> None:
+    code = "import sys, mq.client; sys.exit('structlog' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_application_may_drop_events_and_render_them_for_logging(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_refusals(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if event["event"] == "refused":
+            raise structlog.DropEvent
+        return event
+
+    monkeypatch.setattr(structlog, "is_configured", lambda: True)
+    for last, text in (
+        (structlog.stdlib.render_to_log_kwargs, "moved 50%"),
+        (structlog.stdlib.render_to_log_args_and_kwargs, "moved 50%"),
+        (structlog.processors.KeyValueRenderer(), "offset=3 event='moved 50%'"),
+    ):
+        monkeypatch.setattr(structlog, "get_config", lambda last=last: {"processors": [without_refusals, last]})
+        caplog.clear()
+        log.warning("refused")
+        log.warning("moved 50%", offset=3)
+        assert [record.getMessage() for record in caplog.records] == [text]

@@ -279,6 +279,12 @@ async def test_a_batch_that_cannot_be_is_not_sent(batch: list[Message], why: str
         assert producer.in_flight == 0
 
 
+async def test_a_batch_has_no_property_of_the_system() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+        with pytest.raises(MessageRefused, match="property 'WAIT' is one of the system's own"):
+            await producer.send_batch([Message("T", b"x")], properties={"WAIT": "false"})
+
+
 async def test_send_many_keeps_the_order_of_the_outcomes_and_reports_each_failure() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         messages = [Message("T", b"%d" % number) for number in range(50)]

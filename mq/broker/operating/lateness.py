@@ -1,0 +1,31 @@
+"""How late the event loop was at most: for how long one thing kept all others waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+_SPAN_SECONDS: Final = 10
+_SPANS: Final = 6
+
+
+class Lateness:
+    """The longest delay within the last minute, in steps of ten seconds. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._longest: deque[tuple[int, float]] = deque()
+
+    def note(self, seconds: float, now: float) -> None:
+        """What was due ``seconds`` ago is done now, or took so long."""
+        span = int(now) // _SPAN_SECONDS
+        if not self._longest or self._longest[-1][0] != span:
+            self._longest.append((span, seconds))
+            if len(self._longest) > _SPANS:
+                self._longest.popleft()
+        elif seconds > self._longest[-1][1]:
+            self._longest[-1] = span, seconds
+
+    def longest(self, now: float) -> float:
+        """Seconds of the longest delay of the last minute, 0 if there is none."""
+        oldest = int(now) // _SPAN_SECONDS - _SPANS
+        return max((seconds for span, seconds in self._longest if span > oldest), default=0.0)

@@ -1,0 +1,61 @@
+"""All that serves those who read topics as a whole, put together: plans, reads and leases (9006 to 9008)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.reading.bulk_reads import BulkReads
+from mq.broker.reading.log_leases import LogLeases
+from mq.broker.reading.topic_plans import TopicPlans
+from mq.broker.requests.answering import Read
+from mq.broker.requests.connection import Handler
+from mq.broker.requests.gradual import Gradually
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
+from mq.store.queue_store import QueueStore
+from raftlog import Job, Replica
+
+
+class Bulk:
+    """The handlers. Arguments are those of the three.
+
+    Attributes:
+        reads: looks again at requests that wait.
+        leases: what of the log readers hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        replica: Replica,
+        metadata: Metadata,
+        store: QueueStore,
+        read: Read,
+        gradually: Gradually,
+        other_replicas: Callable[[], list[str]],
+        in_background: Callable[[Job], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.leases = LogLeases(settings=settings, base_pos=lambda: replica.log.base_pos, clock=clock)
+        self.reads = BulkReads(
+            settings=settings,
+            replica=replica,
+            metadata=metadata,
+            store=store,
+            other_replicas=other_replicas,
+            in_background=in_background,
+            clock=clock,
+        )
+        self._plans = TopicPlans(
+            settings=settings, replica=replica, metadata=metadata, store=store, read=read, gradually=gradually
+        )
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return self.leases.handlers() | self.reads.handlers() | self._plans.handlers()
+
+    def counters(self) -> dict[str, int]:
+        """Figures."""
+        return self.leases.counters() | self.reads.counters()

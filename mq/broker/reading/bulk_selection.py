@@ -1,0 +1,164 @@
+"""What a bulk read answers: consume queue entries say which records are wanted, and these are read in one pass.
+
+Entries of several queues are merged by the physical offsets that they name, so records come in the order of the log,
+and each stretch of it is read once, whichever queues lie in it. All of this is for worker threads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, repeat
+from operator import add
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mq.protocol.bulk import encode_answer_head
+from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6
+from mq.store.dispatch import QUEUE_ENTRY
+from raftlog.segment.verified_reads import VerifiedRun
+
+GAP_BYTES_MAX: Final = 64 * 1024
+"""What lies between two wanted records is read along with them if it is less: entries are found no closer."""
+LOAD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of the log in memory at a time for one read, unless a single record is larger."""
+
+_PLACES: Final = Struct(">qi8x").iter_unpack
+_SYS_FLAG: Final = Struct(">36xi")
+_BODY_LENGTH: Final = Struct(">i")
+_BODY_LENGTH_AT: Final = 84
+_IPV6_MORE: Final = 12
+
+ReadRuns = Callable[[int, int], Iterable[VerifiedRun]]
+"""`LogReads.read_runs`."""
+
+
+class QueueSpan(NamedTuple):
+    """Consume queue entries of one queue, from the queue offset ``start`` on.
+
+    ``is_whole`` says that no other entries of the queue are wanted, of those that are there.
+    """
+
+    queue_id: int
+    start: int
+    entries: bytes
+    is_whole: bool
+
+
+class Selection(NamedTuple):
+    """Records that are wanted, in the order of the log, and where to go on behind them.
+
+    Attributes:
+        offsets: for each queue the offset behind the last entry that was looked at.
+    """
+
+    positions: Sequence[int]
+    sizes: Sequence[int]
+    queue_ids: Sequence[int]
+    offsets: dict[int, int]
+
+
+def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: int) -> Selection:
+    """Choose records of up to ``bytes_max`` bytes, but at least one if there is one.
+
+    Args:
+        codes: only records with one of these tag codes are wanted; all of them if it is empty.
+        limit_pos: nothing at or behind this physical offset may be read yet.
+    """
+    horizon = limit_pos
+    wanted: list[tuple[int, int, int]] = []
+    looked_at: list[tuple[QueueSpan, tuple[int, ...]]] = []
+    for span in spans:
+        places, sizes_of = zip(*_PLACES(span.entries), strict=True)
+        looked_at.append((span, places))
+        if not span.is_whole:
+            # What lies behind its last entry may have to come before records of other queues.
+            horizon = min(horizon, places[-1] + 1)
+        queue_id = span.queue_id
+        if codes:
+            entries = QUEUE_ENTRY.iter_unpack(span.entries)
+            wanted += [(at, size, queue_id) for at, size, code in entries if code in codes]
+        else:
+            wanted += zip(places, sizes_of, repeat(queue_id), strict=False)
+    wanted.sort()
+    positions, sizes, queue_ids = zip(*wanted, strict=True) if wanted else ((), (), ())
+    count = bisect_left(positions, horizon)
+    fitting = bisect_right(list(accumulate(sizes[:count])), bytes_max)
+    if fitting < count:
+        count = max(fitting, 1)
+        if count < len(wanted):
+            horizon = min(horizon, positions[count])
+    offsets = {span.queue_id: span.start + bisect_left(places, horizon) for span, places in looked_at}
+    return Selection(positions[:count], sizes[:count], queue_ids[:count], offsets)
+
+
+def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> tuple[bytes, list[bytes | memoryview]]:
+    """The body of an answer with these records: what comes ahead of them, and the records in one or more pieces.
+
+    Raises raftlog.SegmentError if they cannot be read, or are damaged.
+    """
+    sizes = selection.sizes
+    pieces: list[bytes | memoryview] = list(_read(selection, read_runs))
+    if not bodies:
+        cut, sizes = _without_bodies(b"".join(pieces), sizes)
+        pieces = [cut]
+    head = encode_answer_head(selection.offsets, selection.queue_ids, sizes, without_bodies=not bodies)
+    return head, pieces
+
+
+def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes]:
+    """The records, those of a run as one piece: they are copied while they are in the processor's cache."""
+    for group in _groups(_extents(selection.positions, selection.sizes)):
+        end = group[-1][1]
+        runs = iter(read_runs(group[0][0], end - group[0][0]))
+        run = next(runs)
+        records: list[memoryview] = []
+        for begin, stop in group:
+            while run.next <= begin:
+                if records:
+                    yield b"".join(records)
+                    records = []
+                run = next(runs)
+            records.append(memoryview(run.data)[begin - run.begin : stop - run.begin])
+        yield b"".join(records)
+
+
+def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where records lie, as [begin, end) of those that lie side by side. None of them crosses an entry's end."""
+    if not positions:
+        return []
+    ends = list(map(add, positions, sizes))
+    breaks = [number for number, (end, at) in enumerate(zip(ends, positions[1:], strict=False), 1) if end != at]
+    return [(positions[first], ends[last - 1]) for first, last in pairwise([0, *breaks, len(ends)])]
+
+
+def _groups(extents: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Extents that are read together: little lies between them, and they are not too long in sum."""
+    group: list[tuple[int, int]] = []
+    for extent in extents:
+        if group and (extent[0] - group[-1][1] > GAP_BYTES_MAX or extent[1] - group[0][0] > LOAD_BYTES_MAX):
+            yield group
+            group = []
+        group.append(extent)
+    if group:
+        yield group
+
+
+def _without_bodies(data: bytes, sizes: Sequence[int]) -> tuple[bytes, list[int]]:
+    """The records without the bytes of their bodies, and how long they are then."""
+    parts: list[bytes] = []
+    left: list[int] = []
+    at = 0
+    for size in sizes:
+        head = _BODY_LENGTH_AT
+        (sys_flag,) = _SYS_FLAG.unpack_from(data, at)
+        if sys_flag & BORN_HOST_IPV6:
+            head += _IPV6_MORE
+        if sys_flag & STORE_HOST_IPV6:
+            head += _IPV6_MORE
+        (body_bytes,) = _BODY_LENGTH.unpack_from(data, at + head)
+        head += _BODY_LENGTH.size
+        parts += (data[at : at + head], data[at + head + body_bytes : at + size])
+        left.append(size - body_bytes)
+        at += size
+    return b"".join(parts), left
