@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +12,8 @@ from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.topics import NAMESRV, Json, Namesrv, time_of
+from mq.cli.output import Json, print_json, time_of
+from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.message import MessageQueue
 from mq.client.offsets import ConsumeFrom
@@ -126,7 +126,7 @@ def list_groups(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     with client_errors():
         names = run_trio(main)
     if as_json:
-        print(json.dumps(names, indent=2))
+        print_json(names)
         return
     for name in names:
         print(name)
@@ -161,7 +161,7 @@ def delete(
 @app.command("reset")
 def reset(
     group: Group,
-    topic: str,
+    topic: Topic,
     to: Annotated[str, typer.Argument(metavar="POSITION", help="first, last, or a local time: 2026-03-01T09:30.")],
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -180,7 +180,7 @@ def reset(
         offsets = run_trio(main)
     if as_json:
         rows = [{"broker": each.broker_name, "queue": each.queue_id, "offset": offsets[each]} for each in offsets]
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for queue, offset in offsets.items():
         print(f"{queue.broker_name}/{queue.queue_id}: {offset}")
@@ -209,7 +209,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     if not configs and not progress:
         raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
     if as_json:
-        print(json.dumps(_as_json(configs, progress), indent=2))
+        print_json(_as_json(configs, progress))
         return
     console = Console()
     for broker, config in sorted(configs.items()):
@@ -223,7 +223,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             f"{each.offset:,}",
             f"{each.end:,}",
             f"{max(each.end - each.offset, 0):,}",
-            time_of(each.last_ms),
+            time_of(each.last_ms) or "-",
         )
     console.print(table if progress else "it has no offsets")
 
@@ -247,9 +247,9 @@ def _as_json(
                 "broker": queue.broker_name,
                 "queue": queue.queue_id,
                 "offset": each.offset,
-                "nextOffset": each.end,
+                "next_offset": each.end,
                 "behind": max(each.end - each.offset, 0),
-                "lastConsumedStoredMs": each.last_ms or None,
+                "last_consumed_stored": time_of(each.last_ms),
             }
             for queue, each in progress.items()
         ],

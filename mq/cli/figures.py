@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rich.table import Table
+
+from mq.cli.output import time_of
 
 OWN_PREFIX: Final = "raftmq."
 
@@ -25,6 +26,10 @@ _UNITS: Final = tuple(
         (r"Time[sS]tamp$", _TIME),
         (r"(diskUsed|Ratio)$", _RATIO),
         (r"(Bytes|Position|SizeTotal|AverageSize|commitLogM(in|ax)Offset|sendThreadPoolQueueCapacity)$", _BYTES),
+        (r"\.bulkBytesAs", _BYTES),
+        (r"\.bulkRowsAs", "messages"),
+        (r"\.bulkReads", "requests"),
+        (r"\.logLeases$", "leases"),
         (r"Index$", "entries"),
         (r"(scheduleMessageOffset_\d+)$", "messages delivered, stored"),
         (r"QueueSize$|^pullThreadPoolQueueCapacity$|held(Pops|Pulls)$|forwarded\w+$", "requests"),
@@ -51,7 +56,7 @@ def readable(name: str, text: str) -> str:
     unit = unit_of(name)
     if unit == _TIME:
         # Brokers say 0 or -1 for what never was.
-        return "none" if not text.isdigit() or text == "0" else _time(int(text))
+        return (time_of(int(text)) if text.isdigit() else None) or "none"
     if text.lstrip("-").isdigit() and name not in ("brokerVersion", OWN_PREFIX + "term"):
         return f"{int(text):,}"
     if text.startswith("{"):
@@ -75,11 +80,6 @@ def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
 def _names(figures: Iterable[Mapping[str, str]]) -> list[str]:
     names = {name for each in figures for name in each}
     return sorted(names, key=lambda name: (not name.startswith(OWN_PREFIX), name))
-
-
-def _time(milliseconds: int) -> str:
-    at = dt.datetime.fromtimestamp(milliseconds / 1000, tz=dt.UTC)
-    return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _words(value: object) -> str:

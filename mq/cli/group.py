@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,6 +16,7 @@ from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.group_session import GroupSession
 from mq.cli.group_view import table_of
+from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.protocol.group_admin import GroupAnswer
 
@@ -26,7 +26,7 @@ app.add_typer(group_secret.app, name="secret")
 Group = Annotated[
     str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")
 ]
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Id of the member.")]
 Patience = Annotated[
     float, typer.Option("--wait", help="How long the new node may take to catch up.", metavar="SECONDS", min=0)
 ]
@@ -37,7 +37,7 @@ def status(group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESR
     """Show the members as the leader sees them. Exit code 1 if there is no leader."""
     answer = _run(namesrv, group, lambda session: session.status())
     if as_json:
-        print(_as_json(answer))
+        print_json(msgspec.to_builtins(answer))
     else:
         Console().print(table_of(answer.view))
     if not answer.done:
@@ -59,13 +59,13 @@ def add(
 
 
 @app.command("promote")
-def promote(node: str, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def promote(node: Node, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Give a learner that has caught up a vote."""
     _finish(_run(namesrv, group, lambda session: session.change("promote", node)), as_json)
 
 
 @app.command("remove")
-def remove(node: str, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def remove(node: Node, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Remove a voter or a learner. A leader that is removed hands over first."""
     _finish(_run(namesrv, group, lambda session: session.change("remove", node)), as_json)
 
@@ -86,7 +86,7 @@ def replace(
 
 @app.command("transfer")
 def transfer(
-    node: Annotated[str, typer.Argument(help="Who shall lead; default: the leader chooses.")] = "",
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Who shall lead; default: the leader chooses.")] = "",
     group: Group = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -114,7 +114,7 @@ def _run(namesrv: str, group: str | None, act: Callable[[GroupSession], Awaitabl
 def _finish(answer: GroupAnswer, as_json: bool) -> None:
     """One line of outcome, or JSON; the exit code says whether it was done."""
     if as_json:
-        print(_as_json(answer))
+        print_json(msgspec.to_builtins(answer))
     elif answer.done:
         print(answer.text)
     if answer.done:
@@ -122,7 +122,3 @@ def _finish(answer: GroupAnswer, as_json: bool) -> None:
     if not as_json:
         raise CommandFailed(f"{answer.code}: {answer.text}", EXIT_FAILED)
     raise typer.Exit(EXIT_FAILED)
-
-
-def _as_json(answer: GroupAnswer) -> str:
-    return json.dumps(msgspec.to_builtins(answer), indent=2)

@@ -1,9 +1,8 @@
-"""`raftmq log`: what the files of a stopped node say. Only `trust` and `term` change anything."""
+"""`raftmq log`: what the files of a stopped node say. Only `trust`, `cut` and `term` change anything."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -14,23 +13,23 @@ from rich.console import Console
 from rich.table import Table
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
+from mq.cli.output import Json, print_json, print_json_array
 
 if TYPE_CHECKING:
     from raftlog.segment.codec import EntryRef
     from raftlog.segment.recovery import DamagedRange
     from raftlog.segment.verify import StoppedLog
 
-app = typer.Typer(help="Verify, print, trust and correct the log of a stopped node.", no_args_is_help=True)
+app = typer.Typer(help="Verify, print, trust, cut and correct the log of a stopped node.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(help="A broker's data directory, or the commitlog in it.", metavar="DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 KINDS = {1: "normal", 2: "no-op", 3: "config"}
 EXCERPT_BYTES = 48
 
 
 @app.command("verify")
-def verify(directory: Directory, as_json: AsJson = False) -> None:
+def verify(directory: Directory, as_json: Json = False) -> None:
     """Check every entry, and say what a start would do.
 
     Exit code 0: intact, or a torn end that a start cuts off. 1: damaged, to be repaired from other replicas.
@@ -43,21 +42,19 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
         report = log.report()
     abstaining = report.state is not None and ABSTAINING in report.state.notes
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "directory": report.directory,
-                    "verdict": report.verdict,
-                    "node": report.state.node_id if report.state else None,
-                    "cluster": report.state.cluster_id if report.state else None,
-                    "firstIndex": report.first_index,
-                    "lastIndex": report.last.index if report.last else None,
-                    "lastTerm": report.last.term if report.last else None,
-                    "abstaining": abstaining,
-                    "damaged": [[damage.pos, damage.end] for damage in report.ranges],
-                    "findings": report.findings,
-                }
-            )
+        print_json(
+            {
+                "directory": report.directory,
+                "verdict": report.verdict,
+                "node": report.state.node_id if report.state else None,
+                "cluster": report.state.cluster_id if report.state else None,
+                "first_index": report.first_index,
+                "last_index": report.last.index if report.last else None,
+                "last_term": report.last.term if report.last else None,
+                "abstaining": abstaining,
+                "damaged": [{"position": each.pos, "size": each.end - each.pos} for each in report.ranges],
+                "findings": report.findings,
+            }
         )
     else:
         owner = f", node {report.state.node_id} of {report.state.cluster_id}" if report.state else ""
@@ -110,6 +107,40 @@ def trust(
     )
 
 
+@app.command("cut")
+def cut(
+    directory: Directory,
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
+) -> None:
+    """Give up everything behind the first damage of a log, also what is intact there.
+
+    For a group in which every replica is damaged at the same place, or for a replica that has no peers: a start
+    repairs all other damage. Copy the directory first: what is given up is overwritten. The replica abstains then until
+    it has caught up or is trusted.
+    """
+    from raftlog import RealDisk, SegmentError
+    from raftlog.segment import LogDamaged
+    from raftlog.segment.trust import cut
+    from raftlog.segment.verify import DAMAGED_STATE
+
+    with _stopped(directory) as log:
+        report = log.report()
+    where = report.directory
+    if report.verdict != DAMAGED_STATE or not report.ranges:
+        raise CommandFailed(f"{where} is {report.verdict}: there is no damage to cut it at")
+    first = report.ranges[0]
+    if not accept_loss:
+        raise CommandFailed(
+            f"{where}: nothing was changed. Behind {first.pos} {_more_behind(report.ranges)}; what this replica "
+            "acknowledged and loses may exist nowhere else: say so with --accept-loss"
+        )
+    try:
+        end = cut(RealDisk(), LogDamaged(where, report.ranges, first.pos, report.verdict))
+    except SegmentError as error:
+        raise CommandFailed(str(error)) from error
+    print(f"{where}: the log ends at {end} now, and the replica abstains")
+
+
 @app.command("term")
 def term(
     directory: Directory,
@@ -131,9 +162,9 @@ def term(
     that refuses the term of its peers as implausible needs it.
     """
     from raftlog import RealDisk, SegmentError
-    from raftlog.consensus.types import TERM_MAX
     from raftlog.segment.trust import lowered_term, set_term
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
+    from raftlog.terms import TERM_MAX
 
     with _stopped(directory) as log:
         report = log.report()
@@ -177,7 +208,7 @@ def dump(
     directory: Directory,
     from_index: Annotated[int, typer.Option("--from", min=1, help="Index of the first entry.", metavar="INDEX")] = 1,
     count: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Json = False,
     bodies: Annotated[bool, typer.Option("--bodies", help=f"The first {EXCERPT_BYTES} bytes of each body.")] = False,
 ) -> None:
     """Print entries, with what is damaged in between."""
@@ -186,14 +217,20 @@ def dump(
             raise CommandFailed(f"{log.directory}: no slot of the vote file is valid")
         rows = (_row(log, found, bodies) for found in islice(log.entries(from_index), count))
         if as_json:
-            for row in rows:
-                print(json.dumps(row))
+            print_json_array(rows)
             return
         columns = ["index", "term", "kind", "position", "size", "crc", "chain", *(["body"] if bodies else []), "note"]
         table = Table(*columns)
         for row in rows:
             table.add_row(*(str(row.get(column, "")) for column in columns))
         Console().print(table)
+
+
+def _more_behind(ranges: Sequence[DamagedRange]) -> str:
+    last = ranges[-1]
+    if last.behind is None:
+        return "there is nothing that is certainly intact"
+    return f"there are intact entries, from index {last.behind.index} on at the latest"
 
 
 @contextmanager

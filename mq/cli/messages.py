@@ -12,7 +12,7 @@ import typer
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.topics import NAMESRV, Namesrv
+from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consumer import PushConsumer
 from mq.client.errors import ClientError, NameServersUnavailable, TopicNotFound
@@ -26,7 +26,7 @@ _EXAMPLES_MAX = 3
 
 
 def produce(
-    topic: str,
+    topic: Topic,
     tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None,
     key_prefix: Annotated[str | None, typer.Option(help="Key of a message: this text and the line number.")] = None,
     delay: Annotated[float | None, typer.Option(min=0, help="Deliver each message so many seconds later.")] = None,
@@ -111,7 +111,7 @@ class Lines:
 
 
 def consume(
-    topic: str,
+    topic: Topic,
     group: Annotated[str, typer.Option(help="Consumer group; its members share the queues.")],
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages; default: ctrl-C.")] = None,
     consume_from: Annotated[str, typer.Option("--from", help="Where a new group begins: first or last.")] = "first",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
@@ -16,6 +15,7 @@ from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_clu
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.figures import figures_table
 from mq.cli.group_view import table_title
+from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
 
 _MEMORY_BYTES_MIN = 1_000_000
@@ -23,14 +23,14 @@ _MEMORY_BYTES_MIN = 1_000_000
 
 def status(
     everything: Annotated[bool, typer.Option("--all", help="Every figure of every replica, with its unit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Show groups, roles, terms, commit positions and the lag of each replica. Exit code 1 if a group has no leader."""
     with client_errors():
         groups = run_trio(partial(ask_cluster, namesrv))
     if as_json:
-        print(json.dumps([group.as_json(with_figures=everything) for group in groups], indent=2))
+        print_json([group.as_json(with_figures=everything) for group in groups])
     else:
         console = Console()
         for group in groups:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 from typing import Annotated
 
 import typer
@@ -12,6 +10,7 @@ from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.output import Json, print_json, time_of
 from mq.client.admin import MESSAGE_TYPES, Admin
 from mq.client.errors import TopicNotFound
 from mq.protocol.bodies import ClusterInfo, TopicConfig
@@ -23,7 +22,6 @@ app = typer.Typer(help="Create, change, list, look up and delete topics.", no_ar
 Namesrv = Annotated[
     str, typer.Option(envvar="RAFTMQ_NAMESRV", help="Name servers, separated by semicolons.", metavar="HOST:PORT;...")
 ]
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 NAMESRV = "127.0.0.1:9876"
 
 _PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
@@ -178,8 +176,8 @@ def route(
         return [
             {
                 "broker": broker,
-                "readQueues": sum(queue.broker_name == broker for queue in found.read_queues),
-                "writeQueues": sum(queue.broker_name == broker for queue in found.write_queues),
+                "read_queues": sum(queue.broker_name == broker for queue in found.read_queues),
+                "write_queues": sum(queue.broker_name == broker for queue in found.write_queues),
                 "leader": replicas.get(0),
                 "followers": [address for number, address in sorted(replicas.items()) if number != 0],
             }
@@ -189,7 +187,7 @@ def route(
     with client_errors():
         rows = run_trio(main)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     table = Table("broker group", "queues read", "queues written", "leader", "followers")
     for row in rows:
@@ -197,8 +195,8 @@ def route(
         assert isinstance(followers, list)
         table.add_row(
             str(row["broker"]),
-            str(row["readQueues"]),
-            str(row["writeQueues"]),
+            str(row["read_queues"]),
+            str(row["write_queues"]),
             str(row["leader"] or "none"),
             " ".join(followers),
         )
@@ -232,21 +230,23 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     async def main() -> list[dict[str, object]]:
         async with Admin(namesrv) as admin:
             configs = await admin.topic_config(topic)
+            identities = await admin.topic_identities(topic)
             ends = await admin.topic_stats(topic)
         return [
             {
                 "broker": broker,
-                "readQueues": config.read_queue_nums,
-                "writeQueues": config.write_queue_nums,
-                "perm": config.perm,
+                "identity": identities.get(broker) or None,
+                "read_queues": config.read_queue_nums,
+                "write_queues": config.write_queue_nums,
+                "perm": _perm_words(config.perm),
                 "order": config.order,
                 "attributes": config.attributes,
                 "queues": [
                     {
                         "queue": queue.queue_id,
-                        "firstOffset": each.min_offset,
-                        "nextOffset": each.max_offset,
-                        "lastStoredMs": each.last_update_ms or None,
+                        "first_offset": each.min_offset,
+                        "next_offset": each.max_offset,
+                        "last_stored": time_of(each.last_update_ms),
                     }
                     for queue, each in ends.items()
                     if queue.broker_name == broker
@@ -258,14 +258,12 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     with client_errors():
         rows = run_trio(main)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for row in rows:
-        perm = row["perm"]
-        assert isinstance(perm, int)
         title = (
-            f"{topic} in {row['broker']}: perm {_perm_words(perm)}, {row['readQueues']} queues read, "
-            f"{row['writeQueues']} written"
+            f"{topic} in {row['broker']}: perm {row['perm']}, {row['read_queues']} queues read, "
+            f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}"
         )
         table = Table("queue", "first offset", "next offset", "last stored", title=title, title_justify="left")
         queues = row["queues"]
@@ -273,9 +271,9 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
         for queue in queues:
             table.add_row(
                 str(queue["queue"]),
-                f"{queue['firstOffset']:,}",
-                f"{queue['nextOffset']:,}",
-                time_of(queue["lastStoredMs"]),
+                f"{queue['first_offset']:,}",
+                f"{queue['next_offset']:,}",
+                queue["last_stored"] or "-",
             )
         Console().print(table)
 
@@ -307,22 +305,15 @@ def stats(
                     "broker": broker,
                     "span": span,
                     "messages": count.sum,
-                    "messagesPerSecond": count.tps,
+                    "messages_per_second": count.tps,
                     "bytes": size.sum,
-                    "bytesPerSecond": size.tps,
+                    "bytes_per_second": size.tps,
                 }
             )
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     table = Table("broker group", "last", "messages", "a second", "bytes", "a second")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
     Console().print(table if rows else f"nothing was counted for {key}")
-
-
-def time_of(milliseconds: int | None) -> str:
-    """A time of the log for people, in UTC."""
-    if not milliseconds:
-        return "-"
-    return dt.datetime.fromtimestamp(milliseconds / 1000, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")

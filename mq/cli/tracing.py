@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -12,18 +10,18 @@ import typer
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.output import Json, print_json, time_of
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
 
 _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.ORDER: "ordered "}
-_LATEST_MS = 253_402_300_799_999
 
 
 def trace(
-    message_id: str,
+    message_id: Annotated[str, typer.Argument(metavar="ID")],
     topic: Annotated[str, typer.Option(help="Where clients write their traces.")] = TRACE_TOPIC,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one object.")] = False,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Show who sent a message, and who handled it, when, how long and how often. Exit code 1 if nothing is known."""
@@ -40,7 +38,7 @@ def trace(
             EXIT_FAILED,
         )
     if as_json:
-        print(json.dumps(msgspec.to_builtins(story)))
+        print_json(msgspec.to_builtins(story))
         return
     for line in _lines(story):
         print(line)
@@ -57,7 +55,7 @@ def _lines(story: MessageTrace) -> Iterator[str]:
         events.append((recalled.timestamp_ms, f"{_name(recalled.group)} {how}"))
     events += [(handling.begun.timestamp_ms, _handled(handling)) for handling in story.handled]
     for timestamp_ms, text in sorted(events, key=lambda event: event[0]):
-        yield f"{_time(timestamp_ms)}  {text}"
+        yield f"{time_of(timestamp_ms) or f'{timestamp_ms} ms'}  {text}"
     groups = sorted({handling.begun.group for handling in story.handled})
     for group in groups:
         times = [each for each in story.handled if each.begun.group == group]
@@ -97,9 +95,3 @@ def _times(count: int) -> str:
 
 def _name(text: str | None) -> str:
     return "unknown" if not text else "".join(each if each.isprintable() else "?" for each in text)
-
-
-def _time(timestamp_ms: int) -> str:
-    if not 0 <= timestamp_ms <= _LATEST_MS:
-        return f"{timestamp_ms} ms"
-    return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).astimezone().isoformat(" ", "milliseconds")

@@ -28,7 +28,7 @@ from mq.cli.figures import figures_table, readable, unit_of
         ("raftmq.members", '{"n0":"voter","n1":"learner"}', "", "n0: voter, n1: learner"),
         ("raftmq.peers", '{"n1":{"matchIndex":4,"active":true}}', "", "n1: matchIndex 4 active True"),
         ("putTps", "1.0 2.0 3.0", "per second, over 10 s, 1 min, 10 min", "1.0 2.0 3.0"),
-        ("bootTimestamp", "1600000000000", "UTC", "2020-09-13 12:26:40"),
+        ("bootTimestamp", "1600000000000", "UTC", "2020-09-13T12:26:40.000Z"),
         ("earliestMessageTimeStamp", "-1", "UTC", "none"),
         ("startAcceptSendRequestTimeStamp", "0", "UTC", "none"),
         ("scheduleMessageOffset_3", "4,5", "messages delivered, stored", "4,5"),

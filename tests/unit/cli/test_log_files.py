@@ -82,7 +82,7 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     assert "abstains: it may lack entries" in said
     assert f"raftmq log trust {data_dir} --accept-loss" in said
     found = json.loads(run("verify", data_dir, "--json").output)
-    assert (found["abstaining"], found["lastIndex"], found["lastTerm"]) == (True, 99, 1)
+    assert (found["abstaining"], found["last_index"], found["last_term"]) == (True, 99, 1)
     failed = refusal(run("trust", data_dir))
     assert failed.exit_code == EXIT_REFUSED
     assert "its log ends with entry 99 of term 1" in str(failed)
@@ -110,18 +110,32 @@ def test_directory_without_a_log(tmp_path: Path) -> None:
     assert refusal(run("verify", tmp_path / "absent")).exit_code == EXIT_REFUSED
 
 
+def test_cut_gives_up_what_lies_behind_the_damage_when_a_person_says_so(data_dir: Path) -> None:
+    assert "there is no damage" in str(refusal(run("cut", data_dir, "--accept-loss")))
+    with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff")
+    before = {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()}
+    assert "intact entries, from index" in str(refusal(run("cut", data_dir)))
+    assert {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()} == before
+    assert "the replica abstains" in run("cut", data_dir, "--accept-loss").output
+    found = json.loads(run("verify", data_dir, "--json").output)
+    assert (found["verdict"], found["abstaining"]) == ("intact", True)
+    assert 0 < found["last_index"] < 99
+
+
 def test_both_slots_bad_ends_with_code_2(data_dir: Path) -> None:
     (data_dir / "commitlog" / "meta").write_bytes(b"garbage" * 1000)
     assert refusal(run("verify", data_dir)).exit_code == EXIT_REFUSED
     assert "no slot" in str(refusal(run("dump", data_dir)))
 
 
-def test_dump_as_lines_of_json(data_dir: Path) -> None:
-    rows = [json.loads(line) for line in run("dump", data_dir, "--json", "--count", "3").output.splitlines()]
+def test_dump_as_json(data_dir: Path) -> None:
+    rows = json.loads(run("dump", data_dir, "--json", "--count", "3").output)
     assert [row["index"] for row in rows] == [1, 2, 3]
     assert (rows[0]["kind"], rows[0]["note"]) == ("config", "voters n1 n2, learners n3")
     assert rows[1]["position"] == rows[0]["size"]
-    row = json.loads(run("dump", data_dir, "--json", "--from", "98", "--bodies", "--count", "1").output)
+    [row] = json.loads(run("dump", data_dir, "--json", "--from", "98", "--bodies", "--count", "1").output)
     assert row["index"] == 98
     assert "hello . world" in row["body"]
     assert "config" in run("dump", data_dir).output

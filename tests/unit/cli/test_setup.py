@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent.parent
 
 PYTHON_WITHOUT_VENV = """#!/bin/sh
@@ -54,3 +56,33 @@ def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path) ->
     )
     assert done.returncode == 2
     assert done.stderr == "raftmq: no Python 3.11 or later found: apt install python3.11 python3.11-venv\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [('openjdk version "11.0.2" 2019-01-15', "is Java 11"), ('java version "1.8.0_202"', "is Java 1"), ("", "no Java")],
+)
+def test_without_java_17_is_one_line_that_names_the_package(tmp_path: Path, says: str, found: str) -> None:
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    java.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "deploy" / "check-java.sh"],
+        env={"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("raftmq: Spark needs Java 17 or later, ")
+    assert found in done.stderr
+    assert done.stderr.endswith(": apt install openjdk-17-jre-headless\n")
+
+
+def test_java_17_is_enough(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\" 2025-04-15' >&2\n")
+    java.chmod(0o755)
+    script = ROOT / "deploy" / "check-java.sh"
+    subprocess.run([script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, timeout=30, check=True)

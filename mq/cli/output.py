@@ -1,0 +1,57 @@
+"""How every command prints for programs, and how it prints and reads times.
+
+``--json`` prints one indented document with snake_case names; what is a list is an array. A time is ISO 8601 in UTC
+with milliseconds, for people and for programs alike, and what a command prints as a time another one takes as one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+
+
+def print_json(value: object) -> None:
+    """Print ``value`` as one document on standard output."""
+    print(json.dumps(value, indent=2))
+
+
+def print_json_array(rows: Iterable[object]) -> None:
+    """Print ``rows`` as one array, each row as it comes: there may be more of them than memory holds."""
+    before = "["
+    for row in rows:
+        indented = json.dumps(row, indent=2).replace("\n", "\n  ")
+        print(f"{before}\n  {indented}", end="")
+        before = ","
+    print("[]" if before == "[" else "\n]")
+
+
+def time_of(milliseconds: int | None) -> str | None:
+    """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for what never was: None, 0 or less.
+
+    Also None for what lies beyond the year 9999.
+    """
+    if milliseconds is None or milliseconds <= 0:
+        return None
+    seconds, millis = divmod(milliseconds, 1000)
+    try:
+        at = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
+
+
+def parse_time(text: str) -> dt.datetime:
+    """A time in ISO 8601, local unless it says otherwise: ``2026-03-01T09:30``, ``2026-03-01T09:30:00.000Z``.
+
+    Raises `typer.BadParameter` for anything else.
+    """
+    try:
+        return dt.datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError) as error:
+        raise typer.BadParameter(f"{text!r} is not a time such as 2026-03-01T09:30 or 2026-03-01T09:30Z") from error
