@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+UPDATE_CONSUMER_OFFSET: Final = 15
 GET_MAX_OFFSET: Final = 30
 GET_MIN_OFFSET: Final = 31
 SEARCH_OFFSET: Final = 29
 PULL_MESSAGE: Final = 11
 GET_ROUTE: Final = 105
 GET_ALL_TOPICS: Final = 206
+SEND_BATCH: Final = 320
+PLAN_TOPIC: Final = 9006
+BULK_READ: Final = 9007
+HOLD_LOG: Final = 9008
 
 SUCCESS: Final = 0
+SYSTEM_BUSY: Final = 2
+NOT_SUPPORTED: Final = 3
+SERVICE_NOT_AVAILABLE: Final = 14
 TOPIC_NOT_EXIST: Final = 17
 PULL_NOT_FOUND: Final = 19
 PULL_RETRY: Final = 20
@@ -90,9 +99,11 @@ class Connection:
             raise Unreachable(address, f"cannot connect: {error}") from error
         self._socket.settimeout(timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._input = select.poll()
+        self._input.register(self._socket, select.POLLIN)
 
-    def send(self, code: int, ext: dict[str, str]) -> int:
-        """Send a request without a body; returns the number by which `receive` finds the answer. Raises Unreachable."""
+    def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+        """Send a request; returns the number by which `receive` finds the answer. Raises Unreachable."""
         self._opaque += 1
         header = json.dumps(
             {
@@ -106,7 +117,7 @@ class Connection:
             }
         ).encode()
         try:
-            self._socket.sendall(_PREFIX.pack(4 + len(header), len(header)) + header)
+            self._socket.sendall(b"".join((_PREFIX.pack(4 + len(header) + len(body), len(header)), header, body)))
         except OSError as error:
             raise Unreachable(self.address, f"cannot send: {error}") from error
         return self._opaque
@@ -116,6 +127,11 @@ class Connection:
         while (answer := self._answers.pop(opaque, None)) is None:
             self._receive_one()
         return answer
+
+    @property
+    def has_input(self) -> bool:
+        """Whether bytes have come that nobody has read yet, or the other side has closed the connection."""
+        return bool(self._answers) or bool(self._input.poll(0))
 
     def ask(self, code: int, ext: dict[str, str]) -> Answer:
         """Send a request and wait for its answer. Raises Unreachable, and Refused unless it succeeded."""
@@ -160,10 +176,16 @@ class Connection:
 
 
 class TopicRoute(NamedTuple):
-    """Where a topic is: how many queues can be read in each broker group, and its brokers' addresses by their ids."""
+    """Where a topic is: how many queues can be read in each broker group, and its brokers' addresses by their ids.
+
+    ``cluster`` are the names of the clusters that it is in, separated by commas. ``write_queues`` is how many queues
+    each broker group has for messages that are sent.
+    """
 
     read_queues: dict[str, int]
     addresses: dict[str, dict[int, str]]
+    cluster: str
+    write_queues: dict[str, int]
 
 
 class NameServers:
@@ -201,6 +223,12 @@ class NameServers:
                 broker["brokerName"]: {int(number): address for number, address in broker["brokerAddrs"].items()}
                 for broker in found.get("brokerDatas") or ()
             },
+            ",".join(sorted({str(broker.get("cluster") or "") for broker in found.get("brokerDatas") or ()} - {""})),
+            {
+                queues["brokerName"]: int(queues["writeQueueNums"])
+                for queues in found.get("queueDatas") or ()
+                if int(queues["perm"]) & _WRITABLE and int(queues.get("writeQueueNums") or 0)
+            },
         )
 
     def topics(self) -> list[str]:
@@ -223,6 +251,7 @@ class NameServers:
 
 
 _READABLE: Final = 4
+_WRITABLE: Final = 2
 
 
 def _parse(address: str, body: bytes) -> dict[str, Any]:

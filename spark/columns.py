@@ -71,6 +71,7 @@ def decode_batches(
     source: Source,
     *,
     keep_bad_bodies: bool = False,
+    without_bodies: bool = False,
 ) -> Iterator[Any]:
     """The records of an answer as `pyarrow.RecordBatch`, usually one, with the columns ``names``.
 
@@ -78,21 +79,27 @@ def decode_batches(
         data: the records, back to back; it must not change while the batches live.
         sizes: the bytes of each record.
         keep_bad_bodies: show a body that cannot be inflated as it is stored, instead of raising.
+        without_bodies: the bodies were cut out of the records, whose heads still say how long they were; ``names``
+            must not have ``body``.
 
     Raises:
         AnswerDamaged: the records contradict their sizes. Nothing has been yielded then.
         BodyUnreadable: a body cannot be inflated. Batches yielded before are right.
     """
+    assert not (without_bodies and "body" in names), "bodies are wanted of records without bodies"
     lengths = np.asarray(sizes, dtype=np.int64)
     announced = int(lengths.sum())
     if announced != len(data) or (len(lengths) and int(lengths.min()) < RECORD_BYTES_MIN):
         raise AnswerDamaged(f"{len(lengths)} records of {announced} bytes in sum are announced, {len(data)} bytes came")
     if not len(lengths):
         return
-    table = _decode_together(data, lengths, names, source)
+    table = _decode_together(data, lengths, names, source, without_bodies)
     if table is None:
         ends = np.cumsum(lengths).tolist()
-        rows = [decode_row(data, end - size, size) for end, size in zip(ends, lengths.tolist(), strict=True)]
+        rows = [
+            decode_row(data, end - size, size, without_body=without_bodies)
+            for end, size in zip(ends, lengths.tolist(), strict=True)
+        ]
         table = _decode_each(rows, names, source)
     schema = schema_of(names)
     if "body" not in names:
@@ -175,7 +182,11 @@ _SYS_FLAG_AT: Final = 36
 
 
 def _decode_together(
-    data: bytes | bytearray | memoryview, lengths: np.ndarray[Any, Any], names: Sequence[str], source: Source
+    data: bytes | bytearray | memoryview,
+    lengths: np.ndarray[Any, Any],
+    names: Sequence[str],
+    source: Source,
+    without_bodies: bool,
 ) -> _Table | None:
     """None if the records differ in shape or their texts need care, or are damaged: then each is looked at alone."""
     octets = np.frombuffer(data, dtype=np.uint8)
@@ -188,15 +199,17 @@ def _decode_together(
     heads = octets[starts[:, None] + np.arange(head_type.itemsize)].view(head_type).reshape(-1)
     sys_flags = heads["sys_flag"].astype(np.int32)
     body_bytes = heads["body_bytes"].astype(np.int64)
+    cut_bytes = body_bytes if without_bodies else np.zeros_like(body_bytes)
     magic = int(heads["magic"][0])
     if (
         magic not in (MAGIC_V1, MAGIC_V2)
         or (heads["magic"] != magic).any()
         or ((sys_flags & _HOST_BITS) != host_bits).any()
-        or (heads["size"] != lengths).any()
+        or (heads["size"] != lengths + cut_bytes).any()
         or (body_bytes < 0).any()
     ):
         return None
+    body_bytes = body_bytes - cut_bytes
     body_starts = starts + head_type.itemsize
     topic_at = body_starts + body_bytes
     if (topic_at + 3 > ends).any():

@@ -31,3 +31,16 @@ class DataLoss(Exception):
 
 class ReadFailed(Exception):
     """No replica has sent anything for too long; says what each one answered last."""
+
+
+class RowRefused(Exception):
+    """A row cannot be a message. ``row`` counts from 0 in what was looked at."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"row {row}: {reason}")
+        self.row = row
+        self.reason = reason
+
+
+class WriteFailed(Exception):
+    """Rows were refused for good, or nobody has taken any for too long; says which rows, and what was answered last."""

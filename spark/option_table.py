@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from spark.schema import COLUMN_NAMES, DEFAULT_COLUMNS
@@ -14,6 +15,8 @@ from spark.schema import COLUMN_NAMES, DEFAULT_COLUMNS
 Use = Literal["batch", "stream", "sink"]
 QueueName = tuple[str, str, int]
 """Topic, broker name, queue id."""
+
+TXN_VERSION_MAX: Final = (1 << 31) - 1
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -358,8 +361,44 @@ OPTIONS: Final = (
         "fail, keep",
         "What to do about a compressed body that cannot be inflated; `keep` shows it as it is stored.",
     ),
+    Option(
+        "readMode",
+        _one_of("bulk", "pull"),
+        "bulk",
+        _READ,
+        "bulk, pull",
+        "`bulk` reads all queues of a partition at once, in the order of the log. `pull` uses requests of stock "
+        "clients only: for Apache RocketMQ.",
+    ),
+    Option(
+        "readConsistency",
+        _one_of("latest", "committed"),
+        None,
+        _READ,
+        "latest, committed",
+        "Where a scan ends at the latest: behind everything that was acknowledged before it began, or behind what "
+        "followers know to be committed, which is less by a moment and needs no leader. By default a stream takes "
+        "what is committed; a batch takes the latest, or what is committed if there is no leader. Only for `bulk`.",
+    ),
     Option("minPartitions", _number(1), None, _READ, "number", "Make at least about so many partitions."),
     Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions that have more messages."),
+    Option(
+        "maxBytesPerPartition",
+        _size(64 << 10, 2**63 - 1),
+        128 * _MIB,
+        _READ,
+        "size",
+        "Split partitions that have about more bytes, where brokers can tell. Default 128m.",
+    ),
+    Option(
+        "pushFilters",
+        _boolean,
+        False,
+        ("batch",),
+        "true, false",
+        "Read only what conditions on `topic`, `broker_name`, `queue_id` and `queue_offset` leave. Needs "
+        "`spark.sql.python.filterPushdown.enabled=true`.",
+    ),
     Option("maxOffsetsPerTrigger", _number(1), None, ("stream",), "number", "At most so many messages a micro-batch."),
     Option(
         "maxBytesPerTrigger",
@@ -416,7 +455,7 @@ OPTIONS: Final = (
         "none",
         ("sink",),
         "none, zlib, lz4, zstd",
-        "How bodies of 4 KiB and more are compressed.",
+        "How bodies are compressed, where those of one request have 4 KiB and more on the average.",
     ),
     Option(
         "txnAppId",
@@ -424,16 +463,32 @@ OPTIONS: Final = (
         None,
         ("sink",),
         "text",
-        "With `txnVersion`: names this write of a batch job, so that a job that is run again adds nothing.",
+        "With `txnVersion`: names this write of a batch job, so that a job that is run again adds nothing. Streams "
+        "have names of their own.",
     ),
-    Option("txnVersion", _number(0), None, ("sink",), "number", "See `txnAppId`; must grow with each new write."),
+    Option(
+        "txnVersion",
+        _number(0, TXN_VERSION_MAX),
+        None,
+        ("sink",),
+        "number",
+        "See `txnAppId`; must grow with each new write. At most 2147483647.",
+    ),
     Option(
         "maxInFlightBytes",
         _size(64 << 10, 1 << 30),
-        16 * _MIB,
+        4 * _MIB,
         ("sink",),
         "size",
-        "At most so many bytes of a task wait for acknowledgements. Default 16m.",
+        "At most so many bytes of a task wait for acknowledgements. Default 4m.",
+    ),
+    Option(
+        "writeDeadline",
+        _duration_ms(1),
+        120_000,
+        ("sink",),
+        "time",
+        "A task fails when rows of it wait and none has been stored for this long. Default 2m.",
     ),
 )
 
@@ -457,3 +512,22 @@ def markdown_table() -> Iterator[str]:
         default = f" Default `{str(option.default).lower()}`." if isinstance(option.default, bool | str) else ""
         values = option.values.replace("|", "\\|")
         yield f"| `{option.name}`{aliases} | {values} | {', '.join(option.uses)} | {option.meaning}{default} |"
+
+
+TABLE_BEGIN: Final = "<!-- options: written by python -m spark.option_table -->"
+TABLE_END: Final = "<!-- end of options -->"
+
+
+def with_table(document: str) -> str:
+    """A document with the option table between its two marks. Raises ValueError if they are not there."""
+    before, _, rest = document.partition(TABLE_BEGIN)
+    _, mark, after = rest.partition(TABLE_END)
+    if not mark:
+        raise ValueError(f"the document has no {TABLE_BEGIN} and {TABLE_END}")
+    table = "\n".join(markdown_table())
+    return f"{before}{TABLE_BEGIN}\n{table}\n{mark}{after}"
+
+
+if __name__ == "__main__":
+    guide = Path("docs/spark.md")
+    guide.write_text(with_table(guide.read_text()))

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from spark.option_table import OPTIONS, AtTime, AtTimes, Bound, QueueName, Use, nearest
 
-_SPARKS_OWN: Final = frozenset({"path", "paths", "schema", "numpartitions"})
+_SPARKS_OWN: Final = frozenset({"path", "paths", "schema", "numpartitions", "checkpointlocation"})
 _BY_NAME: Final = {spelling.lower(): option for option in OPTIONS for spelling in (option.name, *option.aliases)}
 
 
@@ -60,6 +60,10 @@ class ReadOptions:
     on_bad_body: Literal["fail", "keep"]
     min_partitions: int | None
     max_records_per_partition: int | None
+    max_bytes_per_partition: int
+    push_filters: bool
+    read_mode: Literal["bulk", "pull"]
+    read_consistency: Literal["latest", "committed"] | None
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     min_offsets_per_trigger: int | None
@@ -81,6 +85,7 @@ class WriteOptions:
     txn_app_id: str | None
     txn_version: int | None
     max_in_flight_bytes: int
+    write_deadline_ms: int
     client_id: str
 
 
@@ -110,6 +115,8 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
             for other uses, a missing one, or two that contradict each other.
     """
     given = _parse(options, use)
+    if given["readMode"] == "pull" and "readConsistency" in given.values:
+        raise OptionRefused(f"option {given.spelled['readConsistency']} needs readMode=bulk")
     is_batch = use == "batch"
     return ReadOptions(
         namesrv=_required(given, "namesrv"),
@@ -124,6 +131,10 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
         on_bad_body=given["onBadBody"],
         min_partitions=given["minPartitions"],
         max_records_per_partition=given["maxRecordsPerPartition"],
+        max_bytes_per_partition=given["maxBytesPerPartition"],
+        push_filters=given["pushFilters"],
+        read_mode=given["readMode"],
+        read_consistency=given["readConsistency"],
         max_offsets_per_trigger=given["maxOffsetsPerTrigger"],
         max_bytes_per_trigger=given["maxBytesPerTrigger"],
         min_offsets_per_trigger=given["minOffsetsPerTrigger"],
@@ -134,6 +145,20 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
         client_id=given["clientId"],
         commit_to_group=given["commitToGroup"],
     )
+
+
+def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that options of a read, of whatever kind, ask for. Raises OptionRefused for a wrong value."""
+    for spelling, value in options.items():
+        option = _BY_NAME.get(spelling.lower())
+        if option is not None and option.name == "columns":
+            try:
+                columns: tuple[str, ...] = option.parse(value)
+            except ValueError as error:
+                raise OptionRefused(f"option {option.name} {error}; it is {_shown(value)}") from None
+            return columns
+    default: tuple[str, ...] = _BY_NAME["columns"].default
+    return default
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -148,6 +173,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         txn_app_id=given["txnAppId"],
         txn_version=given["txnVersion"],
         max_in_flight_bytes=given["maxInFlightBytes"],
+        write_deadline_ms=given["writeDeadline"],
         client_id=given["clientId"],
     )
 

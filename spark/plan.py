@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
+from mq.protocol.bulk import RANGES_MAX
 from spark.option_table import EARLIEST, LATEST, AtOffsets, Bound, QueueName
 
 SHOWN_MAX: Final = 10
@@ -42,7 +43,8 @@ class QueueRange(NamedTuple):
 class LogRange:
     """One partition of Spark: what one task reads from one broker group. Plain values only, so that it can be pickled.
 
-    ``replicas`` are addresses in the order in which they are to be asked.
+    ``replicas`` are addresses in the order in which they are to be asked. Tasks of one scan hold the log of each
+    replica that they read from, from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none.
     """
 
     topic: str
@@ -50,6 +52,8 @@ class LogRange:
     broker_name: str
     ranges: tuple[QueueRange, ...]
     replicas: tuple[str, ...]
+    lease_id: str = ""
+    lease_position: int = 0
 
     @property
     def message_count(self) -> int:
@@ -213,6 +217,16 @@ def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRa
     return found
 
 
+def size_of(wanted: QueueRange, ends: QueueEnds) -> int:
+    """About how many bytes a range of a queue has."""
+    return ends.nbytes * wanted.message_count // max(1, ends.end - ends.first)
+
+
+def batched(piece: Sequence[QueueRange]) -> list[list[QueueRange]]:
+    """A piece in parts of as many queues as one request may name."""
+    return [list(piece[at : at + RANGES_MAX]) for at in range(0, len(piece), RANGES_MAX)]
+
+
 def _pieces(records: int, nbytes: int, splitting: Splitting) -> int:
     count = splitting.pieces or 1
     if splitting.records_max is not None:
@@ -220,23 +234,6 @@ def _pieces(records: int, nbytes: int, splitting: Splitting) -> int:
     if splitting.bytes_max is not None:
         count = max(count, -(-nbytes // splitting.bytes_max))
     return max(count, 1)
-
-
-# -- limits of a micro-batch ---------------------------------------------------------------------------------------
-
-
-def limited(backlog: Mapping[QueueName, QueueRange], records_max: int) -> dict[QueueName, int]:
-    """Where a micro-batch of about ``records_max`` messages ends in each queue.
-
-    Each queue gives in proportion to what it has, and at least one message, so that none is forgotten.
-    """
-    total = sum(each.message_count for each in backlog.values())
-    if total <= records_max:
-        return {queue: each.end for queue, each in backlog.items()}
-    return {
-        queue: each.start + max(1, each.message_count * records_max // total) if each.message_count else each.end
-        for queue, each in backlog.items()
-    }
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ _SIZE_AND_OFFSET: Final = Struct(">i16xq")
 class TaskOptions:
     """What a task has to know of the options. Times are seconds, sizes bytes; plain values, so that it can be pickled.
 
-    ``tags`` are the tags that are wanted, None for all messages.
+    ``tags`` are the tags that are wanted, None for all messages. With ``from_earliest`` a range is to begin at the
+    first message that is there: what was deleted before the task came to it is not missed.
     """
 
     namesrv: tuple[str, ...]
@@ -59,6 +60,8 @@ class TaskOptions:
     fetch_seconds: float
     deadline_seconds: float
     client_id: str
+    read_mode: Literal["bulk", "pull"] = "pull"
+    from_earliest: bool = False
 
 
 class Behind(Exception):
@@ -156,13 +159,18 @@ class TaskReader:
                     self._next_replica(error)
             yield from self._batches(chunk)
 
-    def _batches(self, chunk: Chunk) -> Iterator[Any]:
+    def _batches(self, chunk: Chunk, *, without_bodies: bool = False) -> Iterator[Any]:
         options = self._options
         columns = options.columns
         if options.tags is not None and "tags" not in columns:
             columns = (*columns, "tags")
         for batch in decode_batches(
-            chunk.data, chunk.sizes, columns, self._source, keep_bad_bodies=options.keep_bad_bodies
+            chunk.data,
+            chunk.sizes,
+            columns,
+            self._source,
+            keep_bad_bodies=options.keep_bad_bodies,
+            without_bodies=without_bodies,
         ):
             found = batch
             if options.tags is not None:
@@ -242,6 +250,9 @@ class TaskReader:
         behind = min(first, wanted.end)
         where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{wanted.queue_id}"
         gone = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"
+        is_begun = all(each.start != offset for each in self._part.ranges if each.queue_id == wanted.queue_id)
+        if self._options.from_earliest and not is_begun:
+            return Chunk(memoryview(b""), [], behind)
         if self._options.on_data_loss == "fail":
             raise DataLoss(
                 f"{where}: {gone}. The queue begins at {first} now. Keep messages longer (fileReservedTime), read "

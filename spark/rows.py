@@ -54,8 +54,10 @@ class Row(NamedTuple):
         return self.properties.get("UNIQ_KEY") or record_id(self.store_host_bytes, self.physical_offset)
 
 
-def decode_row(data: bytes | bytearray | memoryview, start: int, size: int) -> Row:
+def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, without_body: bool = False) -> Row:
     """The record of ``size`` bytes at ``start``. Text that is not UTF-8 gets replacement characters.
+
+    ``without_body`` says that the body was cut out of it, of which the head still says how long it was.
 
     Raises:
         AnswerDamaged: the bytes are not one record of exactly this size.
@@ -70,6 +72,8 @@ def decode_row(data: bytes | bytearray | memoryview, start: int, size: int) -> R
     fields = head.unpack_from(data, start)
     own_size, magic, _, queue_id, flag, queue_offset, physical_offset, sys_flag = fields[:8]
     born_ms, born_host, store_ms, store_host, reconsume_times, _, body_bytes = fields[8:]
+    if without_body:
+        own_size, body_bytes = own_size - body_bytes, min(body_bytes, 0)
     topic_at = body_start + body_bytes
     if own_size != size or magic not in (MAGIC_V1, MAGIC_V2) or body_bytes < 0 or topic_at + 3 > end:
         raise AnswerDamaged(f"no record of {size} bytes at byte {start}")

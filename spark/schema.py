@@ -28,8 +28,3 @@ COLUMN_TYPES: Final = {
 COLUMN_NAMES: Final = tuple(COLUMN_TYPES)
 DEFAULT_COLUMNS: Final = COLUMN_NAMES[: COLUMN_NAMES.index("born_host")]
 """The columns of a reader that names none; the others have to be asked for."""
-
-
-def ddl(names: tuple[str, ...]) -> str:
-    """The schema of these columns as Spark writes it."""
-    return ", ".join(f"{name} {COLUMN_TYPES[name]}" for name in names)

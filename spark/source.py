@@ -7,30 +7,44 @@ seen by another one, so all that a task needs is in its partition and in the opt
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from spark.bulk_survey import surveyor_of
+from spark.filters import Narrowing, narrow_all, narrowed
+from spark.leases import take_leases, with_leases
+from spark.options import OptionRefused, ReadOptions, columns_in, parse_read_options, parse_write_options
+from spark.partitions import plan_partitions, resolved
+from spark.plan import LogRange, scan
+from spark.schema import COLUMN_TYPES
 
-from spark.option_table import AtTime, AtTimes, Bound, QueueName
-from spark.options import OptionRefused, ReadOptions, parse_read_options
-from spark.plan import (
-    LogRange,
-    PlanRefused,
-    QueueRange,
-    Splitting,
-    check_same_queues,
-    queue_pieces,
-    replica_order,
-    resolve,
-    scan,
-)
-from spark.schema import COLUMN_TYPES, ddl
-from spark.survey import LEADER_ID, Survey, Surveyor
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        InputPartition,
+    )
+    from pyspark.sql.types import (
+        BinaryType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+except ImportError as error:
+    raise ImportError("the format raftmq needs PySpark 4.2 or later: pip install 'raftmq[spark]'") from error
 
 FORMAT = "raftmq"
+LEASE_SECONDS_MAX = 1.0
+"""Planning does not wait longer for a replica that is to hold its log."""
 
 
 class RaftmqDataSource(DataSource):
@@ -41,13 +55,35 @@ class RaftmqDataSource(DataSource):
         """What users write as the format."""
         return FORMAT
 
-    def schema(self) -> str:
-        """The columns that the option ``columns`` names."""
-        return ddl(parse_read_options(self.options, "batch").columns)
+    def schema(self) -> StructType:
+        """The columns that the option ``columns`` names. Raises OptionRefused."""
+        # Spark asks before it says whether this is to be a batch or a stream.
+        return struct_of(columns_in(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A writer for a batch job."""
+        from spark.sink import batch_writer
+
+        return batch_writer(parse_write_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """A writer for the micro-batches of a stream."""
+        from spark.sink import stream_writer
+
+        return stream_writer(parse_write_options(self.options), schema, overwrite=overwrite)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader for these columns, which a user may have given as the schema."""
-        return TopicReader(parse_read_options(self.options, "batch"), columns_of(schema))
+        options = parse_read_options(self.options, "batch")
+        # Spark refuses every reader that has `pushFilters` unless it was told to allow that.
+        kind = FilteringTopicReader if options.push_filters else TopicReader
+        return kind(options, columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A streaming reader for these columns."""
+        from spark.stream import TopicStreamReader  # imports this module
+
+        return TopicStreamReader(parse_read_options(self.options, "stream"), columns_of(schema))
 
 
 @dataclass
@@ -63,47 +99,89 @@ class TopicReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
+        self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
         """The partitions of the scan; its end is fixed here. Raises PlanRefused, Unreachable."""
         options = self._options
-        surveyor = Surveyor(options.namesrv, options.fetch_timeout_ms / 1000)
+        surveyor = surveyor_of(options, detail=False, otherwise="latest-if-possible")
         found = surveyor.survey(options.subscription)
-        stops = _resolved(surveyor, found, options, options.ending, "ending")
-        starts = _resolved(surveyor, found, options, options.starting, "starting")
-        ranges = scan(starts, stops, found.ends)
-        return [TopicPartition(part) for part in plan_partitions(found, ranges, options)]
+        stops = resolved(surveyor, found, options, options.ending, "ending")
+        starts = resolved(surveyor, found, options, options.starting, "starting")
+        ranges = narrowed(self._narrowing, scan(starts, stops, found.ends))
+        found = surveyor.detailed(found)
+        parts = with_leases(plan_partitions(found, ranges, options), found, lambda: f"spark-{uuid.uuid4().hex}")
+        take_leases(parts, min(LEASE_SECONDS_MAX, options.fetch_timeout_ms / 1000))
+        return [TopicPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The messages of a partition as record batches."""
-        if not isinstance(partition, TopicPartition):
-            return  # an empty plan is given to one task as None
-        from spark.reader import TaskOptions, TaskReader  # numpy and pyarrow are for executors
+        from_earliest = self._options.starting == "earliest"
+        yield from read_partition(partition, self._options, self._columns, from_earliest=from_earliest)
 
-        options = self._options
-        reader = TaskReader(
-            partition.part,
-            TaskOptions(
-                namesrv=options.namesrv,
-                columns=self._columns,
-                tags=tags_of(options.tags),
-                read_from=options.read_from,
-                keep_bad_bodies=options.on_bad_body == "keep",
-                on_data_loss="fail" if options.fail_on_data_loss else "skip",
-                fetch_bytes=options.fetch_bytes,
-                fetch_seconds=options.fetch_timeout_ms / 1000,
-                deadline_seconds=options.read_deadline_ms / 1000,
-                client_id=options.client_id,
-            ),
-        )
-        yield from reader.read()
-        done = reader.statistics
-        if done.skipped:
-            logging.getLogger(__name__).warning("%d messages of %s were deleted", done.skipped, partition.part)
+
+class FilteringTopicReader(TopicReader):
+    """Reads only what the conditions of a query on topic, broker group, queue and queue offset leave."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Take the conditions that can be kept exactly; returns the others."""
+        self._narrowing, left = narrow_all(filters)
+        return left
+
+
+def read_partition(
+    partition: InputPartition, options: ReadOptions, columns: tuple[str, ...], *, from_earliest: bool = False
+) -> Iterator[Any]:
+    """The messages of a partition as record batches.
+
+    With ``from_earliest`` messages are not missed that were deleted between planning and the beginning of the task.
+    Raises DataLoss, ReadFailed, BodyUnreadable.
+    """
+    if not isinstance(partition, TopicPartition):
+        return  # an empty plan is given to one task as None
+    from spark.bulk_reader import task_reader  # numpy and pyarrow are for executors
+    from spark.reader import TaskOptions
+
+    reader = task_reader(
+        partition.part,
+        TaskOptions(
+            namesrv=options.namesrv,
+            columns=columns,
+            tags=tags_of(options.tags),
+            read_from=options.read_from,
+            keep_bad_bodies=options.on_bad_body == "keep",
+            on_data_loss="fail" if options.fail_on_data_loss else "skip",
+            fetch_bytes=options.fetch_bytes,
+            fetch_seconds=options.fetch_timeout_ms / 1000,
+            deadline_seconds=options.read_deadline_ms / 1000,
+            client_id=options.client_id,
+            read_mode=options.read_mode,
+            from_earliest=from_earliest,
+        ),
+    )
+    yield from reader.read()
+    done = reader.statistics
+    if done.skipped:
+        logging.getLogger(__name__).warning("%d messages of %s were deleted", done.skipped, partition.part)
+
+
+def struct_of(names: tuple[str, ...]) -> StructType:
+    """The schema of these columns. (Not in Spark's own words: Sail does not read maps in them.)"""
+    types = {
+        "string": StringType(),
+        "int": IntegerType(),
+        "bigint": LongType(),
+        "binary": BinaryType(),
+        "timestamp": TimestampType(),
+        "map<string,string>": MapType(StringType(), StringType()),
+    }
+    return StructType([StructField(name, types[COLUMN_TYPES[name]]) for name in names])
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """The names of a schema's columns. Raises OptionRefused for one that there is not, or of another type."""
+    if not isinstance(schema, StructType):
+        return tuple(schema.names)  # Sail hands over the Arrow schema of what `schema` said
     for field in schema.fields:
         kind = COLUMN_TYPES.get(field.name)
         if kind is None:
@@ -118,42 +196,3 @@ def tags_of(expression: str) -> tuple[str, ...] | None:
     if expression == "*":
         return None
     return tuple(sorted({tag.strip() for tag in expression.split("||") if tag.strip()}))
-
-
-def plan_partitions(found: Survey, ranges: dict[QueueName, QueueRange], options: ReadOptions) -> list[LogRange]:
-    """The partitions of a scan, with the replicas that each is to ask."""
-    splitting = Splitting(options.min_partitions, options.max_records_per_partition)
-    total = sum(each.message_count for each in ranges.values())
-    groups: dict[tuple[str, str], list[QueueRange]] = {}
-    for (topic, broker_name, _), each in ranges.items():
-        groups.setdefault((topic, broker_name), []).append(each)
-    parts: list[LogRange] = []
-    for (topic, broker_name), members in groups.items():
-        addresses = found.routes[topic].addresses.get(broker_name, {})
-        share = splitting
-        if splitting.pieces is not None:
-            mine = sum(each.message_count for each in members)
-            share = splitting._replace(pieces=max(1, round(splitting.pieces * mine / total)))
-        sizes = [found.ends[topic, broker_name, each.queue_id].nbytes for each in members]
-        for piece in queue_pieces(members, sizes, share):
-            replicas = replica_order(addresses, LEADER_ID, options.read_from, len(parts))
-            if not replicas:
-                raise PlanRefused(f"broker group {broker_name} has no replica that readFrom={options.read_from} allows")
-            parts.append(LogRange(topic, "", broker_name, tuple(piece), replicas))
-    return parts
-
-
-def _resolved(surveyor: Surveyor, found: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
-    by_time: dict[QueueName, int | None] = {}
-    name = f"{side}Offsets"
-    if isinstance(bound, AtTime | AtTimes):
-        name = f"{side}Timestamp" if isinstance(bound, AtTime) else f"{side}OffsetsByTimestamp"
-        if isinstance(bound, AtTimes):
-            check_same_queues(bound.times, found.ends, name)
-            times = dict(bound.times)
-        else:
-            times = dict.fromkeys(found.ends, bound.milliseconds)
-        by_time = surveyor.by_time(found, times)
-        if side == "ending" or options.no_message_at_time == "latest":
-            by_time = {queue: found.ends[queue].end if at is None else at for queue, at in by_time.items()}
-    return resolve(bound, found.ends, by_time, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from spark.client import (
@@ -37,10 +38,21 @@ _AT_ONCE: Final = 256
 
 
 class Survey(NamedTuple):
-    """The queues of a query and where they are."""
+    """The queues of a query and where they are.
+
+    Attributes:
+        identities: by topic and broker name what tells the topic from another one of the same name, where that is
+            known.
+        places: by topic and broker name the queue offsets that lie at some places in the log, ascending, where they
+            are known; see `plan.stripes`.
+        positions: the physical offsets of these places, and before them the one at which the log begins.
+    """
 
     routes: Mapping[str, TopicRoute]
     ends: Mapping[QueueName, QueueEnds]
+    identities: Mapping[tuple[str, str], str] = MappingProxyType({})
+    places: Mapping[tuple[str, str], Sequence[Mapping[int, int]]] = MappingProxyType({})
+    positions: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({})
 
 
 class Surveyor:
@@ -58,14 +70,23 @@ class Surveyor:
         self._timeout = timeout
         self._connect = connect
 
-    def survey(self, subscription: Subscription) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True) -> Survey:
         """All queues that are subscribed to, and what they hold.
+
+        Args:
+            strict: whether to refuse what does not exist; otherwise it is left out.
 
         Raises:
             PlanRefused: a topic or queue that the user named does not exist.
             Unreachable: no name server answers, or no broker of a group does.
         """
-        routes = {topic: self._route(topic) for topic in self._topics(subscription)}
+        routes: dict[str, TopicRoute] = {}
+        for topic in self._topics(subscription, strict):
+            try:
+                routes[topic] = self._route(topic)
+            except PlanRefused:
+                if strict:
+                    raise
         queues = [
             (topic, broker_name, queue_id)
             for topic, route in routes.items()
@@ -73,10 +94,14 @@ class Surveyor:
             for queue_id in range(count)
         ]
         if isinstance(subscription, Queues):
-            if unknown := sorted(subscription.queues - set(queues)):
+            if strict and (unknown := sorted(subscription.queues - set(queues))):
                 raise PlanRefused(f"option assign names {shown(unknown)}, which cannot be read")
-            queues = sorted(subscription.queues)
+            queues = sorted(subscription.queues & set(queues))
         return Survey(routes, self._ends(routes, queues))
+
+    def detailed(self, found: Survey) -> Survey:
+        """The same with what only planning needs: sizes and places, as far as brokers can tell."""
+        return found
 
     def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
         """For each queue the offset of the first message stored at a time or later; None if there is none.
@@ -89,7 +114,7 @@ class Surveyor:
             offsets[queue] = offset if offset < found.ends[queue].end else None
         return offsets
 
-    def _topics(self, subscription: Subscription) -> Iterable[str]:
+    def _topics(self, subscription: Subscription, strict: bool) -> Iterable[str]:
         match subscription:
             case Topics(named):
                 return named
@@ -100,7 +125,7 @@ class Surveyor:
                 names = [
                     each for each in self._names.topics() if wanted.fullmatch(each) and not _HIDDEN.fullmatch(each)
                 ]
-                if not names:
+                if strict and not names:
                     raise PlanRefused(f"option subscribePattern: no topic matches {pattern!r}")
                 return names
 

@@ -137,6 +137,28 @@ def test_any_columns_in_any_order_are_the_same_cells(pieces: list[bytes], names:
     assert rows_of(batches) == [{name: expected(piece)[name] for name in names} for piece in pieces]
 
 
+def without_body(piece: bytes) -> bytes:
+    stored = decode_record(memoryview(piece))
+    head = 88 + 12 * (":" in stored.born_host.ip) + 12 * (":" in stored.store_host.ip)
+    assert piece[head : head + len(stored.body)] == stored.body
+    return piece[:head] + piece[head + len(stored.body) :]
+
+
+@steady
+@given(st.lists(records(), max_size=6) | st.lists(records(uniform=True), max_size=6))
+def test_records_without_their_bodies_have_the_same_other_cells(pieces: list[bytes]) -> None:
+    names = tuple(name for name in ALL if name != "body")
+    rows = rows_of(decoded([without_body(piece) for piece in pieces], names, without_bodies=True))
+    assert rows == [{name: expected(piece)[name] for name in names} for piece in pieces]
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_records_with_bodies_are_not_taken_for_such_without(is_cut: bool) -> None:
+    piece = without_body(record()) if is_cut else record()
+    with pytest.raises(AnswerDamaged):
+        decoded([piece], ("queue_id",), without_bodies=not is_cut)
+
+
 def test_records_of_one_shape_are_not_taken_apart_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "decode_row", None)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from spark.option_table import EARLIEST, LATEST, OPTIONS, AtOffsets, AtTime, AtTimes, markdown_table
+from spark.option_table import EARLIEST, LATEST, OPTIONS, AtOffsets, AtTime, AtTimes, markdown_table, with_table
 from spark.options import OptionRefused, Pattern, Queues, Topics, parse_read_options, parse_write_options
 
 NEEDED = {"namesrv": "127.0.0.1:9876", "subscribe": "Orders"}
@@ -121,6 +123,9 @@ def test_options_of_the_sink() -> None:
     assert (found.topic, found.compression, found.txn_app_id, found.txn_version) == ("Out", "zstd", "job", 7)
     with pytest.raises(OptionRefused, match="txnAppId and txnVersion are needed together"):
         parse_write_options({"namesrv": "a:1", "txnAppId": "job"})
+    assert parse_write_options({"namesrv": "a:1", "checkpointlocation": "x"}).write_deadline_ms == 120_000
+    with pytest.raises(OptionRefused, match="txnVersion is at most 2147483647"):
+        parse_write_options({"namesrv": "a:1", "txnAppId": "job", "txnVersion": str(2**31)})
     with pytest.raises(OptionRefused, match="subscribe is for batch and stream, not for sink"):
         parse_write_options(NEEDED)
 
@@ -129,3 +134,15 @@ def test_the_table_names_every_option_once() -> None:
     lines = list(markdown_table())[2:]
     assert [line.split("`")[1] for line in lines] == [option.name for option in OPTIONS]
     assert all(line.count(" | ") == 3 for line in lines)
+
+
+def test_the_guide_has_the_table_of_all_options() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+
+    assert guide == with_table(guide), "run: python -m spark.option_table"
+    assert all(f"| `{option.name}`" in guide for option in OPTIONS)
+
+
+def test_a_document_without_a_place_for_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no <!-- options"):
+        with_table("# Options\n")

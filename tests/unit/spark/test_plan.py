@@ -15,7 +15,6 @@ from spark.plan import (
     QueueEnds,
     QueueRange,
     Splitting,
-    limited,
     queue_pieces,
     replica_order,
     resolve,
@@ -125,20 +124,6 @@ def test_a_few_partitions_are_made_of_one_large_queue() -> None:
 
     assert [len(part) for part in found] == [1] * len(found)
     assert len(found) == 5
-
-
-@steady
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.integers(1, 2000))
-def test_a_micro_batch_takes_of_each_queue_in_proportion(counts: list[int], most: int) -> None:
-    backlog = {("T", "a", number): QueueRange(number, 7, 7 + count) for number, count in enumerate(counts)}
-
-    ends = limited(backlog, most)
-
-    taken = {queue: ends[queue] - each.start for queue, each in backlog.items()}
-    assert all(0 <= taken[queue] <= each.message_count for queue, each in backlog.items())
-    assert all(taken[queue] for queue, each in backlog.items() if each.message_count)
-    assert sum(taken.values()) <= max(most, 0) + len(counts)
-    assert sum(taken.values()) >= min(most, sum(counts)) - len(counts)
 
 
 def test_the_order_of_replicas() -> None:

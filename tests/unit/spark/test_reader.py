@@ -70,7 +70,7 @@ class Line(Connection):
         self._sent: dict[int, tuple[int, dict[str, str]]] = {}
         cluster.open_lines += 1
 
-    def send(self, code: int, ext: dict[str, str]) -> int:
+    def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
         self._replica()
         number = len(self._sent) + 1
         self._sent[number] = code, ext
@@ -262,6 +262,27 @@ def test_deleted_messages_fail_the_query_or_are_counted() -> None:
     reader = cluster.reader(*RANGES, on_data_loss="skip")
     assert rows(reader) == expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
     assert reader.statistics.skipped == 17
+
+
+def test_who_asks_for_what_is_there_does_not_miss_what_was_deleted_before() -> None:
+    cluster = Cluster()
+    for replica in cluster.replicas.values():
+        replica.first = 10
+    reader = cluster.reader(*RANGES, from_earliest=True)
+
+    assert rows(reader) == expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
+    assert reader.statistics.skipped == 0
+
+
+def test_who_asks_for_what_is_there_misses_what_is_deleted_while_it_reads() -> None:
+    cluster = Cluster()
+    batches = cluster.reader(QueueRange(0, 3, 40), from_earliest=True).read()
+    next(batches)
+    for replica in cluster.replicas.values():
+        replica.first = 30
+
+    with pytest.raises(DataLoss, match="were deleted before they were read"):
+        list(batches)
 
 
 def test_a_range_that_is_gone_as_a_whole_ends() -> None:

@@ -1,0 +1,222 @@
+"""A task that reads its part by bulk reads: several queues at once, in the order of the log, from followers.
+
+Each answer says for each queue where to go on. Position is the next offset of each queue, so another replica goes on
+exactly where one failed; an answer counts only if the offsets of its records continue there without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from mq.protocol.bulk import (
+    BULK_BYTES_MAX,
+    BulkAnswer,
+    BulkError,
+    BulkStatus,
+    ReadRange,
+    decode_answer,
+    encode_ranges,
+)
+from spark.client import BULK_READ, HOLD_LOG, NOT_SUPPORTED, SUCCESS, Answer, Connection, Refused, Unreachable
+from spark.errors import AnswerDamaged, DataLoss, ReadFailed
+from spark.leases import RENEWAL_SECONDS, lease_fields
+from spark.plan import LogRange, QueueRange
+from spark.reader import Behind, Chunk, TaskOptions, TaskReader
+
+WAIT_MS_MAX: Final = 1000
+"""So long a replica may wait for messages that it has not got yet, before another one is asked."""
+_FIRST_BYTES: Final = 256 * 1024
+_GROWTH: Final = 4
+_OFFSET_AT: Final = 20
+
+
+class Busy(Exception):
+    """This replica has no time yet; ask it again."""
+
+
+class BulkTaskReader(TaskReader):
+    """Reads one partition from raftmq replicas; see the module. Arguments and errors are those of `TaskReader`."""
+
+    _bytes_max = _FIRST_BYTES
+    _hold_at = 0.0
+    _holds: Connection | None = None
+
+    def read(self) -> Iterator[Any]:
+        """All messages of the partition as record batches, in the order of the log. Raises as `TaskReader.read`."""
+        self._progress_at = self._clock()
+        left = {each.queue_id: each for each in self._part.ranges}
+        sent: int | None = None
+        try:
+            while left:
+                try:
+                    connection = self._connected()
+                    self._hold(connection)
+                    if sent is None:
+                        sent = self._ask_bulk(connection, left)
+                    answer = self._answered(connection.receive(sent), connection)
+                    sent = None
+                    left, chunk = self._advance(answer, left)
+                except Busy:
+                    sent = None
+                    continue
+                except (Unreachable, Refused, Behind, AnswerDamaged) as error:
+                    sent = None
+                    self._next_replica(error)
+                    continue
+                self._progressed(connection, chunk)
+                if left:
+                    # The broker works on the next answer while this one is taken apart.
+                    try:
+                        sent = self._ask_bulk(connection, left)
+                    except Unreachable as error:
+                        self._next_replica(error)
+                if chunk.sizes:
+                    yield from self._batches(chunk, without_bodies=answer.without_bodies)
+        finally:
+            self._disconnect()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _hold(self, connection: Connection) -> None:
+        """Hold the replica's log for the whole scan, now and again: retention is not to overtake it."""
+        if not self._part.lease_id or (self._holds is connection and self._clock() < self._hold_at):
+            return
+        self._holds, self._hold_at = connection, self._clock() + RENEWAL_SECONDS
+        # Whatever it answers: without a lease the scan is as good as it is.
+        connection.receive(connection.send(HOLD_LOG, lease_fields(self._part)))
+
+    def _ask_bulk(self, connection: Connection, left: dict[int, QueueRange]) -> int:
+        options = self._options
+        wait_ms = min(WAIT_MS_MAX, int(options.fetch_seconds * 500))
+        fields = {
+            "topic": self._part.topic,
+            "topicIdentity": self._part.topic_id,
+            "bytesMax": str(self._bytes_max),
+            "bodies": "true" if "body" in options.columns else "false",
+            "tags": "*" if options.tags is None else " || ".join(options.tags),
+            "clientId": options.client_id,
+            "allowLeader": "true" if self._may_ask_leader() else "false",
+            "waitMs": str(wait_ms),
+        }
+        self._bytes_max = min(self._bytes_max * _GROWTH, options.fetch_bytes, BULK_BYTES_MAX)
+        return connection.send(BULK_READ, fields, encode_ranges(ReadRange(*each) for each in left.values()))
+
+    def _may_ask_leader(self) -> bool:
+        """Whether a replica may answer also if it leads: those before the last one have failed, or it does not matter.
+
+        The one that leads comes last, as far as that is known.
+        """
+        match self._options.read_from:
+            case "follower-only":
+                return False
+            case "follower":
+                return self._turn == len(self._replicas) - 1
+            case _:
+                return True
+
+    def _answered(self, answer: Answer, connection: Connection) -> BulkAnswer:
+        """An answer that has records or leads on. Raises Busy, Behind, Refused, AnswerDamaged, DataLoss, ReadFailed."""
+        address = connection.address
+        if answer.code == NOT_SUPPORTED:
+            raise ReadFailed(
+                f"{address} knows no bulk reads: the brokers of Apache RocketMQ are read with readMode=pull"
+            )
+        if answer.code != SUCCESS:
+            raise Refused(address, answer.code, answer.remark)
+        try:
+            found = decode_answer(answer.body)
+        except BulkError as error:
+            raise AnswerDamaged(f"{address}: {error}") from error
+        match found.status:
+            case BulkStatus.RECORDS | BulkStatus.GONE:
+                return found
+            case BulkStatus.NOT_FOLLOWER:
+                raise Behind(f"{address} leads now")
+            case BulkStatus.BEHIND:
+                ends = ", ".join(f"queue {queue} up to {end}" for queue, end in list(found.offsets.items())[:10])
+                raise Behind(f"{address} has {ends}")
+            case BulkStatus.DAMAGED:
+                raise AnswerDamaged(f"{address} repairs its log: {found.text}")
+            case BulkStatus.BUSY:
+                self._wait(found.pause_ms / 1000, address)
+                raise Busy
+            case BulkStatus.RECREATED:
+                raise DataLoss(
+                    f"topic {self._part.topic!r} in {self._part.broker_name}: it was deleted and made anew after this "
+                    f"query was planned (it was {self._part.topic_id}, it is {found.text}). Start the query anew"
+                )
+
+    def _wait(self, seconds: float, address: str) -> None:
+        """Wait as long as a busy replica says. Raises Behind if it has been busy for too long already."""
+        if self._clock() - self._progress_at >= self._options.fetch_seconds:
+            raise Behind(f"{address} has been busy for {self._options.fetch_seconds:g} s")
+        self._sleep(min(max(seconds, 0.001), self._options.fetch_seconds))
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
+        """What is left behind an answer, and the records that it brings. Raises AnswerDamaged, DataLoss."""
+        if not answer.offsets or not answer.offsets.keys() <= left.keys():
+            raise AnswerDamaged(f"an answer about queues {list(answer.offsets)[:10]}")
+        skipped = 0
+        if answer.status is BulkStatus.GONE:
+            following = {}
+            for queue_id, first in answer.offsets.items():
+                each = left[queue_id]
+                lost = self._lost(each, each.start, first)
+                skipped += lost.skipped
+                following[queue_id] = lost.next_offset
+        else:
+            following = {queue_id: min(offset, left[queue_id].end) for queue_id, offset in answer.offsets.items()}
+            self._check_offsets(answer, left)
+        still = {
+            queue_id: QueueRange(queue_id, following.get(queue_id, each.start), each.end)
+            for queue_id, each in left.items()
+            if following.get(queue_id, each.start) < each.end
+        }
+        if any(offset < left[queue_id].start for queue_id, offset in following.items()) or still == left:
+            raise AnswerDamaged(f"an answer leads from {list(left.values())[:10]} to {list(following.items())[:10]}")
+        data = answer.data if answer.status is BulkStatus.RECORDS else memoryview(b"")
+        return still, Chunk(data, list(answer.sizes), 0, skipped)
+
+    def _check_offsets(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> None:
+        """Raises AnswerDamaged unless the records of each queue continue where it was left, up to where it goes on."""
+        queue_ids = np.asarray(answer.queue_ids)
+        sizes = np.asarray(answer.sizes, dtype=np.int64)
+        counted = dict.fromkeys(answer.offsets, 0)
+        if len(sizes):
+            if int(sizes.min()) < _OFFSET_AT + 8:
+                raise AnswerDamaged(f"a record of {int(sizes.min())} bytes")
+            octets = np.frombuffer(answer.data, dtype=np.uint8)
+            starts = np.cumsum(sizes) - sizes
+            offsets = octets[starts[:, None] + np.arange(_OFFSET_AT, _OFFSET_AT + 8)].view(">i8").reshape(-1)
+            order = np.argsort(queue_ids, kind="stable")
+            sorted_ids, sorted_offsets = queue_ids[order], offsets[order].astype(np.int64)
+            bounds = [0, *(np.flatnonzero(np.diff(sorted_ids)) + 1).tolist(), len(order)]
+            for begin, end in pairwise(bounds):
+                queue_id, mine = int(sorted_ids[begin]), sorted_offsets[begin:end]
+                low = left[queue_id].start if queue_id in left else 0
+                if (
+                    queue_id not in counted
+                    or int(mine[0]) < low
+                    or int(mine[-1]) >= answer.offsets[queue_id]
+                    or (np.diff(mine) <= 0).any()
+                ):
+                    raise AnswerDamaged(f"queue {queue_id} goes on at {int(mine[0])} instead of {low}")
+                counted[queue_id] = end - begin
+        if self._options.tags is None:
+            for queue_id, count in counted.items():
+                if answer.offsets[queue_id] != left[queue_id].start + count:
+                    raise AnswerDamaged(
+                        f"{count} records of queue {queue_id} lead from {left[queue_id].start} to "
+                        f"{answer.offsets[queue_id]}"
+                    )
+
+
+def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
+    """What reads a partition, by the mode that the options name."""
+    return BulkTaskReader(part, options) if options.read_mode == "bulk" else TaskReader(part, options)

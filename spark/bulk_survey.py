@@ -1,0 +1,246 @@
+"""What there is to read, asked of raftmq brokers with planning requests: one answer for all queues of a topic.
+
+Followers are asked, so that planning costs the leader one small question at most. For consistency *latest* the replica
+that is asked first learns from its leader what is committed; for *committed* all followers say what they have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from mq.protocol.bulk import BulkError, PlannedQueue, decode_plan
+from spark.client import (
+    NOT_SUPPORTED,
+    PLAN_TOPIC,
+    SERVICE_NOT_AVAILABLE,
+    SUCCESS,
+    SYSTEM_BUSY,
+    Answer,
+    Connection,
+    Refused,
+    TopicRoute,
+    Unreachable,
+)
+from spark.option_table import QueueName
+from spark.options import ReadOptions, Subscription
+from spark.plan import PlanRefused, QueueEnds
+from spark.survey import LEADER_ID, Survey, Surveyor
+
+Consistency = Literal["latest", "committed", "latest-if-possible"]
+
+_PAGES_MAX: Final = 64
+
+
+class TopicPlan(NamedTuple):
+    """What one replica has of a topic. ``places`` are the queue offsets at the beginnings of its log files.
+
+    ``positions`` are those beginnings, after the one of the whole log.
+    """
+
+    identity: str
+    queues: dict[int, PlannedQueue]
+    places: list[dict[int, int]]
+    positions: list[int]
+
+
+class BulkSurveyor(Surveyor):
+    """Asks name servers, and brokers with planning requests.
+
+    Args:
+        namesrv, timeout, connect: see `Surveyor`.
+        consistency: ``latest`` is everything that was acknowledged before; ``latest-if-possible`` is ``committed``
+            where there is no leader.
+        detail: whether each survey is to be detailed, which costs the broker a look into its queue files.
+    """
+
+    def __init__(
+        self,
+        namesrv: Sequence[str],
+        timeout: float,
+        connect: Callable[[str, float], Connection] = Connection,
+        *,
+        consistency: Consistency,
+        detail: bool,
+    ) -> None:
+        super().__init__(namesrv, timeout, connect)
+        self._consistency = consistency
+        self._detail = detail
+        self._plans: dict[tuple[str, str], TopicPlan] = {}
+
+    def survey(self, subscription: Subscription, **options: bool) -> Survey:
+        """See `Surveyor.survey`; with identities, and with places if details are wanted.
+
+        Raises also PlanRefused if the brokers are none of raftmq's.
+        """
+        self._plans = {}
+        found = super().survey(subscription, **options)
+        return found._replace(
+            identities={key: plan.identity for key, plan in self._plans.items()},
+            places={key: plan.places for key, plan in self._plans.items()},
+            positions={key: plan.positions for key, plan in self._plans.items()},
+        )
+
+    def detailed(self, found: Survey) -> Survey:
+        """See `Surveyor.detailed`: asked of any replica that answers, so it may be about a moment before or after."""
+        groups: dict[str, list[str]] = {}
+        for topic, broker_name in found.identities:
+            groups.setdefault(broker_name, []).append(topic)
+        ends, places, positions = dict(found.ends), dict(found.places), dict(found.positions)
+        for broker_name, topics in groups.items():
+            addresses = found.routes[topics[0]].addresses.get(broker_name, {})
+            for address in _order(addresses):
+                try:
+                    plans = self._ask_replica(address, topics, current=False, detail=True)
+                except (Unreachable, Refused):
+                    continue
+                for topic, plan in plans.items():
+                    if plan.identity == found.identities[topic, broker_name]:
+                        places[topic, broker_name] = plan.places
+                        positions[topic, broker_name] = plan.positions
+                        for row in plan.queues.values():
+                            known = ends.get((topic, broker_name, row.queue_id))
+                            if known is not None and row.end > row.first:
+                                nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
+                                ends[topic, broker_name, row.queue_id] = known._replace(nbytes=nbytes)
+                break
+        return found._replace(ends=ends, places=places, positions=positions)
+
+    def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:
+        topics: dict[str, dict[str, None]] = {}
+        for topic, broker_name, _ in queues:
+            topics.setdefault(broker_name, {})[topic] = None
+        for broker_name, members in topics.items():
+            addresses = routes[next(iter(members))].addresses.get(broker_name, {})
+            for topic, plan in self._plans_of(broker_name, addresses, list(members)).items():
+                self._plans[topic, broker_name] = plan
+        ends: dict[QueueName, QueueEnds] = {}
+        for queue in queues:
+            topic, broker_name, queue_id = queue
+            planned = self._plans[topic, broker_name].queues.get(queue_id, PlannedQueue(queue_id, 0, 0))
+            ends[queue] = QueueEnds(planned.first, planned.end, planned.nbytes)
+        return ends
+
+    def _plans_of(self, broker_name: str, addresses: Mapping[int, str], topics: list[str]) -> dict[str, TopicPlan]:
+        order = _order(addresses)
+        failures: list[str] = []
+        if self._consistency != "committed":
+            for address in order:
+                try:
+                    return self._ask_replica(address, topics, current=True)
+                except (Unreachable, Refused) as error:
+                    failures.append(str(error))
+            if self._consistency == "latest":
+                raise Unreachable(broker_name, f"no replica can tell what is committed ({'; '.join(failures)})")
+        followers = order if len(order) == 1 else order[: len(order) - (LEADER_ID in addresses)]
+        found: dict[str, TopicPlan] = {}
+        for address in [*followers, *[each for each in order if each not in followers]]:
+            if found and address not in followers:
+                break
+            try:
+                for topic, plan in self._ask_replica(address, topics, current=False).items():
+                    found[topic] = _joined(found[topic], plan) if topic in found else plan
+            except (Unreachable, Refused) as error:
+                failures.append(str(error))
+        if not found:
+            raise Unreachable(broker_name, f"no replica can be reached ({'; '.join(failures) or 'none is known'})")
+        if failures and self._consistency != "committed":
+            logging.getLogger(__name__).warning(
+                "broker group %s has no leader that could tell what was acknowledged last; what its followers know to "
+                "be committed is read (%s)",
+                broker_name,
+                "; ".join(failures),
+            )
+        return found
+
+    def _ask_replica(
+        self, address: str, topics: list[str], *, current: bool, detail: bool = False
+    ) -> dict[str, TopicPlan]:
+        """What a replica has of these topics. Raises Unreachable, Refused, PlanRefused."""
+        connection = self._connect(address, self._timeout)
+        try:
+            detail = detail or self._detail
+            return {topic: self._ask_topic(connection, topic, current=current, detail=detail) for topic in topics}
+        finally:
+            connection.close()
+
+    def _ask_topic(self, connection: Connection, topic: str, *, current: bool, detail: bool) -> TopicPlan:
+        identity = ""
+        rows: dict[int, PlannedQueue] = {}
+        places: dict[int, dict[int, int]] = {}
+        first = base = 0
+        for page in range(_PAGES_MAX):
+            fields = {
+                "topic": topic,
+                "firstQueue": str(first),
+                "detail": "true" if detail else "false",
+                "current": "true" if current and not page else "false",
+            }
+            answer = _checked(connection.address, connection.receive(connection.send(PLAN_TOPIC, fields)))
+            try:
+                queues, found_places = decode_plan(answer.body)
+                first, identity = int(answer.ext["nextQueue"]), answer.ext["topicIdentity"]
+                base = int(answer.ext["basePosition"])
+            except (BulkError, KeyError, ValueError) as error:
+                raise Unreachable(connection.address, f"answered a plan that cannot be read: {error}") from error
+            rows |= {row.queue_id: row for row in queues}
+            for place in found_places:
+                offsets = places.setdefault(place.position, {})
+                offsets |= {row.queue_id: offset for row, offset in zip(queues, place.offsets, strict=True)}
+            if first < 0:
+                break
+        # Pages of a topic with many queues may be about different places: only those count that all tell of.
+        whole = {position: offsets for position, offsets in sorted(places.items()) if len(offsets) == len(rows)}
+        return TopicPlan(identity, rows, list(whole.values()), [base, *whole])
+
+
+def surveyor_of(
+    options: ReadOptions,
+    connect: Callable[[str, float], Connection] = Connection,
+    *,
+    detail: bool,
+    otherwise: Consistency,
+) -> Surveyor:
+    """What asks brokers in the mode that the options name; ``otherwise`` is the consistency if they name none."""
+    timeout = options.fetch_timeout_ms / 1000
+    if options.read_mode == "pull":
+        return Surveyor(options.namesrv, timeout, connect)
+    consistency = options.read_consistency or otherwise
+    return BulkSurveyor(options.namesrv, timeout, connect, consistency=consistency, detail=detail)
+
+
+def _order(addresses: Mapping[int, str]) -> list[str]:
+    """The replicas of a broker group as they are asked: the leader last."""
+    return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
+
+
+def _checked(address: str, answer: Answer) -> Answer:
+    if answer.code == NOT_SUPPORTED:
+        raise PlanRefused(
+            f"{address} knows no planning requests: the brokers of Apache RocketMQ are read with readMode=pull"
+        )
+    if answer.code in (SERVICE_NOT_AVAILABLE, SYSTEM_BUSY):
+        raise Unreachable(address, answer.remark)
+    if answer.code != SUCCESS:
+        raise Refused(address, answer.code, answer.remark)
+    return answer
+
+
+def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:
+    """What two replicas know together: committed is what any of them has, and gone what any of them lacks."""
+    if one.identity != other.identity:
+        # One of them has not heard yet that the topic was made anew; the number of the change comes first in it.
+        return max(one, other, key=lambda plan: (_change(plan.identity), plan.identity))
+    rows = dict(one.queues)
+    for queue_id, row in other.queues.items():
+        known = rows.get(queue_id, row)
+        first, end = max(known.first, row.first), max(known.end, row.end)
+        rows[queue_id] = PlannedQueue(queue_id, min(first, end), end, max(known.nbytes, row.nbytes))
+    larger = max(one, other, key=lambda plan: len(plan.places))
+    return TopicPlan(one.identity, rows, larger.places, larger.positions)
+
+
+def _change(identity: str) -> int:
+    number = identity.partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() else 0

@@ -1,0 +1,337 @@
+"""The demonstration with Spark: `make demo-spark`.
+
+Three replicas, half a million lines of text, and a Spark that reads them as they come. In the middle a follower is
+killed, later the leadership moves; at the end everything is counted.
+
+The parent sends, kills and shows; name server, replicas and Spark are processes of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import mq
+from mq.cli.cluster_view import client_errors
+from mq.cli.demo_text import source_directory, source_lines
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+from mq.client.message import Message, SendResult
+from mq.client.producer import Producer
+from mq.protocol.group_admin import GroupCommand
+from spark.installed import missing
+
+TOPIC = "Lines"
+SECOND_TOPIC = "Definitions"
+QUEUES = 8
+PRODUCER = "demo_spark"
+IN_FLIGHT_MAX = 512
+SEND_SECONDS_MAX = 60.0
+SHOW_SECONDS = 5.0
+STALLED_SECONDS_MAX = 240.0
+
+
+@dataclass(slots=True)
+class Run:
+    """What the tasks of one demonstration share; all of them run in one thread."""
+
+    lines: int
+    sent: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    rows: int = 0
+    counted: int = 0
+    outcome: dict[str, Any] | None = None
+    killed: str = ""
+    leaders: list[str] = field(default_factory=list)
+    served: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    """Bytes by node id, role and process id: a replica that was started again counts from 0."""
+    moved: trio.Event = field(default_factory=trio.Event)
+
+    def wake(self) -> None:
+        """Something happened: all who wait look again."""
+        self.moved.set()
+        self.moved = trio.Event()
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Until a condition on this run holds."""
+        while not is_so():
+            await self.moved.wait()
+
+    @property
+    def is_good(self) -> bool:
+        """Every line is there once, those that were written too, and both ways of counting words agree."""
+        found = self.outcome
+        return (
+            found is not None
+            and self.failed == 0
+            and found["read"] == self.acknowledged == self.lines
+            and found["twice"] == found["missing"] == found["places_twice"] == 0
+            and found["written_twice"] == found["not_written"] == 0
+            and found["words_agree"]
+        )
+
+
+def demo(
+    lines: Annotated[int, typer.Option(min=1000, help="How many lines of text to send.")] = 500_000,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where data and logs go; default: a temporary directory.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+) -> None:
+    """Let Spark read from three replicas while a follower is killed and leadership moves, and count what arrives.
+
+    Exit code 1 if a line is missing or twice.
+    """
+    if reason := missing():
+        raise CommandFailed(reason)
+    console = Console()
+    base = directory or Path(tempfile.mkdtemp(prefix="raftmq-demo-spark-"))
+    base.mkdir(parents=True, exist_ok=True)
+    if any(base.iterdir()):
+        raise CommandFailed(f"{base} is not empty; the demonstration needs a directory of its own")
+    console.print(f"{lines:,} lines from the Python sources in {source_directory()}; data in {base}", soft_wrap=True)
+    try:
+        with client_errors():
+            run = run_trio(partial(run_demo, lines, base, console))
+    except DevClusterFailed as failed:
+        raise CommandFailed(str(failed), EXIT_FAILED) from failed
+    except KeyboardInterrupt:
+        if directory is None and not keep:
+            shutil.rmtree(base, ignore_errors=True)
+        raise
+    console.print(table_of(run))
+    if not run.is_good:
+        console.print(f"FAILED; data and logs are kept in {base}", style="bold red")
+        raise typer.Exit(EXIT_FAILED)
+    if directory is None and not keep:
+        shutil.rmtree(base, ignore_errors=True)
+    console.print("Every line was read once, and every definition written once.", style="bold green")
+
+
+def table_of(run: Run) -> Table:
+    """The outcome for people."""
+    nothing = dict.fromkeys(("read", "twice", "written", "written_twice", "not_written"), 0)
+    found = run.outcome or {**nothing, "missing": run.lines, "words": {}, "words_agree": False}
+    words = ", ".join(f"{word} {count:,}" for word, count in itertools.islice(found["words"].items(), 5))
+    rows: list[tuple[str, str, bool]] = [
+        ("lines sent and acknowledged", f"{run.acknowledged:,}", run.acknowledged == run.lines),
+        ("rows read by Spark, in Parquet", f"{found['read']:,}", found["read"] == run.lines),
+        ("rows twice", f"{found['twice']:,}", found["twice"] == 0),
+        ("lines missing", f"{found['missing']:,}", found["missing"] == 0),
+        ("definitions written to a second topic", f"{found['written']:,}", found["written"] > 0),
+        ("of these twice", f"{found['written_twice']:,}", found["written_twice"] == 0),
+        ("of these missing", f"{found['not_written']:,}", found["not_written"] == 0),
+        ("most frequent words", words, True),
+        ("counted again from Parquet", "the same" if found["words_agree"] else "DIFFERENT", found["words_agree"]),
+        ("follower killed", run.killed, True),
+        ("leader moved", " -> ".join(run.leaders), len(set(run.leaders)) > 1),
+    ]
+    sums: dict[tuple[str, str], int] = {}
+    for (node_id, role, _), nbytes in sorted(run.served.items()):
+        sums[node_id, role] = sums.get((node_id, role), 0) + nbytes
+    rows += [(f"bytes served by {node_id} as {role}", f"{nbytes:,}", True) for (node_id, role), nbytes in sums.items()]
+    table = Table(show_header=False)
+    for name, value, is_good in rows:
+        table.add_row(name, value, style=None if is_good else "bold red")
+    return table
+
+
+async def run_demo(lines: int, directory: Path, console: Console) -> Run:
+    """The whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError."""
+    run = Run(lines)
+    say = partial(console.print, highlight=False)
+    async with (
+        DevCluster.open(
+            directory / "cluster", ports=Ports.free(3), on_progress=lambda what: say(f"{what} ...")
+        ) as cluster,
+        Admin(cluster.namesrv) as admin,
+    ):
+        await admin.create_topic(TOPIC, QUEUES)
+        await admin.create_topic(SECOND_TOPIC, QUEUES)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.watch)
+            say("starting Spark ...")
+            job = await nursery.start(_spark, run, cluster, directory)
+            nursery.start_soon(_send_all, run, cluster.namesrv)
+            nursery.start_soon(_show, run, say)
+            nursery.start_soon(_count_served, run, cluster, admin)
+            await _disturb(run, cluster, admin, say)
+            await run.wait_until(lambda: run.acknowledged + run.failed == lines)
+            say(f"{run.acknowledged:,} lines are stored; Spark reads what is left and counts ...")
+            await job.send_all(b"%d\n" % run.acknowledged)
+            await run.wait_until(lambda: run.outcome is not None)
+            await _note_served(run, cluster, admin)
+            nursery.cancel_scope.cancel()
+    return run
+
+
+async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[str], None]) -> None:
+    """Kill a follower, start it again, and move the leadership, each while Spark reads."""
+    await run.wait_until(lambda: run.rows >= run.lines // 5)
+    leader = await cluster.leader()
+    run.leaders.append(leader)
+    run.killed = next(node_id for node_id in cluster.node_ids if node_id != leader)
+    cluster.kill(run.killed)
+    say(f"killed the follower {run.killed} (SIGKILL) when Spark had {run.rows:,} rows")
+    await run.wait_until(lambda: run.rows >= run.lines * 2 // 5)
+    await cluster.start(run.killed)
+    await cluster.wait_ready()
+    say(f"started {run.killed} again when Spark had {run.rows:,} rows")
+    await run.wait_until(lambda: run.rows >= run.lines * 3 // 5)
+    await admin.manage_group(cluster.address(leader), GroupCommand("transfer"))
+    while (new := await cluster.leader()) == leader:  # noqa: ASYNC110 - nobody tells us
+        await trio.sleep(0.1)
+    run.leaders.append(new)
+    say(f"moved the leadership from {leader} to {new} when Spark had {run.rows:,} rows")
+
+
+async def _send_all(run: Run, namesrv: str) -> None:
+    """Send each line once: with a sequence number a repeated send is not stored twice."""
+
+    def settled(outcome: SendResult | ClientError) -> None:
+        run.acknowledged += isinstance(outcome, SendResult)
+        run.failed += not isinstance(outcome, SendResult)
+        run.wake()
+
+    async with Producer(
+        namesrv, "demo_writers", timeout=SEND_SECONDS_MAX, retries=100, in_flight_max=2 * IN_FLIGHT_MAX
+    ) as producer:
+        for number, line in enumerate(_text(run.lines)):
+            await run.wait_until(lambda: run.sent - run.acknowledged - run.failed < IN_FLIGHT_MAX)
+            properties = {"RAFTMQ_PRODUCER": PRODUCER, "RAFTMQ_SEQUENCE": str(number)}
+            run.sent += 1
+            producer.send_nowait(Message(TOPIC, line, keys=[str(number)], properties=properties), settled)
+            if number % 64 == 0:
+                await trio.lowlevel.checkpoint()
+        await producer.flush()
+
+
+def _text(count: int) -> Iterator[bytes]:
+    """So many lines, from the beginning again if there are not so many."""
+    found = source_lines(source_directory(), count)
+    return itertools.islice(itertools.cycle(found), count)
+
+
+async def _spark(
+    run: Run,
+    cluster: DevCluster,
+    directory: Path,
+    *,
+    task_status: trio.TaskStatus[trio.abc.SendStream] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run Spark; started when it has connected. Raises DevClusterFailed if it ends before it has an outcome."""
+    async with _spark_process(run, cluster, directory) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None, "asked for a pipe and got none"
+        is_started, rest = False, b""
+        async for chunk in process.stdout:
+            *complete, rest = (rest + chunk).split(b"\n")
+            for line in complete:
+                said = json.loads(line)
+                if not is_started:
+                    task_status.started(process.stdin)
+                    is_started = True
+                run.rows, run.counted = said.get("rows", run.rows), said.get("counted", run.counted)
+                run.outcome = said.get("outcome", run.outcome)
+            run.wake()
+    if run.outcome is None:
+        raise DevClusterFailed(f"Spark ended; its log is {cluster.log_path('spark')}")
+
+
+@asynccontextmanager
+async def _spark_process(run: Run, cluster: DevCluster, directory: Path) -> AsyncIterator[trio.Process]:
+    arguments = [
+        sys.executable,
+        "-m",
+        "spark.demo_job",
+        cluster.namesrv,
+        TOPIC,
+        SECOND_TOPIC,
+        str(directory),
+        str(run.lines // 10),
+    ]
+    root = str(Path(mq.__file__).parent.parent)
+    surroundings = {**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable}
+    with cluster.log_path("spark").open("ab") as log:
+        async with trio.open_nursery() as nursery:
+            process: trio.Process = await nursery.start(
+                partial(
+                    trio.run_process,
+                    arguments,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    check=False,
+                    start_new_session=True,
+                    env={"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost", **surroundings},
+                )
+            )
+            yield process
+            nursery.cancel_scope.cancel()
+
+
+async def _count_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
+    while True:
+        await _note_served(run, cluster, admin)
+        await trio.sleep(1)
+
+
+async def _note_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
+    """What each replica has sent to Spark so far, by its own count."""
+    for node_id in cluster.node_ids:
+        if not cluster.is_running(node_id):
+            continue
+        try:
+            figures = await admin.broker_runtime(cluster.address(node_id))
+        except ClientError:
+            continue  # killed a moment ago, or not up yet
+        for role in ("Leader", "Follower"):
+            found = next((value for name, value in figures.items() if name.endswith(f"bulkBytesAs{role}")), "0")
+            run.served[node_id, role.lower(), cluster.pid(node_id)] = int(found)
+
+
+async def _show(run: Run, say: Callable[[str], None]) -> None:
+    """Raises DevClusterFailed when nothing moves any more."""
+    before, moved_at = (0, 0, 0), trio.current_time()
+    while True:
+        await trio.sleep(SHOW_SECONDS)
+        now = run.acknowledged, run.rows, run.counted
+        if now != before:
+            before, moved_at = now, trio.current_time()
+        elif trio.current_time() - moved_at > STALLED_SECONDS_MAX:
+            raise DevClusterFailed(f"nothing has moved for {STALLED_SECONDS_MAX:g} s")
+        say(f"  sent {run.acknowledged:,}, in Parquet {run.rows:,}, words counted of {run.counted:,} lines")
+
+
+def main() -> None:
+    """The command; ends the process with its exit code."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(demo)
+    try:
+        app()
+    except CommandFailed as failed:
+        print(f"raftmq: {failed}", file=sys.stderr)
+        sys.exit(failed.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The Spark side of the demonstration, as a program of its own: three streaming queries, and the sums at the end.
+
+One query writes every line to Parquet files, one counts words, and one writes the lines that define something to a
+second topic. They run while lines arrive and replicas go.
+Reports how far they are on standard output, a JSON object a line, and ends when standard input says how many lines
+there are in all. The last object is the outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+TOP: Final = 20
+REPORT_SECONDS: Final = 0.5
+START_ATTEMPTS: Final = 5
+SLOW_START: Final = "Timed out while waiting for the Python worker"
+STALLED_SECONDS_MAX: Final = 120.0
+"""The demonstration has failed when no row arrives for so long."""
+
+
+def words_of(lines: DataFrame) -> DataFrame:
+    """How often each word is in these lines, the most frequent first."""
+    word = f.explode(f.split(f.col("body").cast("string"), r"[^A-Za-z_]+"))
+    return lines.select(word.alias("word")).where("word != ''").groupBy("word").count().orderBy(f.desc("count"), "word")
+
+
+def definitions_in(lines: DataFrame) -> DataFrame:
+    """The lines that define a function or a class."""
+    return lines.where("ltrim(cast(body as string)) rlike '^(async |def |class )'").select("keys", "body")
+
+
+def begun(writer: Any) -> Any:
+    """Start a query, and wait until it has begun.
+
+    Spark gives the Python process of a query ten seconds to start, whatever else the machine does; so queries start one
+    after the other, and again if that was not enough. Raises RuntimeError when it fails otherwise, or too often.
+    """
+    for attempt in itertools.count(1):
+        query = writer.trigger(processingTime="1 second").start()
+        while query.isActive and query.lastProgress is None:
+            time.sleep(0.2)
+        if query.isActive:
+            return query
+        if attempt == START_ATTEMPTS or SLOW_START not in str(query.exception()):
+            raise RuntimeError(f"a query has ended: {query.exception()}")
+    raise AssertionError("unreachable: the loop counts for ever")
+
+
+class Job:
+    """The three queries over one topic, with their files in ``directory``; micro-batches have up to ``batch`` lines."""
+
+    def __init__(self, session: SparkSession, namesrv: str, topics: list[str], directory: Path, batch: int) -> None:
+        self._session = session
+        self._namesrv = namesrv
+        self._topic, self._second_topic = topics
+        self._directory = directory
+        self._batch = batch
+        self._words: dict[str, int] = {}
+
+    def start(self) -> list[Any]:
+        """Start all queries."""
+        archive = self._lines(commitToGroup="demo_spark").select("keys", "body", "queue_id", "queue_offset")
+        counting = words_of(self._lines(columns="body")).limit(TOP)
+        written = definitions_in(self._lines())
+        return [
+            begun(
+                archive.writeStream.format("parquet")
+                .option("path", str(self._directory / "lines"))
+                .option("checkpointLocation", self._checkpoint("lines"))
+            ),
+            begun(
+                counting.writeStream.outputMode("complete")
+                .foreachBatch(self._keep_words)
+                .option("checkpointLocation", self._checkpoint("words"))
+            ),
+            begun(
+                written.writeStream.format("raftmq")
+                .options(namesrv=self._namesrv, topic=self._second_topic)
+                .option("checkpointLocation", self._checkpoint("definitions"))
+            ),
+        ]
+
+    def _lines(self, **options: str) -> DataFrame:
+        source = self._session.readStream.format("raftmq").options(
+            namesrv=self._namesrv, subscribe=self._topic, **options
+        )
+        limits = {"startingOffsets": "earliest", "fetchTimeout": "2s", "maxOffsetsPerTrigger": str(self._batch)}
+        return source.options(**limits).load()
+
+    def _checkpoint(self, name: str) -> str:
+        return str(self._directory / f"checkpoint-{name}")
+
+    def _keep_words(self, top: DataFrame, _batch_id: int) -> None:
+        self._words = {row["word"]: row["count"] for row in top.collect()}
+
+    def outcome(self, total: int) -> dict[str, Any]:
+        """What the files have, and whether both ways of counting words agree."""
+        files = self._session.read.parquet(str(self._directory / "lines"))
+        (sums,) = files.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
+        (places,) = files.agg(f.count_distinct("queue_id", "queue_offset").alias("places")).collect()
+        again = {row["word"]: row["count"] for row in words_of(files).limit(TOP).collect()}
+        return {
+            "read": sums["rows"],
+            "twice": sums["rows"] - sums["different"],
+            "missing": total - sums["different"],
+            "places_twice": sums["rows"] - places["places"],
+            **self._definitions(files),
+            "words": self._words,
+            "words_agree": again == self._words,
+        }
+
+    def _definitions(self, files: DataFrame) -> dict[str, int]:
+        """How the second topic differs from what the files say should be in it."""
+        second = self._session.read.format("raftmq").options(namesrv=self._namesrv, subscribe=self._second_topic).load()
+        (sums,) = second.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
+        wanted = definitions_in(files).select("keys").distinct()
+        return {
+            "written": sums["rows"],
+            "written_twice": sums["rows"] - sums["different"],
+            "not_written": wanted.join(second.select("keys"), "keys", "left_anti").count(),
+        }
+
+
+def main() -> None:
+    """Arguments: name server, the topic to read and the one to write, directory, the most lines of a micro-batch."""
+    namesrv, topic, second_topic, directory, batch = sys.argv[1:]
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("raftmq demonstration")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    job = Job(session, namesrv, [topic, second_topic], Path(directory), int(batch))
+    queries = job.start()
+    wanted: list[int] = []
+    threading.Thread(target=lambda: wanted.append(int(sys.stdin.readline() or -1)), daemon=True).start()
+    report(queries, wanted)
+    for query in queries:
+        query.stop()
+    if wanted[0] >= 0:
+        print(json.dumps({"outcome": job.outcome(wanted[0])}), flush=True)
+    session.stop()
+
+
+def report(queries: list[Any], wanted: list[int]) -> None:
+    """Until all queries have read as many rows as are wanted, or read no more.
+
+    Raises RuntimeError when a query has failed.
+    """
+    seen: dict[tuple[int, int], int] = {}
+    moved_at = time.monotonic()
+    while True:
+        before = dict(seen)
+        for number, query in enumerate(queries):
+            if not query.isActive:
+                raise RuntimeError(f"a query has ended: {query.exception()}")
+            for progress in query.recentProgress:
+                seen[number, progress["batchId"]] = progress["numInputRows"]
+        rows = [sum(count for (which, _), count in seen.items() if which == number) for number in range(len(queries))]
+        print(json.dumps({"rows": rows[0], "counted": rows[1]}), flush=True)
+        if seen != before:
+            moved_at = time.monotonic()
+        if wanted and (min(rows) >= wanted[0] or time.monotonic() - moved_at > STALLED_SECONDS_MAX):
+            return
+        time.sleep(REPORT_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

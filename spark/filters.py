@@ -1,0 +1,97 @@
+"""Which conditions of a query narrow what is read. Pure; Spark's filters are known by the names of their classes.
+
+Spark leaves out what is taken here, so only that is taken which is exact: conditions on the topic, the broker group,
+the queue and the queue offset. Times are not: store times may go back where the leadership moved, and a search by time
+could leave out a message. Options such as `startingTimestamp` are for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from spark.option_table import QueueName
+from spark.plan import QueueRange
+
+_NEVER_NULL: Final = frozenset({"topic", "broker_name", "queue_id", "queue_offset"})
+_PLACES: Final = {"topic": 0, "broker_name": 1, "queue_id": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What is left of a scan. ``allowed`` has sets of topics, broker groups and queue ids, None for all.
+
+    Queue offsets are ``first`` up to but not including ``end``.
+    """
+
+    allowed: tuple[frozenset[Any] | None, ...] = (None, None, None)
+    first: int = 0
+    end: int = 2**63 - 1
+
+
+def narrow(found: Narrowing, condition: Any) -> Narrowing | None:
+    """What is left with one more condition; None if it must be left to Spark."""
+    attribute: tuple[str, ...] = getattr(condition, "attribute", ())
+    kind = type(condition).__name__
+    if len(attribute) != 1 or attribute[0] not in _NEVER_NULL:
+        return None
+    column: str = attribute[0]
+    if kind == "IsNotNull":
+        return found
+    value: Any = getattr(condition, "value", None)
+    if column == "queue_offset":
+        return _narrow_offsets(found, kind, value)
+    match kind:
+        case "EqualTo" | "EqualNullSafe":
+            values = frozenset({value})
+        case "In":
+            values = frozenset(value)
+        case _:
+            return None
+    at = _PLACES[column]
+    before = found.allowed[at]
+    both = values if before is None else values & before
+    return replace(found, allowed=(*found.allowed[:at], both, *found.allowed[at + 1 :]))
+
+
+def _narrow_offsets(found: Narrowing, kind: str, value: Any) -> Narrowing | None:
+    if type(value) is not int:
+        return None
+    match kind:
+        case "EqualTo" | "EqualNullSafe":
+            first, end = value, value + 1
+        case "GreaterThan":
+            first, end = value + 1, found.end
+        case "GreaterThanOrEqual":
+            first, end = value, found.end
+        case "LessThan":
+            first, end = found.first, value
+        case "LessThanOrEqual":
+            first, end = found.first, value + 1
+        case _:
+            return None
+    return replace(found, first=max(found.first, first), end=min(found.end, end))
+
+
+def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
+    """What is left with all these conditions, and the ones that must be left to Spark."""
+    found, left = Narrowing(), []
+    for condition in conditions:
+        narrower = narrow(found, condition)
+        if narrower is None:
+            left.append(condition)
+        else:
+            found = narrower
+    return found, left
+
+
+def narrowed(found: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
+    """What is left of a scan."""
+    left: dict[QueueName, QueueRange] = {}
+    for queue, each in ranges.items():
+        if all(allowed is None or part in allowed for part, allowed in zip(queue, found.allowed, strict=True)):
+            first, end = max(each.start, found.first), min(each.end, found.end)
+            if first < end:
+                left[queue] = QueueRange(each.queue_id, first, end)
+    return left

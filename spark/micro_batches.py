@@ -1,0 +1,282 @@
+"""What the next micro-batch of a streaming query reads, and what it cannot read any more. Pure: no sockets, no clock.
+
+A micro-batch is the messages between two positions. The ends of queues only ever grow, since every message below one is
+committed; so a batch that is repeated has the same messages, or fewer when retention was quicker, never others.
+
+A queue that the position does not know is new, and begins at 0. One that the position knows stays in it for ever, so
+that its messages are not read again when it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from spark.option_table import QueueName
+from spark.plan import QueueEnds, QueueRange
+from spark.positions import Position, TopicInGroup
+
+ASSUMED_MESSAGE_BYTES: Final = 1024
+"""Where brokers cannot tell how large the messages of a queue are."""
+
+SHOWN_MAX: Final = 10
+
+LossKind = Literal["deleted", "cut", "gone", "recreated"]
+"""Deleted by retention; stored once and not any more; the queue is not there; its topic is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there was to read at one moment. Ids are empty where brokers cannot tell.
+
+    ``cluster`` are the names of clusters, separated by commas.
+    """
+
+    cluster: str
+    topic_ids: Mapping[TopicInGroup, str]
+    ends: Mapping[QueueName, QueueEnds]
+
+
+class Loss(NamedTuple):
+    """Messages ``start`` up to but not including ``end`` of a queue that cannot be read.
+
+    ``end`` is None where nobody knows whether and how many there were. ``now`` is, for "deleted", the first message
+    that is there, for "cut" the end of the queue.
+    """
+
+    kind: LossKind
+    queue: QueueName
+    start: int
+    end: int | None
+    now: int = 0
+
+    @property
+    def key(self) -> tuple[LossKind, QueueName]:
+        """The same for the same trouble, however far it has gone meanwhile."""
+        return self.kind, self.queue
+
+
+class Limits(NamedTuple):
+    """The most that a micro-batch may have; None means no limit."""
+
+    records: int | None = None
+    nbytes: int | None = None
+
+
+class ClusterChanged(Exception):
+    """The name servers are those of another cluster than the one that the checkpoint is of."""
+
+
+def check_cluster(position: Position, seen: Seen) -> None:
+    """Raises ClusterChanged unless both are of the same cluster."""
+    if position.cluster and seen.cluster and not set(position.cluster.split(",")) & set(seen.cluster.split(",")):
+        raise ClusterChanged(
+            f"the checkpoint belongs to the cluster {position.cluster!r}, the name servers lead to {seen.cluster!r}. "
+            f"Set option namesrv to the cluster of the checkpoint, or begin with a new checkpointLocation"
+        )
+
+
+def recreated(position: Position, seen: Seen) -> set[TopicInGroup]:
+    """The topics, in their broker groups, that were deleted and created again since the position was taken."""
+    return {
+        each
+        for each, identity in position.topic_ids.items()
+        if identity and seen.topic_ids.get(each, identity) not in ("", identity)
+    }
+
+
+def losses(position: Position, seen: Seen, known: Mapping[QueueName, int]) -> list[Loss]:
+    """What can never be read from this position on.
+
+    Args:
+        known: the end that each queue had when it was last seen by this process.
+    """
+    found: list[Loss] = []
+    again = recreated(position, seen)
+    for queue, offset in position.offsets.items():
+        ends = seen.ends.get(queue)
+        if ends is not None and ends.first <= offset <= ends.end and not again:
+            continue  # nearly always, and there may be thousands of queues
+        last = known.get(queue)
+        if queue[:2] in again:
+            if last is None or last > offset:
+                found.append(Loss("recreated", queue, offset, last))
+        elif ends is None:
+            if last is None or last > offset:
+                found.append(Loss("gone", queue, offset, last))
+        elif ends.end < offset:
+            found.append(Loss("cut", queue, ends.end, offset, ends.end))
+        elif ends.first > offset:
+            found.append(Loss("deleted", queue, offset, ends.first, ends.first))
+    new = seen.ends.keys() - position.offsets.keys()
+    found += [Loss("deleted", queue, 0, first, first) for queue in new if (first := seen.ends[queue].first)]
+    return sorted(found, key=lambda loss: loss.queue)
+
+
+def next_position(
+    start: Position, seen: Seen, limits: Limits, cap: Mapping[QueueName, int] | None = None
+) -> Position | None:
+    """Where the micro-batch after ``start`` ends; None if there is nothing to read.
+
+    Args:
+        cap: no queue is read further than this, and none that is not named.
+
+    Each queue gives in proportion to what it has, and at least one message, so that none is forgotten.
+    """
+    again = recreated(start, seen)
+    backlog: dict[QueueName, QueueRange] = {}
+    sizes: dict[QueueName, float] = {}
+    for queue, ends in seen.ends.items():
+        begin = max(0 if again and queue[:2] in again else start.offsets.get(queue, 0), ends.first)
+        if begin >= ends.end:
+            continue
+        end = ends.end if cap is None else min(ends.end, cap.get(queue, 0))
+        if begin < end:
+            backlog[queue] = QueueRange(queue[2], begin, end)
+            stored = ends.end - ends.first
+            sizes[queue] = ends.nbytes / stored if ends.nbytes and stored else ASSUMED_MESSAGE_BYTES
+    if not backlog:
+        return None
+    kept: dict[QueueName, int] = dict(start.offsets)
+    idle: dict[QueueName, int] = {}
+    if again:
+        kept = {queue: offset for queue, offset in start.offsets.items() if queue[:2] not in again}
+        idle = {queue: ends.first for queue, ends in seen.ends.items() if queue[:2] in again}
+    ids = {**start.topic_ids, **seen.topic_ids}
+    return Position(
+        start.cluster or seen.cluster,
+        {each: identity or start.topic_ids.get(each, "") for each, identity in ids.items()},
+        {**kept, **idle, **limited(backlog, sizes, limits)},
+        start.began if start.is_beginning else None,
+    )
+
+
+def limited(
+    backlog: Mapping[QueueName, QueueRange], sizes: Mapping[QueueName, float], limits: Limits
+) -> dict[QueueName, int]:
+    """Where each queue ends in a micro-batch that keeps the limits, but for one message a queue.
+
+    Args:
+        backlog: what there is; no range is empty.
+        sizes: the average bytes of a message in each queue.
+    """
+    share = 1.0
+    if limits.records is not None:
+        share = min(share, limits.records / max(1, sum(each.message_count for each in backlog.values())))
+    if limits.nbytes is not None:
+        nbytes = sum(each.message_count * sizes[queue] for queue, each in backlog.items())
+        share = min(share, limits.nbytes / max(1.0, nbytes))
+    if share >= 1:
+        return {queue: each.end for queue, each in backlog.items()}
+    return {queue: each.start + max(1, int(each.message_count * share)) for queue, each in backlog.items()}
+
+
+def message_count(start: Position, seen: Seen) -> int:
+    """How many messages there are behind a position."""
+    again = recreated(start, seen)
+    return sum(
+        max(0, ends.end - max(0 if queue[:2] in again else start.offsets.get(queue, 0), ends.first))
+        for queue, ends in seen.ends.items()
+    )
+
+
+def batch_ranges(start: Position, end: Position, seen: Seen) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
+    """The messages between two positions: what can be read of them, and what cannot.
+
+    The beginning that ``end`` carries counts more than ``start``, which may have been asked for again.
+    """
+    begin = end.began if end.began is not None else start.offsets
+    moved = {
+        each
+        for each, identity in end.topic_ids.items()
+        if start.topic_ids.get(each, identity) != identity and start.topic_ids[each]
+    }
+    again = recreated(end, seen)
+    ranges: dict[QueueName, QueueRange] = {}
+    lost: list[Loss] = []
+    for queue, last in sorted(end.offsets.items()):
+        first = 0 if queue[:2] in moved else begin.get(queue, 0)
+        if first >= last:
+            continue
+        ends = seen.ends.get(queue)
+        if queue[:2] in again:
+            lost.append(Loss("recreated", queue, first, last))
+        elif ends is None:
+            lost.append(Loss("gone", queue, first, last))
+        else:
+            if ends.first > first:
+                lost.append(Loss("deleted", queue, first, min(ends.first, last), ends.first))
+            if ends.end < last:
+                lost.append(Loss("cut", queue, max(first, ends.end), last, ends.end))
+            first, last = max(first, ends.first), min(last, ends.end)
+            if first < last:
+                ranges[queue] = QueueRange(queue[2], first, last)
+    return ranges, lost
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def loss_text(lost: Iterable[Loss]) -> str:
+    """What is lost, with numbers, and what helps: a paragraph for each kind."""
+    paragraphs = []
+    for kind, say in _WORDS.items():
+        if found := [each for each in lost if each.kind == kind]:
+            listed = "; ".join(say(each) for each in found[:SHOWN_MAX])
+            more = f"; and {len(found) - SHOWN_MAX} more queues" if len(found) > SHOWN_MAX else ""
+            paragraphs.append(f"{listed}{more}. {_REMEDIES[kind]}")
+    return "\n".join(paragraphs)
+
+
+def _deleted(loss: Loss) -> str:
+    count = (loss.end or 0) - loss.start
+    return (
+        f"{_where(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} ({count} messages) were deleted before they "
+        f"were read, the queue begins at {loss.now} now"
+    )
+
+
+def _cut(loss: Loss) -> str:
+    return (
+        f"{_where(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} were stored and are not any more "
+        f"({(loss.end or 0) - loss.start} messages), the queue ends at {loss.now} now"
+    )
+
+
+def _gone(loss: Loss) -> str:
+    return f"{_where(loss)} is not there any more; {_unread(loss)}"
+
+
+def _recreated(loss: Loss) -> str:
+    return f"{_where(loss)}: the topic was deleted and created again; {_unread(loss)}"
+
+
+def _unread(loss: Loss) -> str:
+    if loss.end is None:
+        return f"it was read up to offset {loss.start}, whether it had more is not known"
+    return f"offsets {loss.start} to {loss.end - 1} ({loss.end - loss.start} messages) were not read"
+
+
+def _where(loss: Loss) -> str:
+    topic, broker_name, queue_id = loss.queue
+    return f"topic {topic!r}, queue {broker_name}:{queue_id}"
+
+
+_WORDS: Final[dict[LossKind, Callable[[Loss], str]]] = {
+    "deleted": _deleted,
+    "cut": _cut,
+    "gone": _gone,
+    "recreated": _recreated,
+}
+_REMEDIES: Final[dict[LossKind, str]] = {
+    "deleted": "Keep messages longer (fileReservedTime), read sooner, or set failOnDataLoss=false to go on without "
+    "them",
+    "cut": "The name servers lead to another cluster, or a broker group has lost its log: correct option namesrv, or "
+    "begin with a new checkpointLocation. With failOnDataLoss=false such a queue is read on once it has grown past "
+    "that offset",
+    "gone": "If the broker group comes back, start the query again; set failOnDataLoss=false to go on without the "
+    "queue",
+    "recreated": "Set failOnDataLoss=false to go on with the new topic from its first message, or begin with a new "
+    "checkpointLocation; if the topic was not created again, the name servers lead to another cluster",
+}

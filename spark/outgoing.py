@@ -1,0 +1,250 @@
+"""Rows of a data frame as messages: which columns a sink takes, and what each of them becomes.
+
+Needs pyarrow only.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+import pyarrow as pa
+
+from spark.errors import RowRefused
+from spark.numbering import Destination
+from spark.option_table import nearest
+from spark.options import OptionRefused
+
+Codec = Literal["none", "zlib", "lz4", "zstd"]
+
+_TEXT: Final = ("string",)
+_INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
+COLUMNS: Final = {
+    "body": ("binary", "string"),
+    "topic": _TEXT,
+    "broker_name": _TEXT,
+    "queue_id": _INTEGERS,
+    "keys": _TEXT,
+    "tags": _TEXT,
+    "properties": ("map<string,string>",),
+}
+"""What a sink takes, with the types that Spark calls them by."""
+_ALIASES: Final = {"key": "keys", "tag": "tags", "value": "body"}
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+LEFT_OUT: Final = frozenset(
+    [
+        "WAIT",
+        "UNIQ_KEY",
+        "DELAY",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DELAY_LEVEL",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "__transactionId__",
+        "TRANSACTION_CHECK_TIMES",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        "RETRY_TOPIC",
+        "ORIGIN_MESSAGE_ID",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "CONSUME_START_TIME",
+        "CLUSTER",
+        "MSG_REGION",
+        "TRACE_ON",
+        "__SHARDINGKEY",
+        "INSTANCE_ID",
+        "BUYER_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "EXTEND_UNIQ_INFO",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "TTL",
+        "MSG_TYPE",
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "ORIGIN_GROUP",
+        "DUP_INFO",
+        "REDIRECT",
+        "PROPERTY_FORWARD_QUEUE_ID",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "INNER_NUM",
+        "INNER_BASE",
+        "TRACE_CONTEXT",
+        "__BORNHOST",
+        "BORN_TIMESTAMP",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+        "RAFTMQ_PRODUCER",
+        "RAFTMQ_SEQUENCE",
+    ]
+)
+"""Properties that belong to another message: to the one that was read, if its properties are written again."""
+_LEFT_OUT_PREFIX: Final = "__RMQ.TRANSIENT."
+
+_HEAD: Final = struct.Struct(">iiiii")
+_LENGTH: Final = struct.Struct(">H")
+OVERHEAD_BYTES: Final = _HEAD.size + _LENGTH.size
+"""Bytes of a message in a batch besides its body and properties."""
+_PROPERTIES_BYTES_MAX: Final = 32767
+_COMPRESSED: Final = 0x1
+_CODEC_FLAGS: Final = {"lz4": 0x100, "zstd": 0x200, "zlib": 0x300}
+COMPRESS_BYTES_MIN: Final = 4096
+
+
+class Message(NamedTuple):
+    """One row on its way. ``properties`` are encoded."""
+
+    destination: Destination
+    body: bytes
+    properties: bytes
+
+
+class SinkColumns(NamedTuple):
+    """Where the columns of a sink are in its rows, and the topic of rows that name none."""
+
+    topic_option: str | None
+    at: dict[str, int]
+
+
+def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkColumns:
+    """Find the columns of a sink in a schema of names and Spark's types. ``topic`` is the option of that name.
+
+    Raises:
+        OptionRefused: an unknown column, one of another type, one that is there twice, or none for the body or topic.
+    """
+    at: dict[str, int] = {}
+    for number, (name, kind) in enumerate(fields):
+        column = _ALIASES.get(name, name)
+        if column not in COLUMNS:
+            raise OptionRefused(
+                f"the sink takes no column {name!r}; it takes {', '.join(COLUMNS)}: select these, and leave out others"
+                f"{nearest(name, [*COLUMNS, *_ALIASES])}"
+            )
+        if kind not in COLUMNS[column]:
+            raise OptionRefused(f"column {name} of the sink is {' or '.join(COLUMNS[column])}, not {kind}")
+        if column in at:
+            raise OptionRefused(f"columns {fields[at[column]][0]} and {name} are the same column of the sink")
+        at[column] = number
+    if "body" not in at:
+        raise OptionRefused("the sink needs a column body, binary or string")
+    if "topic" not in at and topic is None:
+        raise OptionRefused("the sink needs the option topic, or a column topic")
+    return SinkColumns(topic, at)
+
+
+def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message]:
+    """The rows of a record batch as messages. Raises RowRefused; rows before the bad one were given out."""
+    nothing = [None] * batch.num_rows
+    found = {name: batch.column(number).to_pylist() for name, number in columns.at.items() if name != "body"}
+    bodies = _binary(batch.column(columns.at["body"])).to_pylist()
+    where = [found.get(name, nothing) for name in ("topic", "broker_name", "queue_id")]
+    what = [found.get(name, nothing) for name in ("keys", "tags", "properties")]
+    plain = all(one is nothing for one in what)
+    known: dict[tuple[str | None, str | None, int | None], Destination] = {}
+    for number, (body, place) in enumerate(zip(bodies, zip(*where, strict=True), strict=True)):
+        if not body:
+            raise RowRefused(number, "its body is null" if body is None else "its body is empty")
+        if (destination := known.get(place)) is None:
+            destination = known[place] = _destination(number, place, columns.topic_option)
+        properties = b"" if plain else _properties(number, *(one[number] for one in what))
+        yield Message(destination, body, properties)
+
+
+def encode_messages(messages: Sequence[Message], codec: Codec) -> tuple[int, bytes]:
+    """The system flag of a batch and its body, as SEND_BATCH_MESSAGE has it.
+
+    The flag is that of all messages, so all bodies of a batch are compressed or none: all, if they have 4 KiB and more
+    on the average and become smaller by that.
+    """
+    flag = 0
+    bodies = [message.body for message in messages]
+    nbytes = sum(map(len, bodies))
+    if codec != "none" and nbytes >= COMPRESS_BYTES_MIN * len(bodies):
+        compressed = [_deflate(codec, body) for body in bodies]
+        if sum(map(len, compressed)) < nbytes:
+            flag, bodies = _COMPRESSED | _CODEC_FLAGS[codec], compressed
+    parts: list[bytes] = []
+    for body, (_, _, properties) in zip(bodies, messages, strict=True):
+        size = OVERHEAD_BYTES + len(body) + len(properties)
+        parts += (_HEAD.pack(size, 0, 0, 0, len(body)), body, _LENGTH.pack(len(properties)), properties)
+    return flag, b"".join(parts)
+
+
+def property_text(properties: dict[str, str]) -> str:
+    """Properties as headers and records have them."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column
+
+
+def _destination(
+    number: int, place: tuple[str | None, str | None, int | None], topic_option: str | None
+) -> Destination:
+    topic, broker_name, queue_id = place
+    topic = topic or topic_option
+    if topic is None:
+        raise RowRefused(number, "it has no topic, and there is no option topic")
+    if queue_id is not None and queue_id < 0:
+        raise RowRefused(number, f"its queue_id is {queue_id}")
+    return Destination(topic, broker_name, queue_id)
+
+
+def _properties(number: int, keys: str | None, tags: str | None, given: list[tuple[str, str | None]] | None) -> bytes:
+    properties: dict[str, str] = {}
+    for name, value in given or ():
+        if name in LEFT_OUT or name.startswith(_LEFT_OUT_PREFIX) or not value:
+            continue
+        properties[name] = value
+    if keys:
+        properties[KEYS] = keys
+    if tags:
+        if "||" in tags:
+            raise RowRefused(number, f"its tag {tags!r} is what consumers ask for several tags with")
+        properties[TAGS] = tags
+    for name, value in properties.items():
+        if not name or any(letter in text for text in (name, value) for letter in "\x01\x02"):
+            raise RowRefused(number, f"the property {name!r} has no name, or contains a separator, 0x01 or 0x02")
+    encoded = property_text(properties).encode()
+    if len(encoded) > _PROPERTIES_BYTES_MAX:
+        raise RowRefused(number, f"its properties have {len(encoded)} bytes; {_PROPERTIES_BYTES_MAX} are allowed")
+    return encoded
+
+
+def _deflate(codec: Codec, body: bytes) -> bytes:
+    match codec:
+        case "lz4":
+            import lz4.frame
+
+            return bytes(lz4.frame.compress(body))
+        case "zstd":
+            import zstandard
+
+            return zstandard.ZstdCompressor().compress(body)
+        case _:
+            return zlib.compress(body, 5)

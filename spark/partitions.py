@@ -1,0 +1,89 @@
+"""From a scan to the partitions of Spark, with the replicas that each is to ask; and from bounds to offsets.
+
+What a batch and a streaming query plan alike on the driver. No PySpark here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark.option_table import AtTime, AtTimes, Bound, QueueName
+from spark.options import ReadOptions
+from spark.plan import (
+    LogRange,
+    PlanRefused,
+    QueueRange,
+    Splitting,
+    batched,
+    check_same_queues,
+    queue_pieces,
+    replica_order,
+    resolve,
+    size_of,
+    stripes,
+)
+from spark.survey import LEADER_ID, Survey, Surveyor
+
+MESSAGE_BYTES: Final = 1024
+"""What a message counts as where partitions must not depend on how large messages are."""
+
+
+def plan_partitions(
+    found: Survey, ranges: dict[QueueName, QueueRange], options: ReadOptions, turn: int = 0, *, repeatable: bool = False
+) -> list[LogRange]:
+    """The partitions of a scan, with the replicas that each is to ask.
+
+    Args:
+        turn: says which follower is the first one's; the next partitions go on with the next follower.
+        repeatable: whether the same ranges must give the same partitions, whenever they are planned. Then nothing that
+            brokers tell has a say, such as sizes, which change, and the beginnings of log files.
+    """
+    splitting = Splitting(options.min_partitions, options.max_records_per_partition, options.max_bytes_per_partition)
+    if repeatable:
+        records_max = options.max_bytes_per_partition // MESSAGE_BYTES
+        records_max = min(options.max_records_per_partition or records_max, records_max)
+        splitting = Splitting(options.min_partitions, records_max, None)
+    total = sum(each.message_count for each in ranges.values())
+    groups: dict[tuple[str, str], list[QueueRange]] = {}
+    for (topic, broker_name, _), each in ranges.items():
+        groups.setdefault((topic, broker_name), []).append(each)
+    parts: list[LogRange] = []
+    for (topic, broker_name), members in groups.items():
+        addresses = found.routes[topic].addresses.get(broker_name, {})
+        share = splitting
+        if splitting.pieces is not None:
+            mine = sum(each.message_count for each in members)
+            share = splitting._replace(pieces=max(1, round(splitting.pieces * mine / total)))
+        identity = found.identities.get((topic, broker_name), "")
+        sizes = [size_of(each, found.ends[topic, broker_name, each.queue_id]) for each in members]
+        if options.read_mode == "bulk":
+            places = () if repeatable else found.places.get((topic, broker_name), ())
+            pieces = [part for piece in stripes(members, places, sum(sizes), share) for part in batched(piece)]
+        else:
+            pieces = queue_pieces(members, sizes, share)
+        for piece in pieces:
+            replicas = replica_order(addresses, LEADER_ID, options.read_from, turn + len(parts))
+            if not replicas:
+                raise PlanRefused(f"broker group {broker_name} has no replica that readFrom={options.read_from} allows")
+            parts.append(LogRange(topic, identity, broker_name, tuple(piece), replicas))
+    return parts
+
+
+def resolved(surveyor: Surveyor, found: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
+    """The offset at which each queue begins or ends; ``side`` is "starting" or "ending".
+
+    Raises PlanRefused for a bound that does not fit what there is, Unreachable.
+    """
+    by_time: dict[QueueName, int | None] = {}
+    name = f"{side}Offsets"
+    if isinstance(bound, AtTime | AtTimes):
+        name = f"{side}Timestamp" if isinstance(bound, AtTime) else f"{side}OffsetsByTimestamp"
+        if isinstance(bound, AtTimes):
+            check_same_queues(bound.times, found.ends, name)
+            times = dict(bound.times)
+        else:
+            times = dict.fromkeys(found.ends, bound.milliseconds)
+        by_time = surveyor.by_time(found, times)
+        if side == "ending" or options.no_message_at_time == "latest":
+            by_time = {queue: found.ends[queue].end if at is None else at for queue, at in by_time.items()}
+    return resolve(bound, found.ends, by_time, name)

@@ -1,0 +1,94 @@
+"""Where a streaming query is: the next offset of each queue, as Spark keeps it in the checkpoint. Pure.
+
+    {"v": 1, "cluster": "Default", "topics": {"Orders": {"id": {"broker-a": "12-17..."}, "q": {"broker-a:0": 4}}}}
+
+Spark compares offsets as text, so that keys are sorted: another order of equal values would be an endless series of
+empty micro-batches.
+
+Spark writes down where a micro-batch ends and never where the first one begins. It asks for that again if the first one
+has to be repeated, when `startingOffsets=latest` means another place. So the end of the first micro-batch carries its
+beginning with it, under ``from``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from spark.option_table import QueueName
+
+VERSION: Final = 1
+TopicInGroup = tuple[str, str]
+"""Topic and broker name."""
+
+
+class PositionRefused(Exception):
+    """An offset in a checkpoint is not one of ours, or of a version that this program cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next offset to read of each queue.
+
+    ``topic_ids`` tells a topic in a broker group from another one of the same name that was created later; empty where
+    the brokers cannot say. ``began`` is where the query began: at the beginning itself the same as ``offsets``, at the
+    end of the first micro-batch less, and None from then on.
+    """
+
+    cluster: str
+    topic_ids: Mapping[TopicInGroup, str]
+    offsets: Mapping[QueueName, int]
+    began: Mapping[QueueName, int] | None = field(default=None)
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been read yet."""
+        return self.began is not None and self.began == self.offsets
+
+    def to_json(self) -> dict[str, Any]:
+        """For Spark; the inverse of `parse_position`."""
+        topics: dict[str, dict[str, Any]] = {}
+        for (topic, broker_name), identity in sorted(self.topic_ids.items()):
+            topics.setdefault(topic, {"id": {}, "q": {}})["id"][broker_name] = identity
+        if self.began is not None:
+            for found in topics.values():
+                found["from"] = {}
+        for name, offsets in (("q", self.offsets), ("from", self.began or {})):
+            for (topic, broker_name, queue_id), offset in sorted(offsets.items()):
+                topics[topic][name][f"{broker_name}:{queue_id}"] = offset
+        return {"v": VERSION, "cluster": self.cluster, "topics": topics}
+
+
+def parse_position(found: Mapping[str, Any]) -> Position:
+    """What `Position.to_json` made. Raises PositionRefused."""
+    version = found.get("v")
+    if version != VERSION:
+        raise PositionRefused(
+            f"the checkpoint has an offset of version {version!r}, this program reads version {VERSION}: it was "
+            f"written by another version of the data source, or by another data source. Go on with that one, or "
+            f"begin with a new checkpointLocation"
+        )
+    try:
+        topics = found["topics"]
+        is_first = any("from" in each for each in topics.values())
+        return Position(
+            str(found["cluster"]),
+            {(topic, name): str(identity) for topic, each in topics.items() for name, identity in each["id"].items()},
+            _queues(topics, "q"),
+            _queues(topics, "from") if is_first else None,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PositionRefused(
+            f"the checkpoint has an offset that cannot be read ({type(error).__name__}: {error}); begin with a new "
+            f"checkpointLocation"
+        ) from error
+
+
+def _queues(topics: Mapping[str, Any], name: str) -> dict[QueueName, int]:
+    offsets: dict[QueueName, int] = {}
+    for topic, each in topics.items():
+        for queue, offset in each[name].items():
+            broker_name, _, queue_id = queue.rpartition(":")
+            offsets[topic, broker_name, int(queue_id)] = int(offset)
+    return offsets

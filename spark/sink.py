@@ -1,0 +1,164 @@
+"""The sink of Spark: ``frame.write.format("raftmq")`` and ``frame.writeStream.format("raftmq")``.
+
+Rows are stored when a task has written them; there is nothing to commit, and nothing to take back. That each is there
+once rests on the numbers that `spark.numbering` gives them.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark.client import NameServers, Refused, Unreachable
+from spark.numbering import BATCH_MAX, Job
+from spark.options import OptionRefused, WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark.outgoing import SinkColumns
+
+_REQUEST_SECONDS: Final = 10.0
+_PLANNING_SECONDS: Final = 5.0
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass
+class TaskWritten(WriterCommitMessage):
+    """What a task says about its rows; ``already_stored`` were there before, from an earlier attempt."""
+
+    rows: int
+    already_stored: int
+
+
+def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> BatchWriter:
+    """A writer for a batch job. Raises OptionRefused."""
+    columns = _planned(options, schema, overwrite=overwrite)
+    name, version = options.txn_app_id, options.txn_version
+    job = Job(uuid.uuid4().hex, 0) if name is None or version is None else Job(name, version)
+    return BatchWriter(options, columns, job)
+
+
+def stream_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> StreamWriter:
+    """A writer for the micro-batches of a streaming query. Raises OptionRefused."""
+    columns = _planned(options, schema, overwrite=overwrite)
+    if options.txn_app_id is not None:
+        raise OptionRefused(
+            "options txnAppId and txnVersion are for batch writes: a streaming query is known by its checkpoint, and "
+            "its micro-batches by their numbers"
+        )
+    return StreamWriter(options, columns)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes the partitions of a batch job. All attempts of its tasks have one job: it travels with this object."""
+
+    def __init__(self, options: WriteOptions, columns: SinkColumns, job: Job) -> None:
+        self._options = options
+        self._columns = columns
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition. Raises RowRefused, WriteFailed."""
+        return _write(self._options, self._columns, self._job, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Everything is stored already."""
+        _say("a batch job", messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What was stored stays: run the job again with the same ``txnAppId`` and ``txnVersion``."""
+        _LOG.warning("the write failed; the rows of %d tasks are stored, and of others some", _count(messages))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the partitions of a streaming query's micro-batches."""
+
+    def __init__(self, options: WriteOptions, columns: SinkColumns) -> None:
+        self._options = options
+        self._columns = columns
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition of the micro-batch that Spark's task is of. Raises RowRefused, WriteFailed."""
+        return _write(self._options, self._columns, _micro_batch(), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Everything is stored already; the same micro-batch may come again."""
+        _say(f"micro-batch {batchId}", messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """What was stored stays, and is known when the micro-batch comes again."""
+        _LOG.warning("micro-batch %d failed; the rows of %d tasks are stored", batchId, _count(messages))
+
+
+def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> SinkColumns:
+    from spark.outgoing import sink_columns  # pyarrow takes time, and readers of other sources do without
+
+    if overwrite:
+        raise OptionRefused(
+            "topics are logs, nothing in them can be overwritten: write with mode('append') or outputMode('append')"
+        )
+    columns = sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
+    if options.topic is not None:
+        try:
+            NameServers(options.namesrv, _PLANNING_SECONDS).route(options.topic)
+        except Refused as error:
+            raise OptionRefused(f"option topic: the topic {options.topic!r} does not exist; create it first") from error
+        except Unreachable as error:
+            raise OptionRefused(f"option namesrv: {error}") from error
+    return columns
+
+
+def _write(
+    options: WriteOptions, columns: SinkColumns, job: Job, iterator: Iterator[pa.RecordBatch]
+) -> WriterCommitMessage:
+    from spark.writer import TaskWriter, WriterOptions
+
+    context = TaskContext.get()
+    assert context is not None, "Spark calls this in a task"
+    told = WriterOptions(
+        namesrv=options.namesrv,
+        columns=columns,
+        codec=options.compression,
+        in_flight_bytes_max=options.max_in_flight_bytes,
+        request_seconds=_REQUEST_SECONDS,
+        deadline_seconds=options.write_deadline_ms / 1000,
+        client_id=options.client_id,
+    )
+    done = TaskWriter(told, job, context.partitionId()).write(iterator)
+    _LOG.info("partition %d of %s: %s", context.partitionId(), job, done)
+    return TaskWritten(done.rows, done.already_stored)
+
+
+def _micro_batch() -> Job:
+    """Which micro-batch the running task is of. Spark tells it under names that it does not document."""
+    context = TaskContext.get()
+    query = context and context.getLocalProperty(_QUERY_ID)
+    batch = context and context.getLocalProperty(_BATCH_ID)
+    if not query or not batch or not batch.isdecimal():
+        raise RuntimeError(
+            f"this version of Spark does not tell tasks which micro-batch they are of: {_QUERY_ID} is {query!r}, "
+            f"{_BATCH_ID} is {batch!r}; nothing was written"
+        )
+    if int(batch) > BATCH_MAX:
+        raise RuntimeError(f"micro-batch {batch} is beyond the last one that can be numbered, {BATCH_MAX}")
+    return Job(query, int(batch))
+
+
+def _count(messages: Sequence[WriterCommitMessage | None]) -> int:
+    return sum(message is not None for message in messages)
+
+
+def _say(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    told = [message for message in messages if isinstance(message, TaskWritten)]
+    rows, already = sum(each.rows for each in told), sum(each.already_stored for each in told)
+    _LOG.info("%s: %d rows are stored, %d of them were before", what, rows, already)

@@ -1,0 +1,89 @@
+"""The streaming reader of Spark: ``spark.readStream.format("raftmq")``.
+
+Spark makes one of these in a process that lives as long as the query, and another one whose copies read on executors:
+those know nothing of the first, so all that a task needs is in its partition and in the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from spark.options import ReadOptions
+from spark.source import TopicPartition, read_partition
+from spark.stream_progress import StreamProgress
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError as error:
+    raise ImportError("streams of raftmq need PySpark 4.2 or later: pip install 'raftmq[spark]'") from error
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says which messages a micro-batch has, and reads them."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._made: StreamProgress | None = None
+
+    @property
+    def _progress(self) -> StreamProgress:
+        # Made when it is needed: this object is pickled before.
+        if self._made is None:
+            self._made = StreamProgress(self._options)
+        return self._made
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins. Raises PlanRefused, Unreachable, Refused."""
+        return self._progress.beginning()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Tells Spark that there are limits; `latestOffset` obeys all of them, of which Spark can name only one."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends. Raises DataLoss, ClusterChanged, PositionRefused, Unreachable, Refused."""
+        return self._progress.latest(start, is_limited=not isinstance(limit, ReadAllAvailable))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of all queues: how far behind the query is, in its progress reports."""
+        return self._progress.newest()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Nothing is read that is stored after this. Raises Unreachable, Refused."""
+        self._progress.end_here()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What the tasks of a micro-batch read. Raises as `latestOffset`."""
+        return [TopicPartition(part) for part in self._progress.partitions(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A micro-batch is through."""
+        self._progress.finished(end)
+
+    def stop(self) -> None:
+        """The query ends."""
+        if self._made is not None:
+            self._made.stop()
+            self._made = None
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The messages of a partition as record batches. Raises DataLoss, ReadFailed, BodyUnreadable."""
+        yield from read_partition(partition, self._options, self._columns)

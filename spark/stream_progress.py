@@ -1,0 +1,271 @@
+"""How far a streaming query is, on the driver: asks brokers what there is, and answers Spark's questions from that.
+
+Spark asks for the latest offset again as soon as it has an answer without news, a hundred times a second. So what was
+seen counts for a moment, and connections are kept.
+
+A queue that cannot be seen is not lost yet: name servers that were started again know no topics for a while, and the
+replica that answers may be behind. Only what stays away for the option ``readDeadline`` is lost. Spark does not repeat
+a question that failed, it ends the query: so everything is tried again until then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from spark.bulk_survey import surveyor_of
+from spark.client import Connection, Refused, Unreachable
+from spark.errors import DataLoss
+from spark.group_offsets import GroupOffsets
+from spark.kept_connections import KeptConnections
+from spark.micro_batches import (
+    Limits,
+    Loss,
+    LossKind,
+    Seen,
+    batch_ranges,
+    check_cluster,
+    loss_text,
+    losses,
+    message_count,
+    next_position,
+)
+from spark.option_table import QueueName
+from spark.options import ReadOptions
+from spark.partitions import plan_partitions, resolved
+from spark.plan import LogRange
+from spark.positions import Position, parse_position
+from spark.survey import Survey, Surveyor
+
+SEEN_SECONDS: Final = 0.1
+"""What was seen counts for so long."""
+
+FIRST_SECONDS_MAX: Final = 10.0
+"""A query that begins does not wait longer for an address that may be wrong."""
+
+_PAUSE_SECONDS_MIN: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def stream_surveyor(options: ReadOptions, connections: KeptConnections) -> Surveyor:
+    """What asks name servers and brokers for a stream, over connections that are kept."""
+    is_sized = options.max_bytes_per_trigger is not None
+    return surveyor_of(options, connections, detail=is_sized, otherwise="committed")
+
+
+class StreamProgress:
+    """Answers the questions of one run of a query; positions come and go as JSON objects.
+
+    Args:
+        connect: makes a connection to an address with a timeout in seconds.
+        make_surveyor: makes what asks name servers and brokers, with connections that are kept.
+        clock, sleep: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        *,
+        connect: Callable[[str, float], Connection] = Connection,
+        make_surveyor: Callable[[ReadOptions, KeptConnections], Surveyor] = stream_surveyor,
+        clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - the edge of the driver's process
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._connections = KeptConnections(connect)
+        self._surveyor = make_surveyor(options, self._connections)
+        self._clock = clock
+        self._sleep = sleep
+        self._found: Survey | None = None
+        self._found_at = 0.0
+        self._known: dict[QueueName, int] = {}
+        self._began: dict[str, Any] | None = None
+        self._cap: dict[QueueName, int] | None = None
+        self._last: tuple[dict[str, Any], Position] | None = None
+        self._batch_at = clock()
+        self._turn = 0
+        self._missed_since: dict[tuple[LossKind, QueueName], float] = {}
+        self._told: set[tuple[LossKind, QueueName]] = set()
+        self._group = (
+            None if options.commit_to_group is None else GroupOffsets(options.commit_to_group, self._connections, clock)
+        )
+
+    def beginning(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins; the same each time it is asked.
+
+        Raises PlanRefused, OptionRefused, Unreachable, Refused.
+        """
+        if self._began is None:
+            found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
+            starts = resolved(self._surveyor, found, self._options, self._options.starting, "starting")
+            seen = _seen(found)
+            self._began = Position(seen.cluster, seen.topic_ids, starts, starts).to_json()
+        return self._began
+
+    def end_here(self) -> None:
+        """From now on nothing is read that comes later. Raises as `beginning`."""
+        found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=False)
+        self._cap = {queue: ends.end for queue, ends in found.ends.items()}
+
+    def latest(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
+        """Where the micro-batch after ``start`` ends; ``start`` itself if there is to be none now.
+
+        Raises:
+            DataLoss: messages behind ``start`` cannot be read any more, and the query is not to go on without them.
+            ClusterChanged, PositionRefused: the checkpoint is another cluster's or another program's.
+            Unreachable, Refused: the brokers did not answer for the deadline.
+        """
+        position = self._position(start)
+        pause = _PAUSE_SECONDS_MIN
+        while True:
+            found = self._recent()
+            seen = _seen(found)
+            check_cluster(position, seen)
+            self._commit(position, found)
+            lost = losses(position, seen, self._known)
+            self._forget_all_but(lost)
+            doubtful = self._check(lost)
+            self._note(found)
+            end = self._end(position, seen, is_limited)
+            if end is not None or not (doubtful and self._cap is not None):
+                if end is None:
+                    return start
+                self._last = end.to_json(), end
+                return self._last[0]
+            self._sleep(pause)  # a query that reads what there is must know whether this is all
+            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
+    def newest(self) -> dict[str, Any] | None:
+        """The ends of all queues, as they were seen last; None before."""
+        if self._found is None:
+            return None
+        seen = _seen(self._found)
+        return Position(seen.cluster, seen.topic_ids, {queue: ends.end for queue, ends in seen.ends.items()}).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogRange]:
+        """What the tasks of a micro-batch read. Raises as `latest`, and PlanRefused."""
+        begin, until = parse_position(start), parse_position(end)
+        pause = _PAUSE_SECONDS_MIN
+        while True:
+            found = self._recent()
+            seen = _seen(found)
+            check_cluster(until, seen)
+            ranges, lost = batch_ranges(begin, until, seen)
+            if not self._check(lost):
+                self._turn += 1
+                # A micro-batch that comes again must be that of before, task by task and row by row: a sink numbers
+                # the rows of each task, and takes a row whose number it knows for one that it has.
+                return plan_partitions(found, ranges, self._options, self._turn, repeatable=True)
+            self._sleep(pause)
+            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
+    def finished(self, end: dict[str, Any]) -> None:
+        """A micro-batch is through; never raises for brokers that do not answer."""
+        if self._group is not None and self._found is not None:
+            self._commit(parse_position(end), self._found)
+
+    def stop(self) -> None:
+        """Store what the consumer group was not told yet, and close all connections."""
+        if self._group is not None and self._found is not None:
+            self._group.flush(self._found.routes)
+        self._connections.close()
+
+    def _position(self, found: dict[str, Any]) -> Position:
+        """Spark mostly comes back with what it was told last; then thousands of queues need not be read again."""
+        if self._last is None or self._last[0] != found:
+            self._last = found, parse_position(found)
+        return self._last[1]
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def _deadline(self) -> float:
+        return self._options.read_deadline_ms / 1000
+
+    def _recent(self) -> Survey:
+        if self._found is None or self._clock() - self._found_at >= SEEN_SECONDS:
+            return self._survey(self._deadline, strict=False)
+        return self._found
+
+    def _survey(self, seconds: float, *, strict: bool) -> Survey:
+        """Ask until there is an answer. Raises Unreachable, Refused after so many seconds."""
+        began, pause = self._clock(), _PAUSE_SECONDS_MIN
+        while True:
+            try:
+                found = self._surveyor.survey(self._options.subscription, strict=strict)
+            except (Unreachable, Refused):
+                self._connections.close()
+                if self._clock() - began + pause >= seconds:
+                    raise
+                self._sleep(pause)
+                pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+            else:
+                self._found, self._found_at = found, self._clock()
+                return found
+
+    def _note(self, found: Survey) -> None:
+        self._known.update((queue, ends.end) for queue, ends in found.ends.items())
+
+    def _end(self, position: Position, seen: Seen, is_limited: bool) -> Position | None:
+        options = self._options
+        limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger) if is_limited else Limits()
+        fewest = options.min_offsets_per_trigger
+        if (
+            is_limited
+            and self._cap is None
+            and fewest is not None
+            and message_count(position, seen) < fewest
+            and self._clock() - self._batch_at < options.max_trigger_delay_ms / 1000
+        ):
+            return None
+        end = next_position(position, seen, limits, self._cap)
+        if end is not None:
+            self._batch_at = self._clock()
+        return end
+
+    # -- what is lost ----------------------------------------------------------------------------------------------
+
+    def _check(self, lost: Iterable[Loss]) -> list[Loss]:
+        """Returns what may come back. Raises DataLoss for the rest, or logs it once if the query is to go on."""
+        now = self._clock()
+        lost = list(lost)
+        for each in lost:
+            self._missed_since.setdefault(each.key, now)
+        doubtful: list[Loss] = []
+        certain: list[Loss] = []
+        for each in lost:
+            may_come_back = each.kind in ("gone", "cut") and now - self._missed_since[each.key] < self._deadline
+            (doubtful if may_come_back else certain).append(each)
+        if certain and self._options.fail_on_data_loss:
+            raise DataLoss(loss_text(certain))
+        if news := [each for each in certain if each.key not in self._told]:
+            log.warning("%s", loss_text(news))
+        self._told.update(each.key for each in certain)
+        return doubtful
+
+    def _forget_all_but(self, lost: Iterable[Loss]) -> None:
+        """What was missed and is there again would be news if it were missed once more."""
+        keys = {each.key for each in lost}
+        self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
+        self._told &= keys
+
+    # -- consumer group --------------------------------------------------------------------------------------------
+
+    def _commit(self, position: Position, found: Survey) -> None:
+        if self._group is not None:
+            self._group.commit(position.offsets, found.routes, at_once=self._cap is not None)
+
+
+def _seen(found: Survey) -> Seen:
+    """A survey as micro-batches are planned from it."""
+    clusters = sorted({name for route in found.routes.values() for name in route.cluster.split(",") if name})
+    identities = {
+        (topic, broker_name): found.identities.get((topic, broker_name), "")
+        for topic, route in found.routes.items()
+        for broker_name in route.read_queues
+    }
+    return Seen(",".join(clusters), identities, found.ends)

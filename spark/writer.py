@@ -1,0 +1,436 @@
+"""Writes the rows of one Spark partition: each one stored once, however often its task is run.
+
+Rows become batches of messages with sequence numbers (see `spark.numbering`), many of which are under way at once.
+Whatever happens to a connection or a leader, a batch whose outcome is not known is sent again as it was, to another
+replica: brokers store of it what they do not have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from spark.client import (
+    SEND_BATCH,
+    SERVICE_NOT_AVAILABLE,
+    SUCCESS,
+    SYSTEM_BUSY,
+    TOPIC_NOT_EXIST,
+    Answer,
+    Connection,
+    NameServers,
+    Refused,
+    TopicRoute,
+    Unreachable,
+)
+from spark.errors import RowRefused, WriteFailed
+from spark.numbering import ROWS_MAX, Destination, Job, first_number, home, producer_id
+from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of, property_text
+
+_SYSTEM_ERROR: Final = 1
+_LATER: Final = frozenset({_SYSTEM_ERROR, SYSTEM_BUSY, SERVICE_NOT_AVAILABLE})
+"""Answers after which the same is sent again: numbers make it harmless whatever became of it."""
+ALREADY_STORED: Final = "alreadyStored"
+
+BATCH_BYTES: Final = 256 << 10
+BATCH_ROWS: Final = 2048
+_GATHERED_BYTES_MAX: Final = 4 << 20
+"""Of rows that wait until enough of them go to the same destination."""
+DESTINATIONS_MAX: Final = 1000
+"""Of one task: brokers remember 10,000 producers, and each is one."""
+_UNDER_WAY_MAX: Final = 64
+"""Requests of a task. Brokers know far more sends of each producer."""
+_PAUSE_SECONDS: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 2.0
+_LEADER_ID: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """What a task is told. Plain values only, so that they can be pickled; times are seconds."""
+
+    namesrv: tuple[str, ...]
+    columns: SinkColumns
+    codec: Codec
+    in_flight_bytes_max: int
+    request_seconds: float
+    deadline_seconds: float
+    client_id: str
+
+
+@dataclass(slots=True)
+class Written:
+    """What a task has written. ``already_stored`` are rows that were there before: from an earlier attempt."""
+
+    rows: int = 0
+    already_stored: int = 0
+    nbytes: int = 0
+    requests: int = 0
+    sent_again: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Producer:
+    """The rows of the task that go to one destination."""
+
+    destination: Destination
+    id: str
+    rows: int = 0
+    """That were put into batches."""
+    batches: int = 0
+    gathered: list[Message] | None = None
+    nbytes: int = 0
+
+
+class _Batch(NamedTuple):
+    """One request, as it is sent as often as needed."""
+
+    producer: _Producer
+    first_row: int
+    row_count: int
+    group: str
+    ext: dict[str, str]
+    body: bytes
+
+    @property
+    def rows(self) -> str:
+        """Which rows these are, for people."""
+        last = self.first_row + self.row_count - 1
+        return f"rows {self.first_row} to {last} of the task for {self.producer.destination}"
+
+
+class TaskWriter:
+    """Writes what one task is given.
+
+    Args:
+        job: what is written.
+        partition: the number of the Spark partition.
+        connect: makes a connection to an address with a timeout in seconds.
+        clock: monotonic seconds.
+        wall_clock: seconds since the epoch, for the time at which messages are said to be made.
+    """
+
+    def __init__(
+        self,
+        options: WriterOptions,
+        job: Job,
+        partition: int,
+        *,
+        connect: Callable[[str, float], Connection] = Connection,
+        clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - the edge of the task's process
+        wall_clock: Callable[[], float] = time.time,  # noqa: TID251
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._job = job
+        self._partition = partition
+        self._names = NameServers(options.namesrv, options.request_seconds, connect)
+        self._connect = connect
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._sleep = sleep
+        self._routes: dict[str, TopicRoute] = {}
+        self._producers: dict[Destination, _Producer] = {}
+        self._gathered_bytes = 0
+        self._lines: dict[str, _Line] = {}
+        self._in_flight_bytes = 0
+        self._progress_at = 0.0
+        self._pause = _PAUSE_SECONDS
+        self.written = Written()
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        """Write all rows; when this returns they are stored, each on a majority of its group's disks.
+
+        Raises:
+            RowRefused: a row cannot be a message; ``row`` is its number in the task.
+            WriteFailed: a broker refused rows for good, or for too long nobody has taken any.
+        """
+        try:
+            for batch in batches:
+                self._progress_at = self._clock()  # Spark may have taken long for it
+                for message in self._messages(batch):
+                    self._gather(message)
+            self._send_gathered()
+            for line in self._lines.values():
+                while line.under_way:
+                    self._settle_one(line)
+        finally:
+            for line in self._lines.values():
+                line.close()
+        return self.written
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def _messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        try:
+            yield from messages_of(batch, self._options.columns)
+        except RowRefused as error:
+            raise RowRefused(self.written.rows + error.row, error.reason) from None
+        self.written.rows += batch.num_rows
+
+    def _gather(self, message: Message) -> None:
+        producer = self._producers.get(message.destination) or self._new_producer(message.destination)
+        nbytes = OVERHEAD_BYTES + len(message.body) + len(message.properties)
+        if producer.gathered and producer.nbytes + nbytes > BATCH_BYTES:
+            self._send(producer)
+        if producer.gathered is None:
+            producer.gathered = []
+        producer.gathered.append(message)
+        producer.nbytes += nbytes
+        self._gathered_bytes += nbytes
+        if len(producer.gathered) >= BATCH_ROWS:
+            self._send(producer)
+        elif self._gathered_bytes > _GATHERED_BYTES_MAX:
+            self._send_gathered()
+
+    def _new_producer(self, destination: Destination) -> _Producer:
+        if len(self._producers) >= DESTINATIONS_MAX:
+            raise WriteFailed(
+                f"Spark partition {self._partition} has rows for more than {DESTINATIONS_MAX} topics and queues, the "
+                f"last one {destination}; repartition by topic and queue, so that each task writes to few"
+            )
+        known = _Producer(destination, producer_id(self._job, self._partition, destination))
+        self._producers[destination] = known
+        return known
+
+    def _send_gathered(self) -> None:
+        for producer in self._producers.values():
+            if producer.gathered:
+                self._send(producer)
+
+    def _send(self, producer: _Producer) -> None:
+        """Send what is gathered for a producer, as soon as there is room for it under way."""
+        messages, producer.gathered = producer.gathered or [], None
+        self._gathered_bytes -= producer.nbytes
+        producer.nbytes = 0
+        batch = self._batch(producer, messages)
+        line = self._lines.get(batch.group)
+        if line is None:
+            line = self._lines[batch.group] = _Line(batch.group)
+        self._make_room(len(batch.body))
+        self._in_flight_bytes += len(batch.body)
+        self.written.nbytes += len(batch.body)
+        self._post(line, batch)
+        # Until a first answer has said that brokers know numbers nothing more is sent.
+        while line.under_way and (not line.is_trusted or line.connection is None or line.has_input):
+            self._settle_one(line)
+
+    def _batch(self, producer: _Producer, messages: list[Message]) -> _Batch:
+        destination = producer.destination
+        group, queue_id = self._place(producer)
+        flag, body = encode_messages(messages, self._options.codec)
+        first, producer.rows = producer.rows, producer.rows + len(messages)
+        if producer.rows > ROWS_MAX:
+            raise WriteFailed(f"one task has more than {ROWS_MAX} rows for {destination}; make more Spark partitions")
+        producer.batches += 1
+        numbers = {"RAFTMQ_PRODUCER": producer.id, "RAFTMQ_SEQUENCE": str(first_number(self._job, first))}
+        ext = {
+            "a": self._options.client_id,
+            "b": destination.topic,
+            "c": "TBW102",
+            "d": "4",
+            "e": str(queue_id),
+            "f": str(flag),
+            "g": str(int(self._wall_clock() * 1000)),
+            "h": "0",
+            "i": property_text(numbers),
+            "j": "0",
+            "k": "false",
+            "m": "true",
+            "n": group,
+        }
+        return _Batch(producer, first, len(messages), group, ext, body)
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def _place(self, producer: _Producer) -> tuple[str, int]:
+        """The broker group and the queue of a producer's next batch. Of several batches each has another queue."""
+        topic, broker_name, wanted = producer.destination
+        queues = self._route(topic).write_queues
+        if broker_name is not None:
+            if broker_name not in queues:
+                raise WriteFailed(f"topic {topic!r} has no queues to write to in broker group {broker_name}")
+            group = broker_name
+        elif wanted is not None and len(queues) > 1:
+            raise WriteFailed(
+                f"topic {topic!r} has queues in the broker groups {', '.join(sorted(queues))}: with a column queue_id "
+                "the sink needs a column broker_name beside it"
+            )
+        else:
+            group = home(producer.id, queues)
+        count = queues[group]
+        if wanted is None:
+            return group, (self._partition + producer.batches) % count
+        if wanted >= count:
+            raise WriteFailed(f"a row has queue_id {wanted}; topic {topic!r} has {count} queues in {group}")
+        return group, wanted
+
+    def _route(self, topic: str) -> TopicRoute:
+        while (known := self._routes.get(topic)) is None:
+            try:
+                found = self._names.route(topic)
+            except Refused as error:
+                if error.code != TOPIC_NOT_EXIST:
+                    raise WriteFailed(f"nobody says where topic {topic!r} is: {error}") from error
+                raise WriteFailed(f"the topic {topic!r} does not exist; create it first") from error
+            except Unreachable as error:
+                self._wait(f"topic {topic!r} is not found", str(error))
+                continue
+            if not found.write_queues:
+                raise WriteFailed(f"the topic {topic!r} has no queue that may be written to")
+            self._routes[topic] = found
+        return known
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, nbytes: int) -> None:
+        """Wait until a request of this size may be sent: one may be larger than what is allowed in all."""
+        while self._in_flight_bytes and self._in_flight_bytes + nbytes > self._options.in_flight_bytes_max:
+            # Of several groups the one that has most under way.
+            self._settle_one(max(self._lines.values(), key=lambda line: len(line.under_way)))
+
+    def _post(self, line: _Line, batch: _Batch) -> None:
+        while len(line.under_way) >= _UNDER_WAY_MAX:
+            self._settle_one(line)
+        line.under_way.append(sent := _Sent(batch))
+        if line.connection is not None:
+            try:
+                sent.opaque = line.connection.send(SEND_BATCH, batch.ext, batch.body)
+            except Unreachable as error:
+                line.lose(error)
+
+    def _settle_one(self, line: _Line) -> None:
+        """Wait for the answer to the first request under way; or take a step towards one that gets an answer."""
+        try:
+            if line.connection is None:
+                self._connect_again(line)
+            answer = line.receive()
+        except Unreachable as error:
+            line.lose(error)
+            if line.has_tried_all:
+                self._wait(f"{line.under_way[0].batch.rows} are not stored", line.failures)
+            return
+        batch = line.under_way.popleft().batch
+        if answer.code == SUCCESS:
+            self._stored(line, batch, answer)
+        elif answer.code in _LATER:
+            told = f"broker group {line.group} answered {answer.remark} (code {answer.code})"
+            self._wait(f"{batch.rows} are not stored", told)
+            self.written.sent_again += 1
+            self._post(line, batch)
+        else:
+            raise WriteFailed(
+                f"{batch.rows} were refused: broker group {line.group} answered {answer.remark} (code {answer.code})"
+            )
+
+    def _stored(self, line: _Line, batch: _Batch, answer: Answer) -> None:
+        already = answer.ext.get(ALREADY_STORED)
+        if already is None:
+            raise WriteFailed(
+                f"broker group {line.group} stored {batch.rows}, and does not know that they must not be stored again: "
+                "the sink needs brokers of raftmq that number batches"
+            )
+        line.is_trusted = True
+        self._in_flight_bytes -= len(batch.body)
+        self.written.requests += 1
+        self.written.already_stored += int(already)
+        self._progress_at = self._clock()
+        self._pause = _PAUSE_SECONDS
+
+    def _connect_again(self, line: _Line) -> None:
+        """Connect to the next replica and send there what is under way, in its order. Raises Unreachable."""
+        if not line.addresses:
+            topic = line.under_way[0].batch.producer.destination.topic
+            try:
+                known = self._names.route(topic)
+            except Refused as error:
+                raise Unreachable(line.group, str(error)) from error
+            brokers = known.addresses.get(line.group, {})
+            line.start_round([brokers[number] for number in sorted(brokers, key=lambda n: (n != _LEADER_ID, n))])
+        line.connection = connection = self._connect(line.next_address(), self._options.request_seconds)
+        for sent in line.under_way:
+            if sent.opaque is not None:
+                self.written.sent_again += 1
+            sent.opaque = connection.send(SEND_BATCH, sent.batch.ext, sent.batch.body)
+
+    def _wait(self, what: str, why: str) -> None:
+        waited = self._clock() - self._progress_at
+        if waited >= self._options.deadline_seconds:
+            raise WriteFailed(f"{what}, and nothing was for {waited:.0f} s: {why}; option writeDeadline waits longer")
+        self._sleep(self._pause)
+        self._pause = min(2 * self._pause, _PAUSE_SECONDS_MAX)
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A batch that is under way; ``opaque`` is the request's number on its connection, None until it was sent."""
+
+    batch: _Batch
+    opaque: int | None = None
+
+
+class _Line:
+    """What goes to one broker group, over one connection at a time.
+
+    Attributes:
+        under_way: in the order in which they were sent.
+        is_trusted: whether an answer has said that the brokers know numbered batches.
+        addresses: of replicas that were not tried since they were last asked for.
+    """
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.connection: Connection | None = None
+        self.under_way: deque[_Sent] = deque()
+        self.is_trusted = False
+        self.addresses: deque[str] = deque()
+        self._failures: list[str] = []
+
+    @property
+    def has_input(self) -> bool:
+        """Whether an answer can be had without a wait, or the connection is lost."""
+        return self.connection is not None and self.connection.has_input
+
+    @property
+    def has_tried_all(self) -> bool:
+        """Whether no replica is left that was not tried."""
+        return not self.addresses
+
+    @property
+    def failures(self) -> str:
+        """What each replica answered last, for people."""
+        return "; ".join(self._failures)
+
+    def start_round(self, addresses: list[str]) -> None:
+        """Replicas to be tried one after the other. Raises Unreachable if there are none."""
+        self._failures.clear()
+        if not addresses:
+            raise Unreachable(self.group, "the name servers know no broker of this group")
+        self.addresses.extend(addresses)
+
+    def next_address(self) -> str:
+        """The next replica to be tried."""
+        return self.addresses.popleft()
+
+    def receive(self) -> Answer:
+        """The answer to the first request under way. Raises Unreachable."""
+        assert self.connection is not None
+        opaque = self.under_way[0].opaque
+        assert opaque is not None, "what is under way is sent when a connection is made"
+        return self.connection.receive(opaque)
+
+    def lose(self, error: Unreachable) -> None:
+        """The connection is of no use any more."""
+        self._failures.append(str(error))
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the outcome of what is under way is not known then."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None

@@ -1,0 +1,151 @@
+"""Three real replicas, and readers of a whole topic: followers serve them, whatever happens to single ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin, Message, Producer
+from spark.bulk_reader import BulkTaskReader
+from spark.bulk_survey import BulkSurveyor
+from spark.options import Topics
+from spark.plan import LogRange, QueueRange, replica_order
+from spark.reader import TaskOptions
+from spark.survey import Survey
+from tests.process.test_bit_flips import wait_level
+from tests.process.test_forwarding import transfer
+from tests.process.test_slow_consumers import connected
+from tests.unit.broker.running import SECONDS_MAX
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+QUEUES = 3
+MESSAGES = 1500
+BODY_BYTES = 6000
+SEGMENT_BYTES = 8 * 1024 * 1024
+SETTINGS = {"segment_bytes": str(SEGMENT_BYTES)}
+
+
+def body_of(number: int) -> bytes:
+    return b"%06d" % number + random.Random(number).randbytes(BODY_BYTES)
+
+
+async def fill(cluster: DevCluster, count: int = MESSAGES, first: int = 0) -> None:
+    async with Admin(cluster.namesrv) as admin:
+        if not first:
+            await admin.create_topic("T", queues=QUEUES)
+    async with Producer(cluster.namesrv) as producer:
+        for begin in range(first, first + count, 100):
+            await producer.send_many(
+                Message("T", body_of(number), properties={"n": str(number)}) for number in range(begin, begin + 100)
+            )
+
+
+def survey(namesrv: str) -> Survey:
+    surveyor = BulkSurveyor((namesrv,), 10.0, consistency="latest", detail=True)
+    return surveyor.survey(Topics(("T",)))
+
+
+def reader_of(namesrv: str, found: Survey, turn: int = 0) -> BulkTaskReader:
+    """Reads the whole topic, from the followers first."""
+    [broker_name] = found.routes["T"].addresses
+    ranges = tuple(
+        QueueRange(queue_id, ends.first, ends.end) for (_, _, queue_id), ends in found.ends.items() if ends.end
+    )
+    replicas = replica_order(found.routes["T"].addresses[broker_name], 0, "follower", turn)
+    options = TaskOptions(
+        namesrv=(namesrv,),
+        columns=("queue_id", "queue_offset", "body", "properties"),
+        tags=None,
+        read_from="follower",
+        keep_bad_bodies=False,
+        on_data_loss="fail",
+        fetch_bytes=512 * 1024,
+        fetch_seconds=5.0,
+        deadline_seconds=60.0,
+        client_id="test",
+    )
+    part = LogRange("T", found.identities["T", broker_name], broker_name, ranges, replicas)
+    return BulkTaskReader(part, options)
+
+
+def rows_of(batches: Iterator[Any]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def check(rows: list[dict[str, Any]], count: int = MESSAGES) -> None:
+    assert sorted(dict(row["properties"])["n"] for row in rows) == sorted(map(str, range(count)))
+    assert all(row["body"] == body_of(int(dict(row["properties"])["n"])) for row in rows)
+    for queue_id in range(QUEUES):
+        offsets = [row["queue_offset"] for row in rows if row["queue_id"] == queue_id]
+        assert offsets == list(range(len(offsets)))
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(partial(function, *arguments))
+
+
+async def served_by_leaders(cluster: DevCluster, nodes: list[str]) -> int:
+    total = 0
+    for node_id in nodes:
+        async with connected(cluster, node_id) as client:
+            total += int((await client.info())["raftmq.bulkBytesAsLeader"])
+    return total
+
+
+async def test_a_scan_goes_on_while_a_follower_dies_and_leadership_moves(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        await fill(cluster)
+        leader = await cluster.leader()
+        found = await in_thread(survey, cluster.namesrv)
+        assert sum(ends.end for ends in found.ends.values()) == MESSAGES
+        assert len(found.places["T", "broker-a"]) >= MESSAGES * BODY_BYTES // SEGMENT_BYTES - 1
+        reader = reader_of(cluster.namesrv, found)
+        batches = reader.read()
+        rows = (await in_thread(next, batches)).to_pylist()
+        serving = next(node for node in cluster.node_ids if cluster.address(node) in reader.statistics.replicas)
+        assert serving != leader
+        other = next(node for node in cluster.node_ids if node not in (leader, serving))
+        cluster.kill(serving)
+        rows += (await in_thread(next, batches)).to_pylist()
+        await transfer(cluster, other)
+        rows += await in_thread(rows_of, batches)
+        check(rows)
+        assert reader.statistics.switches >= 2
+        assert await served_by_leaders(cluster, [leader, other]) == 0
+        async with connected(cluster, leader) as client:
+            assert int((await client.info())["raftmq.bulkBytesAsFollower.test"]) > 0
+
+
+async def test_damage_on_a_followers_disk_changes_no_row(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        await fill(cluster)
+        found = await in_thread(survey, cluster.namesrv)
+        reader = reader_of(cluster.namesrv, found)
+        rows = await in_thread(rows_of, reader.read())
+        check(rows)
+        [address] = reader.statistics.replicas
+        serving = next(node for node in cluster.node_ids if cluster.address(node) == address)
+        await cluster.stop(serving)
+        [path] = (tmp_path / serving).glob(f"**/commitlog/{0:020d}")
+        whole = path.read_bytes()
+        content = bytearray(whole)
+        for number, place in enumerate((b"n\x01", body_of(200)[:6], body_of(400)[100:120])):
+            content[content.index(place, 100_000 * number)] ^= 1
+        path.write_bytes(content)
+        await cluster.start(serving)
+        await wait_level(cluster)
+        again = reader_of(cluster.namesrv, found)
+        check(await in_thread(rows_of, again.read()))
+        assert again.statistics.switches >= 1
+        with trio.fail_after(SECONDS_MAX):
+            while path.read_bytes() != whole:  # noqa: ASYNC110 - the replica repairs itself
+                await trio.sleep(0.1)
+        check(await in_thread(rows_of, reader_of(cluster.namesrv, found).read()))

@@ -1,0 +1,116 @@
+"""A task of the Spark sink against three replicas whose leader is killed: what is written again adds nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Admin
+from mq.protocol.codes import RequestCode, ResponseCode
+from spark.numbering import Job
+from spark.outgoing import sink_columns
+from spark.writer import TaskWriter, WriterOptions, Written
+from tests.process.test_mixed_failover import SETTINGS
+from tests.unit.broker.running import Client, pull_ext
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+ROWS = 30_000
+"""In requests of at most 50 rows: more of them than brokers know the places of."""
+QUEUES = 3
+
+
+def rows_of(number: int) -> list[bytes]:
+    return [b"%d/%d:" % (number, row) + bytes(row % 300) for row in range(ROWS)]
+
+
+class Task:
+    """A task of the sink in a thread of its own, as in an executor. ``fail_at`` is the row behind which Spark fails."""
+
+    def __init__(self, cluster: DevCluster, number: int) -> None:
+        self._cluster = cluster
+        self._number = number
+        self.done_rows = 0
+
+    async def run(self, fail_at: int = ROWS, **given: Any) -> Written:
+        columns = sink_columns([("body", "binary")], "Out")
+        options: dict[str, Any] = {"codec": "none", "in_flight_bytes_max": 1 << 20} | given
+        writer = TaskWriter(
+            WriterOptions(
+                namesrv=(self._cluster.namesrv,),
+                columns=columns,
+                request_seconds=5.0,
+                deadline_seconds=100.0,
+                client_id="spark",
+                **options,
+            ),
+            Job("query", self._number),
+            0,
+        )
+        return await trio.to_thread.run_sync(writer.write, self._batches(fail_at))
+
+    def _batches(self, fail_at: int) -> Iterator[pa.RecordBatch]:
+        bodies = rows_of(self._number)
+        for at in range(0, ROWS, 100):
+            if at >= fail_at:
+                raise ValueError("the task fails")
+            self.done_rows = at
+            yield pa.record_batch([pa.array(bodies[at : at + 100], pa.binary())], ["body"])
+
+
+async def kill_leader_at(cluster: DevCluster, task: Task, row: int) -> None:
+    while task.done_rows < row:  # noqa: ASYNC110 - a thread has no event for it
+        await trio.sleep(0.005)
+    node = await cluster.leader()
+    cluster.kill(node)
+    while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
+        await trio.sleep(0.01)
+    await cluster.start(node)
+
+
+async def all_stored(cluster: DevCluster) -> Counter[bytes]:
+    found: Counter[bytes] = Counter()
+    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
+        client = Client(stream)
+        for queue in range(QUEUES):
+            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Out", queue), 0
+            while offset < end:
+                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Out", queue, offset))
+                assert answer.code == ResponseCode.SUCCESS, answer
+                found.update(record.body for record in answer.records)
+                offset = int(answer.ext["nextBeginOffset"])
+    return found
+
+
+async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark.writer.BATCH_ROWS", 20)
+    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("Out", QUEUES)
+        for number in range(2):
+            task = Task(cluster, number)
+            with pytest.raises(ValueError, match="the task fails"):
+                await task.run(fail_at=ROWS // 2)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kill_leader_at, cluster, task := Task(cluster, number), ROWS // 4)
+                written = await task.run()
+            assert (written.rows, written.already_stored >= ROWS // 4) == (ROWS, True)
+            await cluster.wait_ready()
+            async with trio.open_nursery() as nursery:  # a twin at the same time, and the rows divided anew
+                nursery.start_soon(Task(cluster, number).run)
+                monkeypatch.setattr("spark.writer.BATCH_ROWS", 50)
+                again = await Task(cluster, number).run(codec="zlib", in_flight_bytes_max=100_000)
+            monkeypatch.setattr("spark.writer.BATCH_ROWS", 20)
+            assert (again.rows, again.already_stored) == (ROWS, ROWS)
+        found = await all_stored(cluster)
+    expected = Counter(rows_of(0) + rows_of(1))
+    assert expected - found == Counter()
+    assert found - expected == Counter()

@@ -1,0 +1,163 @@
+"""Three real replicas for tests with Spark, used from ordinary functions: Spark's own calls block."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client.admin import Admin
+from mq.client.consumer import PushConsumer
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.producer import Producer
+from mq.protocol.group_admin import GroupCommand
+from mq.protocol.operator_bodies import GroupProgress
+
+SECONDS_MAX = 120
+SETTINGS = {"segment_bytes": str(16 * 1024 * 1024)}
+
+_numbers = itertools.count(1)
+
+
+class Stage:
+    """A cluster, and what tests do to it."""
+
+    def __init__(self, cluster: DevCluster, portal: BlockingPortal) -> None:
+        self._cluster = cluster
+        self._portal = portal
+
+    @classmethod
+    @contextmanager
+    def open(cls, directory: Path) -> Iterator[Stage]:
+        """Three replicas in ``directory`` until the block ends."""
+        with start_blocking_portal("trio") as portal:
+            opened = DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS)
+            with portal.wrap_async_context_manager(opened) as cluster:
+                yield cls(cluster, portal)
+
+    @property
+    def namesrv(self) -> str:
+        """Address of the name server."""
+        return self._cluster.namesrv
+
+    @property
+    def group(self) -> str:
+        """Name of the broker group."""
+        return self._cluster.group
+
+    def topic(self, name: str = "T", queues: int = 4) -> str:
+        """Make a topic of its own for a test; returns its name."""
+        topic = f"{name}{next(_numbers)}"
+        self.create(topic, queues)
+        return topic
+
+    def create(self, topic: str, queues: int) -> None:
+        """Make a topic, or give it another number of queues."""
+        self._admin(lambda admin: admin.create_topic(topic, queues))
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and its messages."""
+        self._admin(lambda admin: admin.delete_topic(topic))
+
+    def send(self, topic: str, bodies: Iterable[bytes | Message]) -> list[SendResult]:
+        """Send messages at once, one to each queue in turn; returns where they are."""
+        messages = [each if isinstance(each, Message) else Message(topic, each) for each in bodies]
+
+        async def main() -> list[SendResult]:
+            with anyio.fail_after(SECONDS_MAX):
+                async with Producer(self.namesrv, timeout=60) as producer:
+                    pending = [await producer.submit(message) for message in messages]
+                    return [await each for each in pending]
+
+        return self._portal.call(main)
+
+    def give_up(self, message: Message, group: str) -> None:
+        """Send a message that the consumers of ``group`` give up at once: it becomes a dead letter."""
+        self.send(message.topic, [message])
+
+        async def main() -> None:
+            consumer = PushConsumer(self.namesrv, group, ordered=False, max_reconsume_times=0, consume_from="first")
+
+            @consumer.on(message.topic)
+            async def refuse(_: ReceivedMessage) -> None:
+                consumer.stop()
+                raise LookupError("refused")
+
+            with anyio.fail_after(SECONDS_MAX):
+                async with consumer:
+                    await consumer.run()
+
+        self._portal.call(main)
+
+    def progress(self, group: str) -> dict[int, GroupProgress]:
+        """How far a consumer group is, by queue."""
+        found = self._admin(lambda admin: admin.group_progress(group))
+        return {queue.queue_id: each for queue, each in found.items()}
+
+    def leader(self) -> str:
+        """Node id of the leader."""
+        return self._portal.call(self._cluster.leader)
+
+    def nodes(self) -> tuple[str, ...]:
+        """Node ids of all replicas."""
+        return self._cluster.node_ids
+
+    def followers(self) -> list[str]:
+        """Node ids of the others."""
+        leader = self.leader()
+        return [node_id for node_id in self._cluster.node_ids if node_id != leader]
+
+    def move_leader(self) -> str:
+        """Let another replica lead; returns its node id."""
+        old = self.leader()
+        self._admin(lambda admin: admin.manage_group(self.address(old), GroupCommand("transfer")))
+
+        async def changed() -> str:
+            with anyio.fail_after(SECONDS_MAX):
+                while (new := await self._cluster.leader()) == old:  # noqa: ASYNC110 - nobody tells us
+                    await anyio.sleep(0.1)
+                await self._cluster.wait_ready()
+                return new
+
+        return self._portal.call(changed)
+
+    def address(self, node_id: str) -> str:
+        """Where clients reach a replica."""
+        return self._cluster.address(node_id)
+
+    @contextmanager
+    def killed(self, *node_ids: str) -> Iterator[None]:
+        """Kill replicas; they are started again at the end of the block."""
+        for node_id in node_ids:
+            self._portal.call(self._cluster.kill, node_id)
+        try:
+            yield
+        finally:
+            self._portal.call(self._start, node_ids)
+
+    async def _start(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            while self._cluster.is_running(node_id):  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+            await self._cluster.start(node_id)
+        await self._cluster.wait_ready()
+
+    def _admin(self, do: Callable[[Admin], Any]) -> Any:
+        async def main() -> Any:
+            with anyio.fail_after(SECONDS_MAX):
+                async with Admin(self.namesrv) as admin:
+                    return await do(admin)
+
+        return self._portal.call(main)
+
+
+def bodies_of(rows: Iterable[Any]) -> Counter[bytes]:
+    """How often each body is among these rows."""
+    return Counter(bytes(row.body) for row in rows)

@@ -1,0 +1,411 @@
+"""A task that reads several queues at once gets each message once, whatever single replicas do meanwhile."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mq.protocol.bulk import (
+    BulkStatus,
+    ReadRange,
+    decode_answer,
+    decode_ranges,
+    encode_answer_head,
+    encode_no_records,
+)
+from spark.bulk_reader import BulkTaskReader, task_reader
+from spark.client import BULK_READ, GET_ROUTE, HOLD_LOG, Answer, Connection, Unreachable
+from spark.errors import DataLoss, ReadFailed
+from spark.plan import LogRange, QueueRange
+from spark.reader import TaskOptions, TaskReader
+from tests.unit.spark.test_reader import REPLICAS, Cluster, expected, rows, stored
+
+QUEUES = 4
+
+
+class BulkReplica:
+    """A broker with the messages [first, end) of every queue. ``faults`` are taken one for each read."""
+
+    def __init__(self, order: list[tuple[int, int]], end: int, *, leads: bool = False) -> None:
+        self.order = order
+        self.first, self.end = 0, end
+        self.leads = leads
+        self.is_down = False
+        self.identity = "1-1000"
+        self.faults: list[Callable[[Answer], Answer | None]] = []
+        self.reads: list[dict[str, str]] = []
+        self.served = 0
+
+    def read(self, ext: dict[str, str], body: bytes, records_max: int) -> bytes:
+        self.reads.append(ext)
+        ranges = {each.queue_id: each for each in decode_ranges(body)}
+        if ext["topicIdentity"] not in ("", self.identity):
+            return encode_no_records(BulkStatus.RECREATED, text=self.identity)
+        if self.leads and ext["allowLeader"] != "true":
+            return encode_no_records(BulkStatus.NOT_FOLLOWER, text="f1:1,f2:1")
+        gone = {queue: self.first for queue, each in ranges.items() if each.start < self.first}
+        if gone:
+            return encode_no_records(BulkStatus.GONE, offsets=gone)
+        there = {queue: ReadRange(queue, each.start, min(each.end, self.end)) for queue, each in ranges.items()}
+        offsets = {queue: each.start for queue, each in there.items() if each.start < each.end}
+        if not offsets:
+            return encode_no_records(BulkStatus.BEHIND, offsets=dict.fromkeys(ranges, self.end))
+        looked = [
+            (queue, offset)
+            for queue, offset in self.order
+            if queue in there and there[queue].start <= offset < there[queue].end
+        ][:records_max]
+        for queue, offset in looked:
+            offsets[queue] = offset + 1
+        wanted = [row for row in looked if ext["tags"] == "*" or (row[1] % 2 == 0) == (ext["tags"] == "even")]
+        pieces = [stored(*row) for row in wanted]
+        if is_cut := ext["bodies"] == "false":
+            pieces = [piece[:88] + piece[88 + len(b"%d/%d" % row) :] for piece, row in zip(pieces, wanted, strict=True)]
+        head = encode_answer_head(
+            offsets, [queue for queue, _ in wanted], [len(each) for each in pieces], without_bodies=is_cut
+        )
+        self.served += sum(map(len, pieces))
+        return head + b"".join(pieces)
+
+
+class Line(Connection):
+    """A connection to a replica of the cluster."""
+
+    def __init__(self, cluster: BulkCluster, address: str) -> None:
+        self.address = address
+        self._cluster = cluster
+        self._sent: dict[int, tuple[int, dict[str, str], bytes]] = {}
+        cluster.open_lines += 1
+
+    def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+        if self.address != "names:1" and self._cluster.bulk_replicas[self.address].is_down:
+            raise Unreachable(self.address, "cannot send")
+        number = len(self._sent) + 1
+        self._sent[number] = code, ext, body
+        return number
+
+    def receive(self, opaque: int) -> Answer:
+        code, ext, body = self._sent[opaque]
+        if code == GET_ROUTE:
+            return self._cluster.route()
+        replica = self._cluster.bulk_replicas[self.address]
+        if replica.is_down:
+            raise Unreachable(self.address, "closed the connection")
+        if code == HOLD_LOG:
+            self._cluster.leases.append((self.address, ext))
+            return Answer(2, "too many leases", {}, memoryview(b""))
+        assert code == BULK_READ
+        data = replica.read(ext, body, self._cluster.rng.randint(1, 9))
+        answer: Answer | None = Answer(0, "", {}, memoryview(data))
+        if replica.faults:
+            assert answer is not None
+            answer = replica.faults.pop(0)(answer)
+        if answer is None:
+            raise Unreachable(self.address, "did not answer in time")
+        return answer
+
+    def close(self) -> None:
+        self._cluster.open_lines -= 1
+
+
+class BulkCluster(Cluster):
+    """As `Cluster`, of replicas that serve bulk reads; all have the same order of messages."""
+
+    def __init__(self, end: int = 50) -> None:
+        super().__init__(end)
+        self.leases: list[tuple[str, dict[str, str]]] = []
+        left = dict.fromkeys(range(QUEUES), 0)
+        self.order: list[tuple[int, int]] = []
+        while left:
+            queue = self.rng.choice(list(left))
+            self.order.append((queue, left[queue]))
+            left[queue] += 1
+            if left[queue] == end:
+                del left[queue]
+        self.bulk_replicas = {
+            address: BulkReplica(self.order, end, leads=address == "leader:1") for address in REPLICAS
+        }
+
+    def connect(self, address: str, timeout: float) -> Connection:
+        if address != "names:1" and self.bulk_replicas[address].is_down:
+            raise Unreachable(address, "cannot connect")
+        return Line(self, address)
+
+    def options(self, **options: Any) -> TaskOptions:
+        wanted: dict[str, Any] = {
+            "namesrv": ("names:1",),
+            "columns": ("queue_id", "queue_offset", "body"),
+            "tags": None,
+            "read_from": "follower",
+            "keep_bad_bodies": False,
+            "on_data_loss": "fail",
+            "fetch_bytes": 1 << 20,
+            "fetch_seconds": 1.0,
+            "deadline_seconds": 30.0,
+            "client_id": "spark",
+            "read_mode": "bulk",
+            **options,
+        }
+        return TaskOptions(**wanted)
+
+    def reader(self, *ranges: QueueRange, lease_id: str = "", **options: Any) -> TaskReader:
+        part = LogRange("T", "1-1000", "a", ranges, REPLICAS, lease_id, 4096)
+        return BulkTaskReader(
+            part, self.options(**options), connect=self.connect, clock=lambda: self.now, sleep=self.sleep
+        )
+
+    def expected(self, *ranges: QueueRange) -> list[tuple[int, int, bytes]]:
+        """The rows of these ranges in the order of the log."""
+        wanted = set(expected(*ranges))
+        return [row for each in self.order if (row := (*each, b"%d/%d" % each)) in wanted]
+
+
+RANGES = (QueueRange(0, 3, 40), QueueRange(2, 0, 50), QueueRange(3, 7, 8))
+
+
+def test_messages_come_in_the_order_of_the_log_from_the_first_replica() -> None:
+    cluster = BulkCluster()
+    reader = cluster.reader(*RANGES)
+
+    assert rows(reader) == cluster.expected(*RANGES)
+    assert cluster.open_lines == 0
+    assert (reader.statistics.rows, reader.statistics.switches, list(reader.statistics.replicas)) == (88, 0, ["f1:1"])
+    assert reader.statistics.nbytes == cluster.bulk_replicas["f1:1"].served
+
+
+def cut(answer: Answer) -> Answer:
+    return answer._replace(body=answer.body[:-1])
+
+
+def shifted(answer: Answer) -> Answer:
+    """Records of another place: each is the next one of its queue."""
+    found = decode_answer(answer.body)
+    if found.status is not BulkStatus.RECORDS or not found.sizes:
+        return cut(answer)
+    data = bytearray(found.data)
+    at = 0
+    for size in found.sizes:
+        data[at + 20 : at + 28] = (int.from_bytes(data[at + 20 : at + 28], "big") + 1).to_bytes(8, "big")
+        at += size
+    head = encode_answer_head(found.offsets, found.queue_ids, found.sizes, without_bodies=found.without_bodies)
+    return answer._replace(body=memoryview(head + data))
+
+
+def too_far(answer: Answer) -> Answer:
+    """An answer that leads over messages that it has not brought."""
+    found = decode_answer(answer.body)
+    offsets = {queue: offset + 1 for queue, offset in found.offsets.items()}
+    head = encode_answer_head(offsets, found.queue_ids, found.sizes, without_bodies=found.without_bodies)
+    return answer._replace(body=memoryview(head + found.data))
+
+
+def nowhere(answer: Answer) -> Answer:
+    return answer._replace(body=memoryview(encode_answer_head({}, [], [], without_bodies=False)))
+
+
+def of_others(answer: Answer) -> Answer:
+    return answer._replace(body=memoryview(encode_answer_head({1: 5}, [], [], without_bodies=False)))
+
+
+def garbage(answer: Answer) -> Answer:
+    return answer._replace(body=memoryview(b"\xff" * 200))
+
+
+def failed(answer: Answer) -> Answer:
+    return answer._replace(code=1, remark="StorageFailed: no such luck")
+
+
+def damaged(answer: Answer) -> Answer:
+    return answer._replace(body=memoryview(encode_no_records(BulkStatus.DAMAGED, text="entry 7")))
+
+
+def lost(answer: Answer) -> None:
+    return None
+
+
+FAULTS = [cut, shifted, too_far, nowhere, of_others, garbage, failed, damaged, lost]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_another_replica_goes_on_where_one_failed(fault: Callable[[Answer], Answer | None]) -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer, fault]
+    reader = cluster.reader(*RANGES)
+
+    assert rows(reader) == cluster.expected(*RANGES)
+    assert reader.statistics.switches == 1
+    assert set(reader.statistics.replicas) == {"f1:1", "f2:1"}
+    assert cluster.bulk_replicas["leader:1"].served == 0
+
+
+def test_a_busy_replica_is_asked_again_after_its_pause() -> None:
+    cluster = BulkCluster()
+    busy = memoryview(encode_no_records(BulkStatus.BUSY, pause_ms=50))
+    cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(body=busy)] * 3
+    reader = cluster.reader(*RANGES)
+
+    assert rows(reader) == cluster.expected(*RANGES)
+    assert cluster.now == pytest.approx(0.15)
+    assert list(reader.statistics.replicas) == ["f1:1"]
+
+
+def test_one_that_is_always_busy_is_left() -> None:
+    cluster = BulkCluster()
+    busy = memoryview(encode_no_records(BulkStatus.BUSY, pause_ms=50))
+    cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(body=busy)] * 1000
+    reader = cluster.reader(*RANGES)
+
+    assert rows(reader) == cluster.expected(*RANGES)
+    assert list(reader.statistics.replicas) == ["f2:1"]
+
+
+def test_the_leader_sends_nothing_while_a_follower_lives() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].end = 20
+    cluster.bulk_replicas["f2:1"].leads = True  # since the query was planned
+    cluster.bulk_replicas["leader:1"].leads = False
+    reader = cluster.reader(*RANGES)
+
+    assert sorted(rows(reader)) == sorted(expected(*RANGES))
+    assert cluster.bulk_replicas["f2:1"].served == 0
+
+
+def test_the_leader_serves_what_no_follower_can() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].is_down = cluster.bulk_replicas["f2:1"].is_down = True
+    reader = cluster.reader(*RANGES)
+
+    assert rows(reader) == cluster.expected(*RANGES)
+    assert list(reader.statistics.replicas) == ["leader:1"]
+
+
+def test_follower_only_is_meant() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].is_down = cluster.bulk_replicas["f2:1"].is_down = True
+
+    with pytest.raises(ReadFailed, match="leads now"):
+        rows(cluster.reader(*RANGES, read_from="follower-only"))
+    assert cluster.bulk_replicas["leader:1"].served == 0
+
+
+def test_deleted_messages_fail_the_query_or_are_counted() -> None:
+    cluster = BulkCluster()
+    for replica in cluster.bulk_replicas.values():
+        replica.first = 10
+
+    with pytest.raises(DataLoss, match=r"'T', queue a:0: offsets 3 to 9 \(7 messages\) were .*failOnDataLoss=false"):
+        rows(cluster.reader(*RANGES))
+    reader = cluster.reader(*RANGES, on_data_loss="skip")
+    assert rows(reader) == cluster.expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
+    assert reader.statistics.skipped == 18
+
+
+def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one() -> None:
+    cluster = BulkCluster()
+    for replica in cluster.bulk_replicas.values():
+        replica.identity = "9-2000"
+
+    with pytest.raises(DataLoss, match=r"made anew .* \(it was 1-1000, it is 9-2000\)"):
+        rows(cluster.reader(*RANGES, on_data_loss="skip"))
+
+
+@pytest.mark.parametrize("tag", ["even", "odd"])
+def test_only_messages_with_a_wanted_tag(tag: str) -> None:
+    cluster = BulkCluster()
+    reader = cluster.reader(*RANGES, tags=(tag,))
+
+    assert rows(reader) == [row for row in cluster.expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]
+
+
+def test_bodies_are_not_sent_when_nobody_wants_them() -> None:
+    cluster = BulkCluster()
+    reader = cluster.reader(*RANGES, columns=("tags", "queue_offset"))
+
+    found = [(row["queue_offset"], row["tags"]) for batch in reader.read() for row in batch.to_pylist()]
+    assert found == [(offset, "odd" if offset % 2 else "even") for _, offset, _ in cluster.expected(*RANGES)]
+    assert all(ext["bodies"] == "false" for ext in cluster.bulk_replicas["f1:1"].reads)
+
+
+def test_the_first_answer_is_small_and_the_next_ones_grow() -> None:
+    cluster = BulkCluster()
+    rows(cluster.reader(*RANGES, fetch_bytes=2 << 20))
+
+    asked = [int(ext["bytesMax"]) for ext in cluster.bulk_replicas["f1:1"].reads]
+    assert asked[:4] == [256 << 10, 1 << 20, 2 << 20, 2 << 20]
+
+
+def test_the_log_is_held_at_each_replica_that_is_read_and_again_after_a_while() -> None:
+    cluster = BulkCluster()
+    reader = cluster.reader(*RANGES, lease_id="scan")
+    batches = reader.read()
+    next(batches)
+    cluster.now += 61
+    next(batches)
+    cluster.bulk_replicas["f1:1"].is_down = True
+    for _ in batches:
+        pass
+
+    assert [address for address, _ in cluster.leases] == ["f1:1", "f1:1", "f2:1"]
+    assert {tuple(fields.items()) for _, fields in cluster.leases} == {
+        (("leaseId", "scan"), ("position", "4096"), ("seconds", "600"))
+    }
+
+
+def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
+    cluster = BulkCluster()
+    batches = cluster.reader(*RANGES).read()
+
+    next(batches)
+    assert cluster.open_lines == 1
+    batches.close()  # type: ignore[attr-defined]
+
+    assert cluster.open_lines == 0
+
+
+def test_stock_brokers_are_told_apart() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(code=3, remark=" request type 9007 not")]
+
+    with pytest.raises(ReadFailed, match="readMode=pull"):
+        rows(cluster.reader(*RANGES))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_replicas_do_each_message_is_read_once(seed: int) -> None:
+    cluster = BulkCluster()
+    rng = random.Random(seed)
+    for replica in cluster.bulk_replicas.values():
+        replica.faults = [rng.choice([*FAULTS, lambda answer: answer]) for _ in range(30)]
+        replica.end = rng.choice([20, 50, 50])
+        replica.leads = False
+    cluster.bulk_replicas["leader:1"].end = 50
+    cluster.bulk_replicas[rng.choice(REPLICAS)].leads = True
+
+    found = rows(cluster.reader(*RANGES))
+
+    assert sorted(found) == sorted(expected(*RANGES))
+    for each in RANGES:
+        mine = [offset for queue, offset, _ in found if queue == each.queue_id]
+        assert mine == list(range(each.start, each.end))
+
+
+def test_the_mode_decides_how_a_partition_is_read() -> None:
+    part = LogRange("T", "", "a", RANGES, REPLICAS)
+    options = BulkCluster().options()
+    assert type(task_reader(part, options)) is BulkTaskReader
+    assert type(task_reader(part, BulkCluster().options(read_mode="pull"))) is TaskReader
+
+
+def test_executors_import_of_ours_only_what_needs_nothing_else() -> None:
+    program = (
+        "import sys; import spark.bulk_reader; "
+        "print(sorted(name for name in sys.modules if name.partition('.')[0] in {'mq', 'raftlog'})); "
+        "print(sorted(sys.modules.keys() & {'msgspec', 'trio', 'anyio', 'cbor2', 'lz4', 'zstandard', 'pyspark'}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines() == ["['mq', 'mq.protocol', 'mq.protocol.bulk', 'mq.protocol.errors']", "[]"]

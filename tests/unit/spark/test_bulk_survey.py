@@ -1,0 +1,167 @@
+"""What brokers say in answer to planning requests, put together for a query."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
+from spark.bulk_survey import BulkSurveyor
+from spark.client import GET_ROUTE, PLAN_TOPIC, Answer, Connection, Unreachable
+from spark.options import Topics
+from spark.plan import PlanRefused, QueueEnds
+
+ADDRESSES = {"0": "leader:1", "1": "f1:1", "2": "f2:1"}
+PAGE = 2
+
+
+class PlanningReplica:
+    """A broker with a topic of 5 queues, each of which ends at ``end``."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.first = 0
+        self.identity = "1-1000"
+        self.is_down = False
+        self.code = 0
+        self.asked: list[dict[str, str]] = []
+
+    def answer(self, ext: dict[str, str]) -> Answer:
+        self.asked.append(ext)
+        if self.code:
+            return Answer(self.code, "no leader", {}, memoryview(b""))
+        first = int(ext["firstQueue"])
+        queues = [
+            PlannedQueue(queue, self.first, self.end + queue, 100) for queue in range(first, min(first + PAGE, 5))
+        ]
+        places = [PlannedPlace(position, (position // 100,) * len(queues)) for position in (100, 200)]
+        following = first + PAGE if first + PAGE < 5 else -1
+        fields = {"nextQueue": str(following), "topicIdentity": self.identity, "basePosition": "40"}
+        return Answer(0, "", fields, memoryview(encode_plan(queues, places if ext["detail"] == "true" else [])))
+
+
+class Line(Connection):
+    def __init__(self, cluster: Cluster, address: str) -> None:
+        self.address = address
+        self._cluster = cluster
+        self._sent: dict[int, tuple[int, dict[str, str]]] = {}
+        cluster.open_lines += 1
+
+    def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+        self._sent[len(self._sent)] = code, ext
+        return len(self._sent) - 1
+
+    def receive(self, opaque: int) -> Answer:
+        code, ext = self._sent[opaque]
+        if code == GET_ROUTE:
+            body = {
+                "queueDatas": [{"brokerName": "a", "readQueueNums": 5, "perm": 6}],
+                "brokerDatas": [{"brokerName": "a", "brokerAddrs": ADDRESSES}],
+            }
+            return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
+        assert code == PLAN_TOPIC
+        return self._cluster.replicas[self.address].answer(ext)
+
+    def close(self) -> None:
+        self._cluster.open_lines -= 1
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.replicas = {"leader:1": PlanningReplica(12), "f1:1": PlanningReplica(10), "f2:1": PlanningReplica(11)}
+        self.open_lines = 0
+
+    def connect(self, address: str, timeout: float) -> Connection:
+        if address != "names:1" and self.replicas[address].is_down:
+            raise Unreachable(address, "cannot connect")
+        return Line(self, address)
+
+    def survey(self, consistency: Any, *, detail: bool = False) -> Any:
+        surveyor = BulkSurveyor(("names:1",), 1.0, self.connect, consistency=consistency, detail=detail)
+        found = surveyor.survey(Topics(("T",)))
+        assert self.open_lines == 0
+        return found
+
+
+def ends(end: int, first: int = 0) -> dict[tuple[str, str, int], QueueEnds]:
+    return {("T", "a", queue): QueueEnds(first, end + queue, 100) for queue in range(5)}
+
+
+def test_the_latest_ends_are_asked_of_a_follower_that_asks_the_leader() -> None:
+    cluster = Cluster()
+    found = cluster.survey("latest")
+    assert found.ends == ends(10)
+    assert found.identities == {("T", "a"): "1-1000"}
+    assert found.places == {("T", "a"): []}
+    assert [ext["current"] for ext in cluster.replicas["f1:1"].asked] == ["true", "false", "false"]
+    assert not cluster.replicas["leader:1"].asked
+
+
+def test_committed_ends_are_the_largest_of_the_followers() -> None:
+    cluster = Cluster()
+    cluster.replicas["f1:1"].first = 3
+    found = cluster.survey("committed")
+    assert found.ends == ends(11, 3)
+    assert {ext["current"] for ext in cluster.replicas["f2:1"].asked} == {"false"}
+    assert not cluster.replicas["leader:1"].asked
+
+
+def test_the_leader_is_asked_when_no_follower_answers() -> None:
+    cluster = Cluster()
+    cluster.replicas["f1:1"].is_down = cluster.replicas["f2:1"].is_down = True
+    assert cluster.survey("committed").ends == ends(12)
+    assert cluster.survey("latest").ends == ends(12)
+
+
+def test_places_of_several_pages_are_put_together() -> None:
+    found = Cluster().survey("committed", detail=True)
+    assert found.places == {("T", "a"): [dict.fromkeys(range(5), 1), dict.fromkeys(range(5), 2)]}
+
+
+def test_without_a_leader_the_latest_ends_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    asked: list[dict[str, str]] = []
+    for replica in cluster.replicas.values():
+        answer = replica.answer
+
+        def no_leader(ext: dict[str, str], answer: Any = answer) -> Answer:
+            asked.append(ext)
+            return Answer(14, "no leader", {}, memoryview(b"")) if ext["current"] == "true" else answer(ext)
+
+        replica.answer = no_leader  # type: ignore[method-assign]
+    with pytest.raises(Unreachable, match=r"no replica can tell what is committed \(f1:1: no leader; f2:1"):
+        cluster.survey("latest")
+    assert cluster.survey("latest-if-possible").ends == ends(11)
+    assert "broker group a has no leader" in caplog.text
+
+
+def test_a_topic_that_one_replica_knows_to_be_made_anew_is_the_new_one() -> None:
+    cluster = Cluster()
+    cluster.replicas["f1:1"].identity, cluster.replicas["f1:1"].end = "12-500", 2
+    found = cluster.survey("committed")
+    assert (found.identities["T", "a"], found.ends) == ("12-500", ends(2))
+
+
+def test_what_fails_everywhere_is_said_of_each_replica() -> None:
+    cluster = Cluster()
+    for replica in cluster.replicas.values():
+        replica.is_down = True
+    with pytest.raises(Unreachable, match=r"f1:1: cannot connect; f2:1: cannot connect; leader:1: cannot connect"):
+        cluster.survey("committed")
+
+
+def test_stock_brokers_are_told_apart() -> None:
+    cluster = Cluster()
+    cluster.replicas["f1:1"].code = 3
+    with pytest.raises(PlanRefused, match="readMode=pull"):
+        cluster.survey("latest")
+
+
+@pytest.mark.parametrize("fields", [{}, {"nextQueue": "x", "topicIdentity": ""}, {"nextQueue": "-1"}])
+def test_an_answer_that_cannot_be_read_is_as_good_as_none(fields: dict[str, str]) -> None:
+    cluster = Cluster()
+    body = memoryview(encode_plan([], []))
+    cluster.replicas["f1:1"].answer = lambda ext: Answer(0, "", fields, body)  # type: ignore[method-assign]
+    assert cluster.survey("latest").ends == ends(11)
