@@ -29,10 +29,10 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.failover_cluster import ROOT, ClusterFailed, FailoverCluster, open_cluster
+from benchmarks.failover_cluster import ROOT, ClusterFailed, FailoverCluster, open_failover_cluster
 from benchmarks.failover_report import Events, markdown
-from benchmarks.netns import unavailable
 from benchmarks.procfs import load_average, machine
+from jepsen.deployments.netns import unavailable
 from mq.cli.errors import run_trio
 from mq.client import Message, Producer
 from mq.client.admin import Admin
@@ -131,7 +131,7 @@ class Bench:
         """The leader's network goes silent and comes back."""
         leader = self.leader
         gap = await self.around(partial(self.cluster.cut, leader), moves=True)
-        await self.cluster.heal(leader)
+        await self.cluster.heal()
         return gap
 
     async def transferred(self) -> float:
@@ -158,7 +158,7 @@ class Bench:
 @asynccontextmanager
 async def open_bench(directory: Path) -> AsyncIterator[Bench]:
     """A cluster with a producer at work. Raises ClusterFailed, ClientError, OSError."""
-    async with open_cluster(directory) as cluster:
+    async with open_failover_cluster(directory) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=4, write_queues=4)
         bench = Bench(cluster, Sends())

@@ -1,0 +1,27 @@
+"""Checkers: pure functions from a history to a result. They know workloads by the names of operations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jepsen.checkers.append_log import check_log
+from jepsen.checkers.assignment import check_assigned
+from jepsen.checkers.consumer_offsets import check_offsets
+from jepsen.checkers.coverage import check_coverage
+from jepsen.checkers.exclusive import check_exclusive
+from jepsen.checkers.send_order import check_order
+from jepsen.checkers.servers import check_servers
+from jepsen.checkers.total_queue import check_total_queue
+from jepsen.history import History
+from jepsen.verdict import Result
+
+Checker = Callable[[History], Result]
+
+CHECKERS: dict[str, tuple[Checker, ...]] = {
+    "queue": (check_total_queue, check_log, check_order, check_servers, check_coverage),
+    "log": (check_log, check_order, check_servers, check_coverage),
+    "order": (check_exclusive, check_total_queue, check_log, check_order, check_servers, check_coverage),
+    "offsets": (check_offsets, check_log, check_order, check_servers, check_coverage),
+    "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
+}
+"""What the history of each workload is checked for."""

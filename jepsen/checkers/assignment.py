@@ -1,0 +1,38 @@
+"""Queues that a consumer was told to read: it skips nothing and gets nothing twice, whichever replica serves it."""
+
+from __future__ import annotations
+
+from jepsen.history import History
+from jepsen.verdict import Findings, Result
+
+PROMISE = "a consumer that reads a queue by itself gets every message once and in order from where it was told to begin"
+
+
+def check_assigned(history: History) -> Result:
+    """Check `poll` of each process and queue; `seek` says where a process begins to read a queue.
+
+    The first poll after a seek has the message at the offset of the seek, each other one that behind the last message.
+    """
+    findings = Findings("assigned", PROMISE)
+    due: dict[tuple[int, str], int] = {}
+    for operation in sorted(history.named("seek", "poll"), key=lambda op: op.ended or 0):
+        if operation.outcome != "ok" or operation.queue is None:
+            continue
+        key = (operation.process, operation.queue)
+        if operation.name == "seek":
+            assert operation.offset is not None, f"{operation} has no offset"
+            due[key] = operation.offset
+            findings.counts["seeks"] += 1
+            continue
+        for offset, *_ in operation.result:
+            if key not in due:
+                findings.add("poll-unassigned", f"consumer {key[0]} got {key[1]}@{offset} and never began there")
+            elif offset > due[key]:
+                findings.add("poll-skip", f"consumer {key[0]} got {key[1]}@{offset}, {due[key]} was due")
+            elif offset < due[key]:
+                findings.add("nonmonotonic-poll", f"consumer {key[0]} got {key[1]}@{offset}, {due[key]} was due")
+            due[key] = offset + 1
+            findings.counts["messages polled"] += 1
+    if not findings.counts["messages polled"]:
+        findings.cannot_tell("no consumer got anything")
+    return findings.result()

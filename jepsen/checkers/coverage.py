@@ -1,0 +1,59 @@
+"""Whether a run tested anything: enough was acknowledged, every fault took effect, clients worked under it, it ended.
+
+Nothing here breaks a promise. What is missing makes a run `unknown`, which counts as failed: a run that saw nothing
+proves nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+
+from jepsen.history import Fault, History
+from jepsen.verdict import Findings, Result
+
+PROMISE = "the run tested something: messages were acknowledged, and every fault was seen to take effect"
+
+ACKNOWLEDGED_MIN = 50
+CALM = "calm"
+
+
+def check_coverage(history: History) -> Result:
+    """Check that the run was one."""
+    findings = Findings("coverage", PROMISE)
+    acknowledged = sorted(send.ended or 0 for send in history.named("send") if send.outcome == "ok")
+    findings.counts["acknowledged"] = len(acknowledged)
+    findings.counts["operations"] = len(history.operations)
+    if len(acknowledged) < ACKNOWLEDGED_MIN:
+        findings.cannot_tell(f"nothing was tested: {len(acknowledged)} messages acknowledged")
+    if not history.is_complete:
+        findings.cannot_tell("the run did not reach its end")
+    by_kind: defaultdict[str, list[Fault]] = defaultdict(list)
+    for fault in history.faults:
+        by_kind[fault.kind].append(fault)
+        findings.counts["faults"] += 1
+        findings.counts["faults confirmed"] += fault.seen is not None
+    for kind in history.plan.get("nemeses", ()):
+        if kind != CALM:
+            _check_kind(kind, by_kind[kind], acknowledged, findings)
+    return findings.result()
+
+
+def _check_kind(kind: str, faults: list[Fault], acknowledged: list[int], findings: Findings) -> None:
+    if not faults:
+        findings.cannot_tell(f"nothing was tested: no fault of kind {kind}")
+        return
+    for fault in faults:
+        if fault.seen is None:
+            findings.cannot_tell(f"{fault.what} ({kind}, fault {fault.number}) was not seen to take effect")
+    last = acknowledged[-1] if acknowledged else 0
+    if not any(fault.ended is not None and fault.ended < last for fault in faults):
+        findings.cannot_tell(f"nothing was tested: no message was acknowledged after a fault of kind {kind}")
+    survivable = [fault for fault in faults if fault.majority]
+    under = sum(
+        bisect_right(acknowledged, fault.ended or last) - bisect_right(acknowledged, fault.began)
+        for fault in survivable
+    )
+    findings.counts[f"acknowledged under {kind}"] = under
+    if survivable and not under:
+        findings.cannot_tell(f"nothing was tested: no message was acknowledged under a fault of kind {kind}")

@@ -1,0 +1,66 @@
+"""Queues that are consumed in order by one member at a time.
+
+A `handle` begins when a member is handed a message and ends when it is done with it. One that never ends is that of a
+member that left in the middle: it is over when its process does something else, and does not count as done.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from jepsen.history import History, Operation
+from jepsen.verdict import Findings, Result
+
+PROMISE = "messages of a queue are handled one after the other, in order, by one member at a time"
+
+
+def check_exclusive(history: History) -> Result:
+    """Check `handle` operations, queue by queue."""
+    findings = Findings("exclusive", PROMISE)
+    queues: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in history.named("handle"):
+        assert operation.queue is not None, f"{operation} is of no queue"
+        queues[operation.queue].append(operation)
+    for queue, handled in queues.items():
+        _no_overlap(queue, handled, findings)
+        _nothing_too_early(queue, handled, findings)
+        findings.counts["messages handled"] += sum(operation.ended is not None for operation in handled)
+        findings.counts["changes of owner"] += len({operation.process for operation in handled}) - 1
+    if not findings.counts["messages handled"]:
+        findings.cannot_tell("no message was handled")
+    return findings.result()
+
+
+def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> None:
+    """Nobody begins before another one has ended, as far as ends are known."""
+    latest: Operation | None = None
+    for operation in handled:
+        if latest is not None and latest.process != operation.process and operation.began < (latest.ended or 0):
+            seconds = ((latest.ended or 0) - operation.began) / 1e9
+            findings.add(
+                "overlap",
+                f"process {operation.process} began {queue}@{operation.offset} {seconds:.3f} s before process "
+                f"{latest.process} was done with {queue}@{latest.offset}",
+            )
+        if operation.ended is not None and (latest is None or operation.ended > (latest.ended or 0)):
+            latest = operation
+
+
+def _nothing_too_early(queue: str, handled: list[Operation], findings: Findings) -> None:
+    """When a message is handed out, all before it are done; a group begins at offset 0."""
+    ends = sorted((operation.ended, operation.offset or 0) for operation in handled if operation.ended is not None)
+    done: set[int] = set()
+    passed, at = 0, 0
+    for operation in handled:
+        while at < len(ends) and ends[at][0] <= operation.began:
+            done.add(ends[at][1])
+            at += 1
+        while passed in done:
+            done.remove(passed)
+            passed += 1
+        if (operation.offset or 0) > passed:
+            findings.add(
+                "handled-too-early",
+                f"process {operation.process} was handed {queue}@{operation.offset} although {queue}@{passed} was not "
+                "done",
+            )

@@ -1,0 +1,91 @@
+"""What a consumer group got of what producers sent: nothing lost, nothing out of nowhere, every duplicate explained.
+
+Only consumers count here, not the final reads: a message that every replica has and no consumer got is lost to users.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from jepsen.history import History, Operation, batches
+from jepsen.verdict import Findings, Result
+
+PROMISE = "every acknowledged message is consumed at least once, and each duplicate has a cause"
+
+CAUSE_NS = 30 * 10**9
+"""How long after a member came or went, or a fault ended, a message may be handed out again because of it."""
+
+
+def check_total_queue(history: History) -> Result:
+    """Check `send` against `receive`; `join` and `leave` are what explains duplicates, as faults are."""
+    findings = Findings("queue", PROMISE)
+    sends = {operation.value: operation for operation in history.named("send")}
+    received = [batch for batch in batches(history) if batch.by_consumer]
+    got = {value for batch in received for _, value in batch.messages}
+    in_the_log = {v for op in history.named("final-read") if op.outcome == "ok" for _, v, *_ in op.result}
+    for send in sends.values():
+        if send.outcome == "ok" and send.value not in got:
+            what = f"{send.value}, acknowledged at {send.place}, was never consumed"
+            findings.add("unseen" if send.value in in_the_log else "lost", what)
+    for value in sorted(got):
+        its = sends.get(value)
+        if its is None:
+            findings.add("unexpected", f"{value} was consumed, and nobody sent it")
+        elif its.outcome == "fail":
+            findings.add("unexpected", f"{value} was consumed, and was refused: {its.error}")
+        elif its.outcome == "info":
+            findings.counts["recovered"] += 1
+    places: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for batch in received:
+        for offset, _ in batch.messages:
+            places[batch.queue, offset].append(batch.at)
+    redelivered = _Causes(history)
+    for (queue, offset), times in places.items():
+        for one, other in pairwise(times):
+            if redelivered.explain(one, other):
+                findings.counts["handed out again, explained"] += 1
+            else:
+                seconds = (other - one) / 1e9
+                findings.add("unexplained-duplicate", f"{queue}@{offset} was consumed again {seconds:.3f} s later")
+    findings.counts.update(
+        {
+            "acknowledged": sum(send.outcome == "ok" for send in sends.values()),
+            "consumed": len(received),
+            "different messages consumed": len(got),
+            "members that came": sum(1 for _ in history.named("join")),
+        }
+    )
+    if not received:
+        findings.cannot_tell("no consumer got anything")
+    return findings.result()
+
+
+class _Causes:
+    """Times at which something happened that makes brokers hand messages out again."""
+
+    def __init__(self, history: History) -> None:
+        changes: list[Operation] = list(history.named("join", "leave"))
+        spans = [(op.began, op.ended if op.ended is not None else op.began) for op in changes]
+        spans += [(fault.began, history.ended if fault.ended is None else fault.ended) for fault in history.faults]
+        self._begins, self._ends = _merged([(begin, end + CAUSE_NS) for begin, end in spans])
+
+    def explain(self, one: int, other: int) -> bool:
+        """Whether a cause was in force at some time between two deliveries, at ``one`` and later at ``other``."""
+        at = bisect_left(self._begins, other) - 1
+        return at >= 0 and self._ends[at] >= one
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Spans of time that overlap, put together; beginnings and ends, both rising."""
+    begins: list[int] = []
+    ends: list[int] = []
+    for begin, end in sorted(spans):
+        if ends and begin <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(begin)
+            ends.append(end)
+    return begins, ends

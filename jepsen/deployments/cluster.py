@@ -1,0 +1,313 @@
+"""A name server and a broker group as processes on a network, to be killed, paused, stopped and looked at from outside.
+
+Each process holds the reading end of a pipe whose writing end is ours: should this process be killed, all servers stop
+by themselves. Nothing is restarted unless asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from jepsen.deployments.network import Network
+from jepsen.wire import ask_figures
+
+ROOT = Path(__file__).parent.parent.parent
+GROUP = "broker-a"
+NAMESRV = "namesrv"
+READY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.1
+
+
+class ClusterFailed(Exception):
+    """The cluster did not get where it should in time; the message says where, and where the logs are."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Brokers n0, n1, ...; made by `open_cluster`. Each has a directory of its name; logs are in ``logs``."""
+
+    directory: Path
+    network: Network
+    nodes: tuple[str, ...]
+    settings: Mapping[str, str]
+    source: Path
+    """The checkout whose servers run."""
+    _nursery: trio.Nursery
+    _processes: dict[str, trio.Process] = field(default_factory=dict)
+    _wanted: set[str] = field(default_factory=set)
+    _moved: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def namesrv(self) -> str:
+        """Address of the name server."""
+        return "{}:{}".format(*self.network.namesrv)
+
+    def data_dir(self, node: str) -> Path:
+        """Where a broker keeps everything."""
+        return self._moved.get(node, self.directory / node)
+
+    def log_file(self, name: str) -> Path:
+        """What a server writes to its standard output, over all its lives."""
+        return self.directory / "logs" / f"{name}.log"
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    async def start_namesrv(self) -> None:
+        """Start the name server, and wait until it listens. Raises ClusterFailed."""
+        directory = str(self.directory / NAMESRV)
+        await self._spawn(NAMESRV, [], ["namesrv", "--listen", self.namesrv, "--data-dir", directory])
+        for _ in range(int(READY_SECONDS_MAX / POLL_SECONDS)):
+            try:
+                stream = await trio.open_tcp_stream(*self.network.namesrv)
+            except OSError:
+                await trio.sleep(POLL_SECONDS)
+            else:
+                await trio.aclose_forcefully(stream)
+                return
+        raise ClusterFailed(f"no name server at {self.namesrv}; its log is {self.log_file(NAMESRV)}")
+
+    async def start(self, node: str) -> None:
+        """Start a broker, the first time or again; does not wait until it serves."""
+        network = self.network
+        peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.nodes)
+        arguments = ["broker", "--group", GROUP, "--node-id", node, "--peers", peers, "--namesrv", self.namesrv]
+        arguments += ["--listen", _text(network.listens(node)), "--data-dir", str(self.data_dir(node))]
+        arguments += ["--replication-listen", _text(network.replicates(node))]
+        settings = {
+            "advertise": _text(network.clients_reach(node)),
+            "admin_from": network.administrators(),
+            "secret_file": str(self.directory / "group.secret"),
+            **self.settings,
+        }
+        for name, value in settings.items():
+            arguments += ["--set", f"{name}={value}"]
+        await self._spawn(node, network.command(node), arguments)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL, and wait until the process has ended."""
+        await self.end(name, signal.SIGKILL)
+
+    async def stop(self, name: str) -> None:
+        """SIGTERM, and wait until it has ended; killed if it takes too long."""
+        with trio.move_on_after(STOP_SECONDS_MAX):
+            await self.end(name, signal.SIGTERM)
+            return
+        await self.kill(name)
+
+    async def end(self, name: str, number: signal.Signals) -> None:
+        """Send a signal that ends the process, and wait until it has. Does nothing to one that has ended."""
+        self._wanted.discard(name)
+        process = self._processes[name]
+        if process.poll() is None:
+            process.send_signal(number)
+        await process.wait()
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal, without waiting."""
+        self._processes[name].send_signal(number)
+
+    def pid(self, name: str) -> int:
+        """Process id of a server that was started."""
+        return self._processes[name].pid
+
+    def is_running(self, name: str) -> bool:
+        """Whether it was started and has not ended."""
+        process = self._processes.get(name)
+        return process is not None and process.poll() is None
+
+    def exit_code(self, name: str) -> int | None:
+        """Of a server that has ended; None while it runs."""
+        return self._processes[name].poll()
+
+    def ended_by_themselves(self) -> dict[str, int]:
+        """Exit codes of servers that nobody stopped; each is told once."""
+        codes = {name: self._processes[name].poll() for name in self._wanted}
+        ended = {name: code for name, code in codes.items() if code is not None}
+        self._wanted -= ended.keys()
+        return ended
+
+    async def stop_all(self) -> None:
+        """Stop everything that runs, brokers first."""
+        async with trio.open_nursery() as nursery:
+            for name in self._processes:
+                if name != NAMESRV:
+                    nursery.start_soon(self._let_go, name)
+        if NAMESRV in self._processes:
+            await self.stop(NAMESRV)
+
+    async def _let_go(self, name: str) -> None:
+        if self.is_running(name):
+            self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
+        await self.stop(name)
+
+    async def _spawn(self, name: str, prefix: Sequence[str], arguments: Sequence[str]) -> None:
+        assert not self.is_running(name), f"{name} is running already"
+        with self.log_file(name).open("ab") as log:
+            self._processes[name] = await self._nursery.start(
+                partial(
+                    trio.run_process,
+                    [*prefix, sys.executable, "-m", "mq.cli", *arguments, "--until-stdin-closes"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    start_new_session=True,
+                    cwd=self.source,
+                    env={**os.environ, "PYTHONPATH": str(self.source)},
+                )
+            )
+        self._wanted.add(name)
+
+    # -- what they say -----------------------------------------------------------------------------------------------
+
+    async def figures(self, node: str, seconds: float = 1.0) -> dict[str, str] | None:
+        """What a broker says of itself; None if it does not answer in time."""
+        return await ask_figures(*self.network.clients_reach(node), seconds)
+
+    async def all_figures(self, seconds: float = 1.0) -> dict[str, dict[str, str]]:
+        """The same of all brokers that answer, asked at once."""
+        found: dict[str, dict[str, str]] = {}
+
+        async def ask(node: str) -> None:
+            if (table := await self.figures(node, seconds)) is not None:
+                found[node] = table
+
+        async with trio.open_nursery() as nursery:
+            for node in self.nodes:
+                nursery.start_soon(ask, node)
+        return found
+
+    async def leader(self) -> str:
+        """Who leads in the highest term; waits until there is one. Raises ClusterFailed after a minute."""
+        with trio.move_on_after(READY_SECONDS_MAX):
+            while True:
+                tables = await self.all_figures()
+                leads = [(int(t["raftmq.term"]), node) for node, t in tables.items() if t["raftmq.role"] == "leader"]
+                if leads:
+                    return max(leads)[1]
+                await trio.sleep(POLL_SECONDS)
+        raise ClusterFailed(f"no leader within {READY_SECONDS_MAX:g} s; logs are in {self.directory / 'logs'}")
+
+    async def wait_caught_up(self, node: str, seconds: float) -> None:
+        """Wait until a broker has applied what its leader has committed now. Raises ClusterFailed."""
+        goal = applied = -1
+        with trio.move_on_after(seconds):
+            while goal < 0:
+                table = await self.figures(await self.leader())
+                goal = int(table["raftmq.commitIndex"]) if table is not None else -1
+            while True:
+                table = await self.figures(node)
+                applied = int(table["raftmq.appliedIndex"]) if table is not None else applied
+                if applied >= goal:
+                    return
+                await trio.sleep(POLL_SECONDS)
+        raise ClusterFailed(f"{node} has applied {applied}, not {goal}, {seconds:g} s after it was started")
+
+    async def wait_level(self) -> None:
+        """Wait until all brokers answer and have applied the same log to its end. Raises ClusterFailed.
+
+        Nobody may send meanwhile.
+        """
+        tables: dict[str, dict[str, str]] = {}
+        with trio.move_on_after(READY_SECONDS_MAX):
+            while True:
+                tables = await self.all_figures()
+                ends = {(t["raftmq.appliedIndex"], t["raftmq.lastIndex"]) for t in tables.values()}
+                if len(tables) == len(self.nodes) and len(ends) == 1 and len(set(*ends)) == 1:
+                    return
+                await trio.sleep(POLL_SECONDS)
+        applied = {node: table["raftmq.appliedIndex"] for node, table in tables.items()}
+        raise ClusterFailed(f"replicas are not level within {READY_SECONDS_MAX:g} s after healing: {applied}")
+
+    async def command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        """Run `raftmq` as an operator would."""
+        return await trio.run_process(
+            [sys.executable, "-m", "mq.cli", *arguments],
+            check=False,
+            capture_stdout=True,
+            capture_stderr=True,
+            cwd=self.source,
+        )
+
+    # -- directories -------------------------------------------------------------------------------------------------
+
+    async def move_to_small_disk(self, node: str, size_bytes: int) -> Path:
+        """Move a stopped broker's directory to a file system of its own; returns where that is.
+
+        Raises PermissionError if mounting is not allowed.
+        """
+        small = self.directory / f"small-{node}"
+        small.mkdir(exist_ok=True)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(small)]
+        done = await trio.run_process(mount, check=False, capture_stderr=True)
+        if done.returncode:
+            raise PermissionError(f"mount: {done.stderr.decode(errors='replace').strip()}")
+        home = self.data_dir(node)
+        await trio.to_thread.run_sync(shutil.copytree, home, small / "data")
+        await trio.to_thread.run_sync(shutil.rmtree, home)
+        self._moved[node] = small / "data"
+        return small
+
+    async def move_back(self, node: str) -> None:
+        """Undo `move_to_small_disk` for a stopped broker."""
+        data = self._moved.pop(node)
+        await trio.to_thread.run_sync(shutil.copytree, data, self.data_dir(node))
+        await trio.run_process(["umount", str(data.parent)])
+
+    # -- afterwards --------------------------------------------------------------------------------------------------
+
+    async def verify_log(self, node: str) -> str:
+        """What `raftmq log verify` says of the log of a stopped broker: "intact", or what is wrong."""
+        done = await self.command("log", "verify", str(self.data_dir(node)), "--json")
+        try:
+            return str(json.loads(done.stdout)["verdict"])
+        except (ValueError, KeyError):
+            return done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+
+
+def _text(address: tuple[str, int]) -> str:
+    return "{}:{}".format(*address)
+
+
+@asynccontextmanager
+async def open_cluster(
+    directory: Path,
+    network: Network,
+    *,
+    count: int = 3,
+    settings: Mapping[str, str] | None = None,
+    source: Path = ROOT,
+) -> AsyncIterator[Cluster]:
+    """Start everything and wait for a leader; stop what still runs at the end. Raises ClusterFailed, OSError."""
+    assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    secret = directory / "group.secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(32) + "\n")
+    nodes = tuple(f"n{number}" for number in range(count))
+    async with trio.open_nursery() as nursery:
+        cluster = Cluster(directory, network, nodes, dict(settings or {}), source, nursery)
+        try:
+            await cluster.start_namesrv()
+            for node in nodes:
+                await cluster.start(node)
+            await cluster.leader()
+            yield cluster
+        finally:
+            with trio.CancelScope(shield=True):  # bounded: `stop` kills whoever does not stop in time
+                await cluster.stop_all()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,107 @@
+"""Brokers on the loopback address of this machine, for whoever is not root: partitions by proxies between them.
+
+Each broker reaches each other one through a proxy of its own, so that any link can be held back, in either direction.
+So do clients. What is held back waits and goes on when the link is healed, as with TCP on a network that loses packets.
+Not as on a network: a proxy accepts new connections during a partition and lets them wait; and what a broker sends to
+another one's client port (requests that a follower hands to the leader) passes the proxy of clients, so that only
+cutting clients off holds it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from jepsen.deployments.network import CLIENTS, Address, Grudges
+from jepsen.deployments.proxy import Link, serve
+from mq.cli.dev_cluster import HOST, Ports
+
+
+@dataclass(frozen=True, slots=True)
+class Loopback:
+    """Ports and proxies of brokers n0, n1, ...; made by `open_loopback`."""
+
+    namesrv_port: int
+    listen_ports: dict[str, int]
+    replication_ports: dict[str, int]
+    links: dict[tuple[str, str], Link]
+    """By who connects and to whom."""
+
+    @property
+    def backend(self) -> str:
+        """How it is called on the command line."""
+        return "local"
+
+    @property
+    def namesrv(self) -> Address:
+        """Without a proxy."""
+        return HOST, self.namesrv_port
+
+    def clients_reach(self, node: str) -> Address:
+        """The proxy of clients."""
+        return HOST, self.links[CLIENTS, node].port
+
+    def listens(self, node: str) -> Address:
+        """Behind it."""
+        return HOST, self.listen_ports[node]
+
+    def replicates(self, node: str) -> Address:
+        """Behind the proxies of the others."""
+        return HOST, self.replication_ports[node]
+
+    def peer(self, node: str, other: str) -> Address:
+        """The proxy between the two; a broker reaches itself without one."""
+        return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
+
+    def command(self, node: str) -> list[str]:
+        """Nothing: all run side by side."""
+        return []
+
+    def administrators(self) -> str:
+        """This machine."""
+        return HOST
+
+    async def drop(self, grudges: Grudges) -> None:
+        """Hold back what somebody sends to a broker that has a grudge against it."""
+        await self.heal()
+        for (source, target), link in self.links.items():
+            link.hold(
+                forth=source in grudges.get(target, ()),
+                back=target in grudges.get(source, ()),
+            )
+        await trio.lowlevel.checkpoint()
+
+    async def dropped(self) -> int:
+        """Pieces that wait, or have waited since `drop`."""
+        await trio.lowlevel.checkpoint()
+        return sum(link.held for link in self.links.values())
+
+    async def heal(self) -> None:
+        """Let everything pass."""
+        for link in self.links.values():
+            link.hold(forth=False, back=False)
+            link.held = 0
+        await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def open_loopback(count: int) -> AsyncIterator[Loopback]:
+    """Choose ports, and run proxies until the block ends. Raises OSError, DevClusterFailed if there are no ports."""
+    nodes = [f"n{number}" for number in range(count)]
+    pairs = [(one, other) for one in [*nodes, CLIENTS] for other in nodes if one != other]
+    ports = iter(Ports.free((1 + 2 * count + len(pairs) + 1) // 2).all)
+    namesrv = next(ports)
+    listens = {node: next(ports) for node in nodes}
+    replicates = {node: next(ports) for node in nodes}
+    links = {
+        (source, target): Link(next(ports), listens[target] if source == CLIENTS else replicates[target])
+        for source, target in pairs
+    }
+    async with trio.open_nursery() as nursery:
+        for link in links.values():
+            await nursery.start(serve, link)
+        yield Loopback(namesrv, listens, replicates, links)
+        nursery.cancel_scope.cancel()

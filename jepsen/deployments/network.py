@@ -1,0 +1,64 @@
+"""Where servers of a run reach each other, and what can be done to the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+CLIENTS = "clients"
+"""In a grudge: everybody who is no broker. That is the clients of the run and its name server."""
+
+Grudges = Mapping[str, frozenset[str]]
+"""By broker: from whom it hears nothing, brokers or `CLIENTS`."""
+
+Address = tuple[str, int]
+
+
+class Network(Protocol):
+    """Addresses of servers, the namespace that each runs in, and partitions."""
+
+    @property
+    def backend(self) -> str:
+        """How it is called on the command line."""
+        ...
+
+    @property
+    def namesrv(self) -> Address:
+        """Where clients and brokers reach the name server."""
+        ...
+
+    def clients_reach(self, node: str) -> Address:
+        """Where clients reach a broker."""
+        ...
+
+    def listens(self, node: str) -> Address:
+        """Where a broker listens for clients; differs from the above if there is a proxy in between."""
+        ...
+
+    def replicates(self, node: str) -> Address:
+        """Where a broker listens for other brokers."""
+        ...
+
+    def peer(self, node: str, other: str) -> Address:
+        """Where ``node`` reaches the replication port of ``other``."""
+        ...
+
+    def command(self, node: str) -> list[str]:
+        """What goes before a command so that it runs where the broker is, under its own process id."""
+        ...
+
+    def administrators(self) -> str:
+        """From where operators may change brokers, as their setting admin_from."""
+        ...
+
+    async def drop(self, grudges: Grudges) -> None:
+        """Brokers hear nothing of whom they have a grudge against. Nobody gets an error; connections stay open."""
+        ...
+
+    async def dropped(self) -> int:
+        """How much was lost or held back since `drop`, in packets or pieces: more than 0 once it takes effect."""
+        ...
+
+    async def heal(self) -> None:
+        """Undo `drop`. Does nothing if there was none."""
+        ...

@@ -1,0 +1,46 @@
+"""The end of a run: every replica is read from the first message to the last, and what is there goes to the history."""
+
+from __future__ import annotations
+
+import trio
+
+from jepsen.deployments.cluster import Cluster, ClusterFailed
+from jepsen.recorder import Recorder, Worker
+from jepsen.records import values_in
+from jepsen.wire import Wire, open_wire, pull_fields
+from jepsen.workloads.workload import QUEUES
+from mq.protocol.codes import RequestCode, ResponseCode
+
+READ_SECONDS_MAX = 120.0
+
+
+async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> None:
+    """Read all queues of all replicas. An empty `final-read` is the end of a queue. Raises ClusterFailed, OSError."""
+    for node in cluster.nodes:
+        with trio.move_on_after(READ_SECONDS_MAX) as reading:
+            read = False
+            async with open_wire(*cluster.network.clients_reach(node)) as wire:
+                worker = Worker(recorder)
+                for queue_id in range(QUEUES):
+                    await _read_queue(worker, wire, node, topic, queue_id)
+                read = True
+            if not read:
+                raise ClusterFailed(f"{node} hung up while it was read")
+        if reading.cancelled_caught:
+            raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
+
+
+async def _read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> None:
+    queue, offset = f"{topic}/{queue_id}", 0
+    while True:
+        worker.invoke("final-read", k=queue, n=node, o=offset)
+        answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(topic, queue_id, offset))
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok("final-read", k=queue, n=node, v=values_in(body))
+            offset = int(answer.ext["nextBeginOffset"])
+        elif int(answer.ext.get("maxOffset", -1)) == offset:
+            worker.ok("final-read", k=queue, n=node, v=[])
+            return
+        else:
+            worker.fail("final-read", f"code {answer.code}: {answer.remark}, {answer.ext}", k=queue, n=node)
+            return

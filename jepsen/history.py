@@ -1,0 +1,284 @@
+"""What happened in a run, in the order in which it was seen: the format that workloads write and checkers read.
+
+A history is a file of JSON lines, one event each. All times come from one monotonic clock, in nanoseconds:
+
+    {"i":0,"t":81234,"p":3,"type":"invoke","f":"send","k":"Log/0","v":"3.17.100"}
+    {"i":1,"t":93456,"p":3,"type":"ok","f":"send","k":"Log/0","v":"3.17.100","o":12}
+
+An operation begins with `invoke` and ends with one of three words. `ok`: it happened. `fail`: it certainly did not.
+`info`: nobody can tell, as after a timeout; it stays open for ever, and its process is never used again. An operation
+without an end is `info` as well. What a consumer is handed has no beginning: it is one event, `ok`.
+
+Fields: `i` number of the event, `t` time, `p` process (a number for clients, "nemesis" for faults, "run" for the run
+itself), `type`, `f` operation, `k` queue ("topic/queue id"), `v` value, `o` queue offset, `n` replica, `err` reason,
+`again` true when the client may have stored the value more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+FORMAT = 1
+
+Type = Literal["invoke", "ok", "fail", "info"]
+Outcome = Literal["ok", "fail", "info"]
+
+NEMESIS = "nemesis"
+RUN = "run"
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One line of a history; the fields are those of the module's docstring."""
+
+    i: int
+    t: int
+    p: int | str
+    type: Type
+    f: str
+    k: str | None = None
+    v: Any = None
+    o: int | None = None
+    n: str | None = None
+    err: str | None = None
+    again: bool = False
+
+
+class Operation(msgspec.Struct, frozen=True, gc=False):
+    """A client's operation with both ends. Times are nanoseconds; ``ended`` is None if it never ended.
+
+    ``value`` is what was asked for, ``result`` what came back; the offset is that of the answer, or of the question if
+    the answer has none.
+    """
+
+    index: int
+    process: int
+    name: str
+    outcome: Outcome
+    began: int
+    ended: int | None
+    queue: str | None = None
+    value: Any = None
+    result: Any = None
+    offset: int | None = None
+    node: str | None = None
+    error: str | None = None
+    again: bool = False
+
+    @property
+    def place(self) -> str:
+        """Queue and offset, for people."""
+        return f"{self.queue}@{self.offset}"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault that was injected. ``ended`` is None if the run ended first; ``seen`` says how its effect was confirmed
+    from outside, and is None if nobody saw one. ``majority``: enough replicas were left to acknowledge messages.
+    """
+
+    number: int
+    kind: str
+    what: str
+    nodes: tuple[str, ...]
+    began: int
+    ended: int | None
+    seen: str | None
+    majority: bool
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Messages of one queue that somebody got at one time: a consumer, or a reader at a replica."""
+
+    at: int
+    queue: str
+    operation: Operation
+
+    @property
+    def by_consumer(self) -> bool:
+        """Whether a member of a group got them, and not somebody who reads a queue by itself."""
+        return self.operation.name == "receive"
+
+    @property
+    def by(self) -> str:
+        """Who got them, for people."""
+        operation = self.operation
+        return f"a reader at {operation.node}" if operation.node else f"consumer {operation.process}"
+
+    @property
+    def messages(self) -> Sequence[Sequence[Any]]:
+        """Offset and value of each, and the checksum of the stored record if it is known."""
+        operation = self.operation
+        return [(operation.offset, operation.result)] if operation.name == "receive" else operation.result
+
+
+class HistoryDamaged(Exception):
+    """A line of a history cannot be read; ``line`` is its number, from 1."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+
+
+class History(msgspec.Struct, frozen=True):
+    """What happened in a run.
+
+    ``events`` are those of the run itself and of faults; what clients did is in ``operations``, in the order in which
+    they began. ``began`` and ``ended`` are the times of the first and the last event, 0 if there is none.
+    """
+
+    events: list[Event]
+    operations: list[Operation]
+    faults: list[Fault]
+    plan: dict[str, Any]
+    """What the run was meant to do: the value of its first event."""
+    began: int
+    ended: int
+
+    def named(self, *names: str) -> Iterator[Operation]:
+        """The operations with one of these names, in the order in which they began."""
+        return (operation for operation in self.operations if operation.name in names)
+
+    def of_run(self, name: str) -> Iterator[Event]:
+        """Events of the run itself."""
+        return (event for event in self.events if event.p == RUN and event.f == name)
+
+    @property
+    def nodes(self) -> list[str]:
+        """All replicas."""
+        return list(self.plan.get("nodes", ()))
+
+    @property
+    def queues(self) -> list[str]:
+        """All queues that clients used."""
+        return list(self.plan.get("queues", ()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run got to its end, final reads included."""
+        return any(True for _ in self.of_run("end"))
+
+
+_DECODER = msgspec.json.Decoder(Event)
+
+
+def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events of a history. A last line without its end is left out: the run was killed while it wrote.
+
+    Raises HistoryDamaged.
+    """
+    for number, line in enumerate(lines, 1):
+        try:
+            event = _DECODER.decode(line)
+        except msgspec.MsgspecError as error:
+            if not line.endswith(b"\n"):
+                return
+            raise HistoryDamaged(number, str(error)) from error
+        if event.i != number - 1:
+            raise HistoryDamaged(number, f"it is event {event.i}, {number - 1} was due")
+        yield event
+
+
+def gather(events: Iterable[Event]) -> History:
+    """Put beginnings and ends together. Raises HistoryDamaged for an end without a beginning, or a second beginning."""
+    others: list[Event] = []
+    open_invocations: dict[int, Event] = {}
+    operations: list[Operation] = []
+    retired: set[int] = set()
+    first, last = None, 0
+    for event in events:
+        first, last = event.t if first is None else first, event.t
+        if not isinstance(event.p, int):
+            others.append(event)
+            continue
+        begun = open_invocations.pop(event.p, None)
+        if event.type == "invoke":
+            if begun is not None or event.p in retired:
+                raise HistoryDamaged(event.i + 1, f"process {event.p} began although its last operation is open")
+            open_invocations[event.p] = event
+            continue
+        if event.type == "info":
+            retired.add(event.p)
+        if begun is None and event.type != "ok":
+            raise HistoryDamaged(event.i + 1, f"process {event.p} ended an operation that it never began")
+        if begun is not None and begun.f != event.f:
+            # What a consumer is handed comes while it may be asking for something else.
+            open_invocations[event.p] = begun
+            begun = None
+        operations.append(_operation(begun or event, event))
+    operations += [_operation(event, None) for event in open_invocations.values()]
+    operations.sort(key=lambda operation: operation.index)
+    plan: dict[str, Any] = next((event.v for event in others if event.p == RUN and event.f == "begin"), {})
+    return History(others, operations, list(_faults(others)), plan, first or 0, last)
+
+
+def _operation(begun: Event, ended: Event | None) -> Operation:
+    assert isinstance(begun.p, int), f"event {begun.i} is no client's"
+    end = ended if ended is not None else begun
+    assert ended is None or ended.type != "invoke", f"event {end.i} ends nothing"
+    outcome: Outcome = "info" if ended is None or ended.type == "invoke" else ended.type
+    return Operation(
+        index=begun.i,
+        process=begun.p,
+        name=begun.f,
+        outcome=outcome,
+        began=begun.t,
+        ended=None if ended is None else ended.t,
+        queue=end.k if end.k is not None else begun.k,
+        value=begun.v,
+        result=None if ended is None else ended.v,
+        offset=end.o if end.o is not None else begun.o,
+        node=end.n if end.n is not None else begun.n,
+        error=end.err,
+        again=end.again or begun.again,
+    )
+
+
+def _faults(events: list[Event]) -> Iterator[Fault]:
+    ends = {event.v["id"]: event.t for event in events if event.p == NEMESIS and event.f == "ends"}
+    seen = {event.v["id"]: str(event.v["seen"]) for event in events if event.p == NEMESIS and event.f == "confirmed"}
+    for event in events:
+        if event.p == NEMESIS and event.f == "begins":
+            number = event.v["id"]
+            yield Fault(
+                number,
+                event.v["kind"],
+                event.v["what"],
+                tuple(event.v["nodes"]),
+                event.t,
+                ends.get(number),
+                seen.get(number),
+                bool(event.v["majority"]),
+            )
+
+
+def batches(history: History) -> list[Batch]:
+    """Everything that anybody got, in the order in which it came."""
+    found = [
+        Batch(operation.ended, operation.queue, operation)
+        for operation in history.named("receive", "read", "poll", "final-read")
+        if operation.outcome == "ok" and operation.queue is not None and operation.ended is not None
+    ]
+    found.sort(key=lambda batch: batch.at)
+    return found
+
+
+class FinalQueue(msgspec.Struct, frozen=True):
+    """What one replica serves of one queue in the end: values by offset, and whether it was read to its end."""
+
+    values: dict[int, str]
+    complete: bool
+
+
+def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
+    """By replica and queue; one that was never read is there as well, empty and incomplete."""
+    values: dict[tuple[str, str], dict[int, str]] = {(n, k): {} for n in history.nodes for k in history.queues}
+    complete: set[tuple[str, str]] = set()
+    for operation in history.named("final-read"):
+        if operation.outcome == "ok" and operation.node is not None and operation.queue is not None:
+            key = (operation.node, operation.queue)
+            values.setdefault(key, {}).update((offset, value) for offset, value, *_ in operation.result)
+            if not operation.result:
+                complete.add(key)
+    return {key: FinalQueue(found, key in complete) for key, found in values.items()}

@@ -1,0 +1,40 @@
+"""From a directory of a run to its verdict: reads the history, runs the checkers, writes verdict.json and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from jepsen.checkers import CHECKERS
+from jepsen.history import HistoryDamaged, decode_events, gather
+from jepsen.report import page
+from jepsen.run import HISTORY
+from jepsen.verdict import Verdict
+
+VERDICT = "verdict.json"
+REPORT = "report.html"
+
+
+class NotARun(Exception):
+    """The directory holds no history that can be judged; the message says why."""
+
+
+def judge(directory: Path) -> Verdict:
+    """The verdict on a stored run; also written into its directory. Raises NotARun, OSError."""
+    path = directory / HISTORY
+    try:
+        with path.open("rb") as lines:
+            history = gather(decode_events(lines))
+    except FileNotFoundError:
+        raise NotARun(f"there is no {HISTORY} in {directory}") from None
+    except HistoryDamaged as damaged:
+        raise NotARun(f"{path}: {damaged}") from damaged
+    workload = str(history.plan.get("workload", ""))
+    if workload not in CHECKERS:
+        raise NotARun(f"{path} does not say which workload it is of; the run ended before it began")
+    verdict = Verdict([check(history) for check in CHECKERS[workload]], history.plan)
+    text = msgspec.json.format(msgspec.json.encode({"valid": verdict.valid, **msgspec.to_builtins(verdict)}), indent=1)
+    (directory / VERDICT).write_bytes(text + b"\n")
+    (directory / REPORT).write_text(page(history, verdict))
+    return verdict

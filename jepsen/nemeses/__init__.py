@@ -1,0 +1,57 @@
+"""Carries out the faults of a schedule, and mends what they broke."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import trio
+
+from jepsen.deployments.cluster import NAMESRV, Cluster
+from jepsen.nemeses.disks import damage, fill_disk
+from jepsen.nemeses.injection import CarryOut, Injection
+from jepsen.nemeses.operations import kill_name_server, restart, transfer
+from jepsen.nemeses.partitions import partition
+from jepsen.nemeses.processes import kill, pause
+from jepsen.schedule import Step
+
+NEMESES: dict[str, CarryOut] = {
+    "kill": kill,
+    "pause": pause,
+    "restart": restart,
+    "transfer": transfer,
+    "name-server": kill_name_server,
+    "partition": partition,
+    "damage": damage,
+    "disk-full": fill_disk,
+}
+"""By kind, as in `jepsen.schedule.KINDS`."""
+
+
+def why_not(kind: str) -> str | None:
+    """Why a kind of fault cannot be had here, whatever the back end; None when it can."""
+    if kind == "disk-full" and os.geteuid() != 0:
+        return "only root may mount a small file system"
+    return None
+
+
+async def torment(injection: Injection, steps: Sequence[Step]) -> None:
+    """All steps, one after the other. Raises ClusterFailed if nobody leads within a minute after one."""
+    for step in steps:
+        await trio.sleep(step.rest_seconds)
+        leader = await injection.cluster.leader()
+        await NEMESES[step.kind](injection, step, leader)
+        await injection.cluster.leader()
+
+
+async def heal(cluster: Cluster) -> None:
+    """Mend everything: links, paused processes, dead ones. Does not wait until they serve."""
+    await cluster.network.heal()
+    if not cluster.is_running(NAMESRV):
+        await cluster.start_namesrv()
+    for node in cluster.nodes:
+        if cluster.is_running(node):
+            cluster.send_signal(node, signal.SIGCONT)
+        else:
+            await cluster.start(node)

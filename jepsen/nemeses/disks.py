@@ -1,0 +1,89 @@
+"""Disks that change what is on them, and disks that are full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from jepsen.damage import Damaged, break_end, break_vote, closed_files, fill, flip_bits, forget_sidecars
+from jepsen.nemeses.injection import Injection
+from jepsen.schedule import Step
+
+REPAIR_SECONDS_MAX = 60.0
+FILES_MIN = 3
+"""Closed files of a log before one of them is damaged."""
+BITS_MAX = 20
+SMALL_DISK_BYTES = 64 * 1024 * 1024
+FILLED = 1.0
+"""Which part of a small disk is in use when it is full."""
+
+
+async def damage(injection: Injection, step: Step, leader: str) -> None:
+    """A broker is killed, its files change, and it starts again: it must have the right bytes from its peers."""
+    cluster = injection.cluster
+    node = injection.rng.choice(cluster.nodes)
+    commitlog = cluster.data_dir(node) / "commitlog"
+    with trio.move_on_after(REPAIR_SECONDS_MAX):
+        while len(closed_files(commitlog)) < FILES_MIN:  # noqa: ASYNC110 (files tell nobody)
+            await trio.sleep(0.1)
+    number = injection.begin(step, (node,))
+    await cluster.kill(node)
+    damaged = _damage(injection, step.variant.what, commitlog)
+    if damaged and all(each.is_changed for each in damaged):
+        files = ", ".join(each.path.name for each in damaged)
+        injection.confirm(number, f"{sum(each.changed_bytes for each in damaged)} bytes differ in {files}")
+    forget_sidecars(commitlog)
+    await trio.sleep(step.seconds)
+    await cluster.start(node)
+    if not await _is_repaired(injection, node, [each for each in damaged if each.returns]):
+        injection.recorder.note("not-repaired", n=node, v=[each.path.name for each in damaged if each.is_changed])
+    injection.end(number)
+
+
+def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
+    rng = injection.rng
+    match what:
+        case "one bit of a closed file":
+            return flip_bits(rng, [rng.choice(closed_files(commitlog))], bits_max=1)
+        case "many bits of many files":
+            return flip_bits(rng, closed_files(commitlog), bits_max=BITS_MAX)
+        case "end of the newest file":
+            return break_end(rng, commitlog)
+        case "one slot of the vote file":
+            return break_vote(rng, commitlog)
+        case _:
+            raise ValueError(f"nobody knows how to do {what!r}")
+
+
+async def _is_repaired(injection: Injection, node: str, damaged: list[Damaged]) -> bool:
+    """Wait until the broker has caught up, and files that come back have. Raises ClusterFailed if it does not."""
+    await injection.cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
+    with trio.move_on_after(REPAIR_SECONDS_MAX):
+        while any(each.is_changed for each in damaged):  # noqa: ASYNC110 (files tell nobody)
+            await trio.sleep(0.1)
+        return True
+    return False
+
+
+async def fill_disk(injection: Injection, step: Step, leader: str) -> None:
+    """A follower's directory moves to a small file system, which is filled; then it moves back. Needs root."""
+    cluster = injection.cluster
+    node = injection.rng.choice([each for each in cluster.nodes if each != leader])
+    number = injection.begin(step, (node,))
+    await cluster.stop(node)
+    small = await cluster.move_to_small_disk(node, SMALL_DISK_BYTES)
+    try:
+        await cluster.start(node)
+        await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
+        free = fill(small, FILLED)
+        injection.confirm(number, f"{free} bytes are free on the disk of {node}")
+        await trio.sleep(step.seconds)
+        await cluster.stop(node)
+    finally:
+        with trio.CancelScope(shield=True):  # a copy of some files of this run
+            await cluster.kill(node)
+            await cluster.move_back(node)
+    await cluster.start(node)
+    await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
+    injection.end(number)

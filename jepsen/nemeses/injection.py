@@ -1,0 +1,42 @@
+"""What every fault needs: whom it hits, and where it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder
+from jepsen.schedule import Step
+
+CONFIRM_SECONDS_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """Faults are injected into a cluster, one at a time; ``say`` is told."""
+
+    cluster: Cluster
+    recorder: Recorder
+    rng: Random
+    say: Callable[[str], None]
+
+    def begin(self, step: Step, nodes: tuple[str, ...]) -> int:
+        """A fault begins. Returns its number."""
+        what = f"{step.kind} {step.variant.what} ({', '.join(nodes)})"
+        self.say(f"{what} for {step.seconds:.1f} s")
+        return self.recorder.fault_begins(step.kind, what, nodes, majority=step.variant.majority)
+
+    def confirm(self, number: int, seen: str) -> None:
+        """Its effect was seen from outside."""
+        self.say(f"  seen: {seen}")
+        self.recorder.fault_confirmed(number, seen)
+
+    def end(self, number: int) -> None:
+        """It is over."""
+        self.recorder.fault_ends(number)
+
+
+CarryOut = Callable[[Injection, Step, str], Awaitable[None]]
+"""``carry_out(injection, step, leader)``: begins a fault, confirms it, waits, mends it."""

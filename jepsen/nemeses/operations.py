@@ -1,0 +1,58 @@
+"""What operators do, or what happens to them: restarts in order, moved leadership, a dead name server."""
+
+from __future__ import annotations
+
+import trio
+
+from jepsen.deployments.cluster import NAMESRV
+from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
+from jepsen.nemeses.processes import state_of_process
+from jepsen.schedule import Step, targets
+
+LEVEL_SECONDS_MAX = 60.0
+
+
+async def restart(injection: Injection, step: Step, leader: str) -> None:
+    """SIGTERM, and started again; the next one when this one has caught up."""
+    cluster = injection.cluster
+    nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, nodes)
+    codes = {}
+    for node in nodes:
+        await cluster.stop(node)
+        codes[node] = cluster.exit_code(node)
+        if codes[node] != 0:
+            injection.recorder.note("ended", n=node, err=f"exit code {codes[node]} after SIGTERM")
+        await trio.sleep(step.seconds)
+        await cluster.start(node)
+        await cluster.wait_caught_up(node, LEVEL_SECONDS_MAX)
+    injection.confirm(number, f"ended with exit codes {codes}")
+    injection.end(number)
+
+
+async def transfer(injection: Injection, step: Step, leader: str) -> None:
+    """`raftmq group transfer`; the new leader is the fault's effect."""
+    cluster = injection.cluster
+    number = injection.begin(step, (leader,))
+    done = await cluster.command("group", "transfer", "--namesrv", cluster.namesrv)
+    if done.returncode:
+        injection.say(f"  refused: {done.stderr.decode(errors='replace').strip()}")
+    with trio.move_on_after(CONFIRM_SECONDS_MAX):
+        while (now := await cluster.leader()) == leader:  # noqa: ASYNC110 (brokers tell nobody)
+            await trio.sleep(0.05)
+        injection.confirm(number, f"{now} leads")
+    await trio.sleep(step.seconds)
+    injection.end(number)
+
+
+async def kill_name_server(injection: Injection, step: Step, leader: str) -> None:
+    """SIGKILL; it comes back and knows no broker until they register again."""
+    cluster = injection.cluster
+    number = injection.begin(step, (NAMESRV,))
+    pid = cluster.pid(NAMESRV)
+    await cluster.kill(NAMESRV)
+    if not state_of_process(pid):
+        injection.confirm(number, f"no process has the id {pid} any more")
+    await trio.sleep(step.seconds)
+    await cluster.start_namesrv()
+    injection.end(number)

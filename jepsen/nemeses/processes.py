@@ -1,0 +1,69 @@
+"""Brokers that die, and brokers that stand still."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import trio
+
+from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
+from jepsen.schedule import Step, targets
+
+SHORT_PAUSES = 5
+"""Of a leader that is paused shortly: so many, one after the other."""
+
+
+async def kill(injection: Injection, step: Step, leader: str) -> None:
+    """SIGKILL, all at once; they start again after a while."""
+    cluster = injection.cluster
+    nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, nodes)
+    pids = {node: cluster.pid(node) for node in nodes}
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            nursery.start_soon(cluster.kill, node)
+    if not any(state_of_process(pid) for pid in pids.values()):
+        injection.confirm(number, f"no process has the ids {', '.join(map(str, pids.values()))} any more")
+    await trio.sleep(step.seconds)
+    for node in nodes:
+        await cluster.start(node)
+    injection.end(number)
+
+
+async def pause(injection: Injection, step: Step, leader: str) -> None:
+    """SIGSTOP, and SIGCONT after a while."""
+    cluster = injection.cluster
+    (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, (node,))
+    repeats = SHORT_PAUSES if step.variant.what == "leader shortly" else 1
+    for repeat in range(repeats):
+        cluster.send_signal(node, signal.SIGSTOP)
+        try:
+            if repeat == 0:
+                await _confirm_paused(injection, number, cluster.pid(node))
+            await trio.sleep(step.seconds)
+        finally:
+            cluster.send_signal(node, signal.SIGCONT)
+        await trio.sleep(0.1)
+    injection.end(number)
+
+
+async def _confirm_paused(injection: Injection, number: int, pid: int) -> None:
+    with trio.move_on_after(CONFIRM_SECONDS_MAX):
+        while state_of_process(pid) != "T":  # noqa: ASYNC110 (the kernel tells nobody)
+            await trio.sleep(0.01)
+        injection.confirm(number, f"process {pid} is in state T, stopped")
+
+
+def state_of_process(pid: int) -> str:
+    """The letter of its state, T if it is stopped; empty if there is no such process."""
+    try:
+        return state_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+    except OSError:
+        return ""
+
+
+def state_of(stat: str) -> str:
+    """The state of a process in its /proc/PID/stat; its name, in brackets, may hold anything."""
+    return stat.rpartition(")")[2].split()[0]

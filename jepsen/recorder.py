@@ -1,0 +1,100 @@
+"""Writes a history as it happens, so that it is there when the run dies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from jepsen.history import NEMESIS, RUN, Event, Type
+
+
+class Recorder:
+    """The history of one run in the file at ``path``, which must not exist yet. Close it, or use it as a context.
+
+    Args:
+        now_ns: the one clock of the run, monotonic, in nanoseconds.
+    """
+
+    def __init__(self, path: Path, now_ns: Callable[[], int]) -> None:
+        self._file = path.open("xb", buffering=0)
+        self._now_ns = now_ns
+        self._encoder = msgspec.json.Encoder()
+        self._count = 0
+        self._processes = itertools.count()
+        self._faults = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def new_process(self) -> int:
+        """A process id that nobody has."""
+        return next(self._processes)
+
+    def add(self, process: int | str, what: Type, name: str, **fields: Any) -> None:
+        """Write one event, now. Fields are those of `Event`. Raises OSError."""
+        event = Event(self._count, self._now_ns(), process, what, name, **fields)
+        self._file.write(self._encoder.encode(event) + b"\n")
+        self._count += 1
+
+    def note(self, name: str, **fields: Any) -> None:
+        """Something that the run itself did or saw."""
+        self.add(RUN, "info", name, **fields)
+
+    def fault_begins(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool) -> int:
+        """A fault is injected. Returns its number, for the other two."""
+        number = next(self._faults)
+        value = {"id": number, "kind": kind, "what": what, "nodes": nodes, "majority": majority}
+        self.add(NEMESIS, "info", "begins", v=value)
+        return number
+
+    def fault_confirmed(self, number: int, seen: str) -> None:
+        """Its effect was seen from outside; ``seen`` says how."""
+        self.add(NEMESIS, "info", "confirmed", v={"id": number, "seen": seen})
+
+    def fault_ends(self, number: int) -> None:
+        """It is over: what is broken now is not its effect any more."""
+        self.add(NEMESIS, "info", "ends", v={"id": number})
+
+
+class Worker:
+    """Who does one operation after the other, and takes a new process id after each unknown outcome.
+
+    Attributes:
+        process: the id of the next operation.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._numbers = itertools.count()
+        self.process = recorder.new_process()
+
+    def next_number(self) -> int:
+        """A number that this worker has not had; with the process id it makes values unique."""
+        return next(self._numbers)
+
+    def invoke(self, name: str, **fields: Any) -> None:
+        """An operation begins."""
+        self._recorder.add(self.process, "invoke", name, **fields)
+
+    def ok(self, name: str, **fields: Any) -> None:
+        """It happened. Without `invoke` before: something was handed to this worker."""
+        self._recorder.add(self.process, "ok", name, **fields)
+
+    def fail(self, name: str, error: str, **fields: Any) -> None:
+        """It certainly did not happen."""
+        self._recorder.add(self.process, "fail", name, err=error, **fields)
+
+    def info(self, name: str, error: str, **fields: Any) -> None:
+        """Nobody knows whether it happened."""
+        self._recorder.add(self.process, "info", name, err=error, **fields)
+        self.process = self._recorder.new_process()

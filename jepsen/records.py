@@ -1,0 +1,35 @@
+"""Stored records as histories have them: offset, value, and a checksum of all bytes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+from jepsen.values import DAMAGED, value_of
+from mq.protocol.errors import ProtocolError
+from mq.protocol.properties import TAGS
+from mq.protocol.records import BODY_BYTES_MAX, decode_record, inflate, iter_sizes
+
+UNREADABLE = -1
+"""The offset of what cannot be decoded."""
+
+
+def values_in(records: bytes) -> list[tuple[int, str, int]]:
+    """Offset, value and checksum of all records in the answer to a pull.
+
+    The checksum covers every byte, what the broker adds included; replicas must agree on it. For a record that cannot
+    be decoded the value says so; no checker takes it for one that was sent.
+    """
+    return list(_values(records))
+
+
+def _values(records: bytes) -> Iterator[tuple[int, str, int]]:
+    try:
+        view = memoryview(records)
+        for at, size in iter_sizes(view):
+            record = decode_record(view, offset=at)
+            body = inflate(record.sys_flag, record.body, BODY_BYTES_MAX)
+            value = value_of(body, record.properties, record.properties.get(TAGS))
+            yield record.queue_offset, value, zlib.crc32(view[at : at + size])
+    except ProtocolError as error:
+        yield UNREADABLE, f"{DAMAGED}: {error}", zlib.crc32(records)

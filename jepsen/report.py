@@ -1,0 +1,83 @@
+"""One page about a run: what was promised and held, what happened when, and how to repeat it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from jepsen.history import Fault, History
+from jepsen.timeline import draw
+from jepsen.verdict import Result, Verdict, in_words
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1060px; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0 } td, th { border: 1px solid #ccc; padding: .3em .6em;
+text-align: left; vertical-align: top } th { background: #f3f3f3 } code { background: #f3f3f3; padding: .1em .3em }
+.valid { color: #176f2c; font-weight: bold } .BROKEN { color: #b00020; font-weight: bold }
+.UNKNOWN { color: #9a6700; font-weight: bold } svg { width: 100%; height: auto } li { margin: .2em 0 }
+"""
+
+
+def page(history: History, verdict: Verdict) -> str:
+    """The whole page as HTML that loads nothing."""
+    plan = history.plan
+    word = in_words(verdict.valid)
+    title = f"{plan.get('workload')} under {', '.join(plan.get('nemeses', ()))}"
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        f"<title>{escape(title)}: {word}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}: <span class='{word}'>{word}</span></h1>",
+        f"<p>raftmq {escape(str(plan.get('version')))}, {escape(str(plan.get('began')))}, back end "
+        f"{escape(str(plan.get('backend')))}, load average at the beginning {escape(str(plan.get('load')))}.<br>",
+        f"Again: <code>{escape(str(plan.get('command')))}</code>. The seed repeats the faults and what clients choose; "
+        "it does not repeat the timing of a real machine.</p>",
+        "<h2>Promises</h2>",
+        _promises(verdict.results),
+        *(_anomalies(result) for result in verdict.results if result.anomalies),
+        "<h2>What happened when</h2>",
+        "<p>Each dot is a send: when it began and how long it took (green: acknowledged, red: refused, orange: outcome "
+        "unknown). Bands are faults. The bars below say which replica led.</p>",
+        draw(history),
+        "<h2>Faults</h2>",
+        _faults(history.faults, history.began),
+        "<p>An outcome that nobody knows is no failure of the broker: the message may be there or not, and both are "
+        "checked. UNKNOWN means that the run cannot tell, and counts as failed.</p></body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _promises(results: Iterable[Result]) -> str:
+    rows = []
+    for result in results:
+        word = in_words(result.valid)
+        looked = ", ".join(f"{count:,} {name}" for name, count in result.counts.items())
+        why = "".join(f"<br>{escape(reason)}" for reason in result.unknown)
+        rows.append(
+            f"<tr><td>{escape(result.name)}</td><td>{escape(result.promise)}</td>"
+            f"<td class='{word}'>{word}</td><td>{escape(looked)}{why}</td></tr>"
+        )
+    head = "<tr><th>checker</th><th>promise</th><th>verdict</th><th>looked at</th></tr>"
+    return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _anomalies(result: Result) -> str:
+    parts = [f"<h2>Broken: {escape(result.promise)}</h2>"]
+    for anomaly, count in result.anomalies.items():
+        examples = "".join(f"<li>{escape(example)}</li>" for example in result.examples[anomaly])
+        parts.append(f"<h3>{escape(anomaly)}, {count:,} times</h3><ul>{examples}</ul>")
+    return "".join(parts)
+
+
+def _faults(faults: list[Fault], start: int) -> str:
+    if not faults:
+        return "<p>None.</p>"
+    rows = []
+    for fault in faults:
+        ends = "the end" if fault.ended is None else f"{(fault.ended - start) / 1e9:.1f} s"
+        seen = fault.seen or "nobody saw it take effect"
+        rows.append(
+            f"<tr><td>{escape(fault.what)}</td><td>{(fault.began - start) / 1e9:.1f} s</td><td>{ends}</td>"
+            f"<td>{escape(seen)}</td></tr>"
+        )
+    head = "<tr><th>fault</th><th>from</th><th>to</th><th>seen from outside</th></tr>"
+    return f"<table>{head}{''.join(rows)}</table>"

@@ -1,0 +1,191 @@
+"""One run: servers, clients, faults, the end, and the verdict. Everything goes to a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import trio
+
+from chaos.planted.__main__ import plant
+from jepsen.checkers.servers import errors_in
+from jepsen.deployments import open_network
+from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, open_cluster
+from jepsen.final import read_replicas
+from jepsen.history import FORMAT
+from jepsen.nemeses import heal, torment
+from jepsen.nemeses.injection import Injection
+from jepsen.recorder import Recorder
+from jepsen.schedule import draw
+from jepsen.workloads import WORKLOADS
+from jepsen.workloads.workload import QUEUES, Workload
+from mq.cli.errors import lone_errors
+from mq.client import Admin, ClientError
+
+HISTORY = "history.jsonl"
+CALM_SECONDS = 2.0
+"""Before the first fault and after the last one."""
+PROGRESS_SECONDS = 5.0
+STOP_SENDING_SECONDS_MAX = 60.0
+NODES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is to do; ``seconds`` is for faults, healing and final reads come after."""
+
+    workload: str
+    nemeses: tuple[str, ...]
+    seconds: float
+    seed: int
+    backend: str
+    planted: str = ""
+    """A mistake that is made in the brokers' code on purpose, by its name in chaos/planted; empty for none."""
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        nemeses = ",".join(self.nemeses)
+        return (
+            f"raftmq-jepsen run --workload {self.workload} --nemesis {nemeses} "
+            f"--time {self.seconds:g} --seed {self.seed} --backend {self.backend}"
+        ) + (f" --planted {self.planted}" if self.planted else "")
+
+
+def new_directory(store: Path, plan: Plan, began: str) -> Path:
+    """A directory that nobody has, for one run that began at that time. Raises OSError."""
+    stem = f"{began}-{plan.workload}-{'+'.join(plan.nemeses)}"
+    store = store.resolve()
+    store.mkdir(parents=True, exist_ok=True)
+    for number in range(100):
+        directory = store / (stem if not number else f"{stem}-{number}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        return directory
+    raise FileExistsError(f"{store / stem} exists a hundred times")
+
+
+async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, began: str) -> None:
+    """Run the plan; the history is in ``directory`` afterwards, complete unless this raises.
+
+    ``began`` is the wall clock's time, for the report; ``say`` is told what happens.
+
+    Raises PatchRefused if the mistake does not fit the code, ClusterFailed, ClientError, OSError,
+    subprocess.CalledProcessError, and what the back end raises.
+    """
+    workload_class = WORKLOADS[plan.workload]
+    source = ROOT
+    if plan.planted:
+        source = directory / "planted"
+        await trio.to_thread.run_sync(plant, plan.planted, source)
+    async with lone_errors():
+        with Recorder(directory / HISTORY, time.monotonic_ns) as recorder:
+            async with open_network(plan.backend, NODES) as network:
+                say(f"starting a name server and {NODES} brokers ({plan.backend}); logs are in {directory / 'logs'}")
+                async with open_cluster(
+                    directory, network, count=NODES, settings=workload_class.settings, source=source
+                ) as cluster:
+                    workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
+                    await _create_topic(cluster, workload.topic)
+                    recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
+                    await _run_with(plan, cluster, recorder, workload, say)
+                await _look_at_what_is_left(cluster, recorder)
+            recorder.note("end")
+
+
+async def _run_with(
+    plan: Plan, cluster: Cluster, recorder: Recorder, workload: Workload, say: Callable[[str], None]
+) -> None:
+    injection = Injection(cluster, recorder, random.Random(f"{plan.seed} targets"), say)
+    async with trio.open_nursery() as watchers:
+        watchers.start_soon(_watch, cluster, recorder)
+        watchers.start_soon(_tell_progress, workload, say)
+        watchers.start_soon(workload.consume)
+        async with trio.open_nursery() as producers:
+            producers.start_soon(workload.produce)
+            await trio.sleep(CALM_SECONDS)
+            steps = draw(random.Random(plan.seed), plan.nemeses, plan.seconds)
+            until = trio.current_time() + plan.seconds
+            await torment(injection, steps)
+            await trio.sleep_until(until)
+            say("healing")
+            await heal(cluster)
+            await cluster.leader()
+            await trio.sleep(CALM_SECONDS)
+            workload.stopping.set()
+            producers.cancel_scope.deadline = trio.current_time() + STOP_SENDING_SECONDS_MAX
+        say(f"{len(workload.acknowledged)} messages are acknowledged; waiting for consumers")
+        await workload.wait_drained()
+        watchers.cancel_scope.cancel()
+    say("waiting until all replicas are level, then reading them")
+    await cluster.wait_level()
+    await read_replicas(cluster, recorder, workload.topic)
+
+
+def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "workload": plan.workload,
+        "nemeses": plan.nemeses,
+        "backend": plan.backend,
+        "planted": plan.planted,
+        "seed": plan.seed,
+        "seconds": plan.seconds,
+        "command": plan.command,
+        "nodes": cluster.nodes,
+        "queues": workload.queues,
+        "settings": dict(cluster.settings),
+        "version": version("raftmq"),
+        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+    }
+
+
+async def _create_topic(cluster: Cluster, topic: str) -> None:
+    """As soon as the name server knows the leader. Raises ClusterFailed."""
+    error: ClientError | None = None
+    async with Admin(cluster.namesrv) as admin:
+        with trio.move_on_after(30):
+            while True:
+                try:
+                    await admin.create_topic(topic, read_queues=QUEUES, write_queues=QUEUES)
+                    return
+                except ClientError as refused:
+                    error = refused
+                await trio.sleep(0.1)
+    raise ClusterFailed(f"the topic {topic} could not be created: {error}")
+
+
+async def _watch(cluster: Cluster, recorder: Recorder) -> None:
+    """Note who leads in which term, and who ended by itself, until cancelled."""
+    known: dict[str, tuple[str, str]] = {}
+    while True:
+        for node, code in cluster.ended_by_themselves().items():
+            recorder.note("ended", n=node, err=f"exit code {code}")
+        for node, table in (await cluster.all_figures()).items():
+            role = (table["raftmq.role"], table["raftmq.term"])
+            if known.get(node) != role:
+                known[node] = role
+                recorder.note("role", n=node, v=role)
+        await trio.sleep(0.5)
+
+
+async def _tell_progress(workload: Workload, say: Callable[[str], None]) -> None:
+    while True:
+        await trio.sleep(PROGRESS_SECONDS)
+        say(f"{len(workload.acknowledged)} messages acknowledged, {len(workload.consumed)} consumed")
+
+
+async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
+    """Verify the logs of stopped brokers, and look for errors in what they wrote."""
+    for node in cluster.nodes:
+        recorder.note("verified", n=node, v=await cluster.verify_log(node))
+        with cluster.log_file(node).open(errors="replace") as lines:
+            for line in errors_in(lines):
+                recorder.note("said", n=node, v=line)

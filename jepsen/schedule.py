@@ -1,0 +1,141 @@
+"""Which faults a run has, one after the other: decided by a seed before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to do a fault. ``majority``: enough replicas are left to acknowledge messages."""
+
+    what: str
+    seconds_min: float
+    seconds_max: float
+    majority: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rest so long, then have a fault for so long."""
+
+    rest_seconds: float
+    kind: str
+    variant: Variant
+    seconds: float
+
+
+CALM = "calm"
+
+KINDS: dict[str, tuple[Variant, ...]] = {
+    "kill": (
+        Variant("leader", 0.0, 5.0, majority=True),
+        Variant("follower", 0.0, 5.0, majority=True),
+        Variant("both followers", 0.0, 3.0, majority=False),
+        Variant("all", 0.0, 1.0, majority=False),
+    ),
+    "pause": (
+        Variant("leader", 4.0, 6.0, majority=True),
+        Variant("leader shortly", 0.2, 2.0, majority=True),
+        Variant("follower", 1.0, 5.0, majority=True),
+    ),
+    "restart": (
+        Variant("leader", 0.0, 3.0, majority=True),
+        Variant("follower", 0.0, 3.0, majority=True),
+        Variant("all, one after the other", 0.0, 0.5, majority=True),
+    ),
+    "transfer": (Variant("leadership", 0.5, 1.5, majority=True),),
+    "name-server": (Variant("killed", 0.0, 5.0, majority=True),),
+    "partition": (
+        Variant("leader alone", 4.0, 8.0, majority=True),
+        Variant("leader alone and without clients", 4.0, 8.0, majority=True),
+        Variant("follower alone", 2.0, 6.0, majority=True),
+        Variant("leader and a follower apart", 3.0, 6.0, majority=True),
+        Variant("leader hears nobody", 4.0, 8.0, majority=True),
+        Variant("nobody hears the leader", 4.0, 8.0, majority=True),
+        Variant("clients cut off from the leader", 2.0, 5.0, majority=True),
+    ),
+    "damage": (
+        Variant("one bit of a closed file", 0.0, 2.0, majority=True),
+        Variant("many bits of many files", 0.0, 2.0, majority=True),
+        Variant("end of the newest file", 0.0, 2.0, majority=True),
+        Variant("one slot of the vote file", 0.0, 2.0, majority=True),
+    ),
+    "disk-full": (Variant("follower", 2.0, 5.0, majority=True),),
+}
+"""Kinds of faults by name, each in all its variants."""
+
+REST_SECONDS = (1.0, 4.0)
+
+
+def draw(rng: Random, kinds: Sequence[str], seconds: float) -> list[Step]:
+    """Steps that take ``seconds`` together, or one of each kind if that takes longer. `CALM` alone has none.
+
+    All variants of a kind come before one comes again.
+    """
+    wanted = [kind for kind in kinds if kind != CALM]
+    decks: dict[str, list[Variant]] = {kind: [] for kind in wanted}
+    steps: list[Step] = []
+    total = 0.0
+    while wanted:
+        for kind in rng.sample(wanted, len(wanted)):
+            if not decks[kind]:
+                decks[kind] = rng.sample(KINDS[kind], len(KINDS[kind]))
+            variant = decks[kind].pop()
+            step = Step(
+                rng.uniform(*REST_SECONDS), kind, variant, rng.uniform(variant.seconds_min, variant.seconds_max)
+            )
+            total += step.rest_seconds + step.seconds
+            if total > seconds and {each.kind for each in steps} >= set(wanted):
+                return steps
+            steps.append(step)
+    return steps
+
+
+def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[str, ...]:
+    """The nodes that a variant of "kill", "pause" or "restart" is aimed at, in order."""
+    followers = [node for node in nodes if node != leader]
+    match what:
+        case "leader" | "leader shortly":
+            return (leader,)
+        case "follower":
+            return (rng.choice(followers),)
+        case "both followers":
+            return tuple(followers)
+        case "all":
+            return tuple(nodes)
+        case "all, one after the other":
+            return tuple(rng.sample(nodes, len(nodes)))
+        case _:
+            raise ValueError(f"nobody knows whom {what!r} is aimed at")
+
+
+def grudges(
+    what: str, leader: str, nodes: Sequence[str], rng: Random, *, clients: str = "clients"
+) -> dict[str, frozenset[str]]:
+    """By node, from whom it hears nothing under a variant of "partition"."""
+    followers = [node for node in nodes if node != leader]
+
+    def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
+        return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
+
+    match what:
+        case "leader alone":
+            return apart(leader, followers)
+        case "leader alone and without clients":
+            return {**apart(leader, followers), leader: frozenset({*followers, clients})}
+        case "follower alone":
+            alone = rng.choice(followers)
+            return apart(alone, [node for node in nodes if node != alone])
+        case "leader and a follower apart":
+            return apart(leader, [rng.choice(followers)])
+        case "leader hears nobody":
+            return {leader: frozenset(followers)}
+        case "nobody hears the leader":
+            return {node: frozenset({leader}) for node in followers}
+        case "clients cut off from the leader":
+            return {leader: frozenset({clients})}
+        case _:
+            raise ValueError(f"nobody knows who hears nothing under {what!r}")

@@ -1,0 +1,102 @@
+"""What a checker found: valid, broken or unknown, with counts and a few worked examples of each anomaly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+EXAMPLES_MAX = 8
+
+Valid = bool | Literal["unknown"]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one checker found.
+
+    ``anomalies`` counts each kind of broken promise, ``examples`` describes the first ones of each. ``unknown`` says
+    why there is no answer, if there is none. ``counts`` says how much was looked at.
+    """
+
+    name: str
+    promise: str
+    counts: dict[str, int] = {}
+    anomalies: dict[str, int] = {}
+    examples: dict[str, list[str]] = {}
+    unknown: list[str] = []
+
+    @property
+    def valid(self) -> Valid:
+        """False if a promise was broken; "unknown" if nobody can tell; True otherwise."""
+        if self.anomalies:
+            return False
+        return "unknown" if self.unknown else True
+
+
+class Findings:
+    """What a checker gathers while it looks."""
+
+    def __init__(self, name: str, promise: str) -> None:
+        self._name = name
+        self._promise = promise
+        self.counts: Counter[str] = Counter()
+        self._anomalies: Counter[str] = Counter()
+        self._examples: dict[str, list[str]] = {}
+        self._unknown: list[str] = []
+
+    def add(self, anomaly: str, example: str) -> None:
+        """A promise was broken."""
+        self._anomalies[anomaly] += 1
+        examples = self._examples.setdefault(anomaly, [])
+        if len(examples) < EXAMPLES_MAX:
+            examples.append(example)
+
+    def cannot_tell(self, why: str) -> None:
+        """Something is missing without which there is no verdict."""
+        if why not in self._unknown:
+            self._unknown.append(why)
+
+    def result(self) -> Result:
+        """Everything so far."""
+        return Result(
+            self._name, self._promise, dict(self.counts), dict(self._anomalies), self._examples, self._unknown
+        )
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """All results of a run: broken if one is broken, else unknown if one is unknown."""
+
+    results: list[Result]
+    plan: Mapping[str, object] = {}
+
+    @property
+    def valid(self) -> Valid:
+        """What is true of the run as a whole; nothing is true of a run that nobody checked."""
+        return merge(result.valid for result in self.results)
+
+
+def merge(each: Iterable[Valid]) -> Valid:
+    """Several verdicts as one: the worst. "unknown" for none at all."""
+    listed = list(each)
+    if any(valid is False for valid in listed):
+        return False
+    return True if listed and all(valid is True for valid in listed) else "unknown"
+
+
+def in_words(valid: Valid) -> str:
+    """For people."""
+    if valid == "unknown":
+        return "UNKNOWN"
+    return "valid" if valid else "BROKEN"
+
+
+EXIT_VALID, EXIT_BROKEN, EXIT_UNKNOWN, EXIT_CANNOT_RUN = 0, 1, 2, 3
+
+
+def exit_code(valid: Valid) -> int:
+    """What the command ends with."""
+    if valid == "unknown":
+        return EXIT_UNKNOWN
+    return EXIT_VALID if valid else EXIT_BROKEN

@@ -1,0 +1,114 @@
+"""Raw connections to brokers, and what these say of themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from mq.protocol.bodies import KVTable
+from mq.protocol.codes import RequestCode
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header, encode_request
+
+OnAnswer = Callable[[Response, bytes], None]
+
+_PULL_SUBSCRIPTION = 4
+
+
+class Wire:
+    """A raw connection to one broker: requests leave without waiting, answers are handed to callbacks."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._opaque = itertools.count(1)
+        self._waiting: dict[int, OnAnswer] = {}
+
+    async def post(self, code: int, ext: dict[str, Any] | None, on_answer: OnAnswer, body: bytes = b"") -> None:
+        """Send a request. Raises trio.BrokenResourceError."""
+        opaque = next(self._opaque)
+        self._waiting[opaque] = on_answer
+        fields = None if ext is None else {name: str(value) for name, value in ext.items()}
+        await self._stream.send_all(encode_request(code, opaque, ext=fields, body=body))
+
+    async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
+        """Send a request and wait for its answer. Raises trio.BrokenResourceError."""
+        done = trio.Event()
+        answers: list[tuple[Response, bytes]] = []
+
+        def take(response: Response, body: bytes) -> None:
+            answers.append((response, body))
+            done.set()
+
+        await self.post(code, ext, take, body)
+        await done.wait()
+        return answers[0]
+
+    async def read(self) -> None:
+        """Hand out answers until the connection ends."""
+        received = bytearray()
+        try:
+            while chunk := await self._stream.receive_some():
+                received += chunk
+                frames, consumed = split_frames(memoryview(bytes(received)))
+                del received[:consumed]
+                for serialization, header, body in frames:
+                    answer = decode_header(serialization, header)
+                    if isinstance(answer, Response):
+                        self._waiting.pop(answer.opaque)(answer, bytes(body))
+        except trio.BrokenResourceError:
+            pass
+
+
+@asynccontextmanager
+async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
+    """A `Wire` to a broker; the block is cancelled when the connection ends. Raises OSError."""
+    stream = await trio.open_tcp_stream(host, port)
+    async with stream, trio.open_nursery() as nursery:
+        wire = Wire(stream)
+
+        async def read() -> None:
+            await wire.read()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(read)
+        yield wire
+        nursery.cancel_scope.cancel()
+
+
+async def ask_figures(host: str, port: int, seconds: float = 1.0) -> dict[str, str] | None:
+    """What a broker says of itself, or None if it does not answer in time."""
+    table: dict[str, str] | None = None
+    with trio.move_on_after(seconds):
+        try:
+            async with open_wire(host, port) as wire:
+                _, body = await wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+                table = KVTable.decode(body).table
+        except* (OSError, trio.BrokenResourceError):
+            pass
+    return table
+
+
+def send_fields(topic: str, queue_id: int, properties: str) -> dict[str, Any]:
+    """The fields of SEND_MESSAGE_V2 for a plain message; ``properties`` are encoded."""
+    fields = {"a": "jepsen", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 1_700_000_000_000}
+    return fields | {"h": 0, "i": properties, "j": 0, "k": "false", "m": "false"}
+
+
+def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> dict[str, Any]:
+    """The fields of PULL_MESSAGE for a reader that waits for nothing and commits nothing."""
+    return {
+        "consumerGroup": "jepsen_readers",
+        "topic": topic,
+        "queueId": queue_id,
+        "queueOffset": offset,
+        "maxMsgNums": count_max,
+        "sysFlag": _PULL_SUBSCRIPTION,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 0,
+        "subVersion": 0,
+        "subscription": "*",
+    }

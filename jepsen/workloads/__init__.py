@@ -1,0 +1,15 @@
+"""What clients do in a run. Workloads and checkers know each other by the history only."""
+
+from __future__ import annotations
+
+from jepsen.workloads.assigned import AssignedWorkload
+from jepsen.workloads.log import LogWorkload
+from jepsen.workloads.offsets import OffsetsWorkload
+from jepsen.workloads.order import OrderWorkload
+from jepsen.workloads.queue import QueueWorkload
+from jepsen.workloads.workload import Workload
+
+WORKLOADS: dict[str, type[Workload]] = {
+    each.name: each for each in (QueueWorkload, LogWorkload, AssignedWorkload, OrderWorkload, OffsetsWorkload)
+}
+"""By name."""

@@ -1,0 +1,156 @@
+"""A queue as a log: raw requests at any replica append, read, and ask for the end.
+
+No retries and no hidden state of a client library: what a broker answers is what is recorded. Replicas that do not
+lead hand appends to the leader, and answer reads and questions themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import trio
+
+from jepsen.recorder import Worker
+from jepsen.records import values_in
+from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.wire import Wire, open_wire, pull_fields, send_fields
+from jepsen.workloads.workload import QUEUES, SIZES, Workload
+from mq.client.verdict import judge_answer
+from mq.protocol import properties
+from mq.protocol.codes import RequestCode, ResponseCode
+
+CONNECT_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+REST_SECONDS = 0.005
+WATCH_ANSWER_SECONDS = 1.0
+WATCH_REST_SECONDS = 0.03
+READ_BACK_MAX = 100
+"""How far behind the newest acknowledged message a read may begin."""
+
+_NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
+
+
+class LogWorkload(Workload):
+    """See the module."""
+
+    workers: ClassVar[int] = 8
+    name = "log"
+    summary = "raw appends, reads and questions for the end of queues, at any replica"
+
+    async def produce(self) -> None:
+        """All workers, each doing one thing after the other, and for each replica one that asks it for ends."""
+        async with trio.open_nursery() as nursery:
+            for node in self.cluster.nodes:
+                nursery.start_soon(self._watch_ends, node)
+            for number in range(self.workers):
+                nursery.start_soon(self._work, number, random.Random(self.rng.random()))
+
+    async def _work(self, number: int, rng: random.Random) -> None:
+        worker = Worker(self.recorder)
+        while not self.stopping.is_set():
+            node = rng.choice(self.cluster.nodes)
+            try:
+                with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                    async with open_wire(*self.cluster.network.clients_reach(node)) as wire:
+                        connecting.deadline = math.inf
+                        await self._session(worker, wire, node, number, rng)
+            except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                pass  # what was under way is recorded as unknown
+            await trio.sleep(0.05)
+
+    async def _watch_ends(self, node: str) -> None:
+        """Ask one replica for the ends of queues. With short patience: the newest question is never old.
+
+        A leader that stood still may have a successor. What it is asked in its last moments of sleep, and answers when
+        it wakes up, must be what the successor has acknowledged.
+        """
+        worker = Worker(self.recorder)
+        queue_ids = itertools.cycle(range(QUEUES))
+        while not self.stopping.is_set():
+            try:
+                with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                    async with open_wire(*self.cluster.network.clients_reach(node)) as wire:
+                        connecting.deadline = math.inf
+                        while not self.stopping.is_set():
+                            with trio.fail_after(WATCH_ANSWER_SECONDS):
+                                await self._ask_end(worker, wire, node, next(queue_ids))
+                            await trio.sleep(WATCH_REST_SECONDS)
+            except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                pass  # what was under way is recorded as unknown
+            await trio.sleep(WATCH_REST_SECONDS)
+
+    async def _session(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
+        """Some operations over one connection. Raises what ends it."""
+        for _ in range(rng.randrange(10, 200)):
+            if self.stopping.is_set():
+                return
+            with trio.fail_after(ANSWER_SECONDS):
+                await self.operate(worker, wire, node, number, rng)
+            await trio.sleep(REST_SECONDS * rng.random())
+
+    async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
+        """One operation of worker ``number``. Raises trio.BrokenResourceError; then its outcome is unknown."""
+        queue_id = rng.randrange(QUEUES)
+        chance = rng.random()
+        if chance < 0.7:
+            await self._send(worker, wire, node, queue_id, rng.choice(SIZES))
+        elif chance < 0.85:
+            await self._read(worker, wire, node, queue_id, rng.randrange(READ_BACK_MAX))
+        else:
+            await self._ask_end(worker, wire, node, queue_id)
+
+    async def _send(self, worker: Worker, wire: Wire, node: str, queue_id: int, size: int) -> None:
+        value = new_value(worker.process, worker.next_number(), size)
+        own = {properties.TAGS: tag_of(value), properties.KEYS: value, **properties_of(value)}
+        fields = send_fields(self.topic, queue_id, properties.encode(own))
+        queue = f"{self.topic}/{queue_id}"
+        with unknown_unless_answered(worker, "send", k=queue, v=value, n=node):
+            answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
+        if answer.code == ResponseCode.SUCCESS:
+            offset = int(answer.ext["queueOffset"])
+            queue = f"{self.topic}/{answer.ext['queueId']}"
+            worker.ok("send", k=queue, v=value, o=offset, n=node)
+            self.acknowledge(queue, offset)
+            return
+        told = f"code {answer.code}: {answer.remark}"
+        if judge_answer(answer.code, answer.remark).stored == "no":
+            worker.fail("send", told, k=queue, v=value, n=node)
+        else:
+            worker.info("send", told, k=queue, v=value, n=node)
+
+    async def _read(self, worker: Worker, wire: Wire, node: str, queue_id: int, back: int) -> None:
+        queue = f"{self.topic}/{queue_id}"
+        offset = max(0, self.newest[queue] - back)
+        with unknown_unless_answered(worker, "read", k=queue, n=node, o=offset):
+            answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(self.topic, queue_id, offset))
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok("read", k=queue, n=node, v=values_in(body))
+        elif answer.code in _NOTHING:
+            worker.ok("read", k=queue, n=node, v=[])
+        else:
+            worker.fail("read", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+
+    async def _ask_end(self, worker: Worker, wire: Wire, node: str, queue_id: int) -> None:
+        queue = f"{self.topic}/{queue_id}"
+        with unknown_unless_answered(worker, "end", k=queue, n=node):
+            answer, _ = await wire.ask(RequestCode.GET_MAX_OFFSET, {"topic": self.topic, "queueId": queue_id})
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok("end", k=queue, n=node, o=int(answer.ext["offset"]))
+        else:
+            worker.fail("end", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+
+
+@contextmanager
+def unknown_unless_answered(worker: Worker, name: str, **fields: object) -> Iterator[None]:
+    """An operation begins; if the block ends by any exception, nobody knows what became of it."""
+    worker.invoke(name, **fields)
+    try:
+        yield
+    except BaseException as error:
+        worker.info(name, type(error).__name__, k=fields["k"])
+        raise

@@ -1,0 +1,58 @@
+"""Offsets of consumer groups: committed and asked for by raw requests, at any replica.
+
+Each worker has a group of its own and commits ever higher offsets; it asks for the offsets of all groups.
+"""
+
+from __future__ import annotations
+
+import random
+
+from jepsen.recorder import Worker
+from jepsen.wire import Wire
+from jepsen.workloads.log import LogWorkload, unknown_unless_answered
+from jepsen.workloads.workload import QUEUES
+from mq.protocol.codes import RequestCode, ResponseCode
+
+NOWHERE = -1
+"""The offset of a group that never committed one."""
+
+
+class OffsetsWorkload(LogWorkload):
+    """See the module. Some operations are those of the workload *log*: offsets need messages."""
+
+    name = "offsets"
+    summary = "raw commits of consumer offsets, and questions for them, at any replica; appends in between"
+
+    async def operate(self, worker: Worker, wire: Wire, node: str, group: int, rng: random.Random) -> None:
+        """A commit, a question, or an operation of the log."""
+        chance = rng.random()
+        queue_id = rng.randrange(QUEUES)
+        if chance < 0.3:
+            await self._commit(worker, wire, node, f"jepsen_offsets_{group}", queue_id)
+        elif chance < 0.6:
+            await self._ask(worker, wire, node, f"jepsen_offsets_{rng.randrange(self.workers)}", queue_id)
+        else:
+            await super().operate(worker, wire, node, group, rng)
+
+    async def _commit(self, worker: Worker, wire: Wire, node: str, group: str, queue_id: int) -> None:
+        queue = f"{self.topic}/{queue_id}"
+        offset = self.newest[queue]  # grows, and is no further than there are messages
+        fields = {"consumerGroup": group, "topic": self.topic, "queueId": queue_id, "commitOffset": offset}
+        with unknown_unless_answered(worker, "commit", k=queue, v=group, o=offset, n=node):
+            answer, _ = await wire.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok("commit", k=queue, v=group, o=offset, n=node)
+        else:
+            worker.info("commit", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)
+
+    async def _ask(self, worker: Worker, wire: Wire, node: str, group: str, queue_id: int) -> None:
+        queue = f"{self.topic}/{queue_id}"
+        fields = {"consumerGroup": group, "topic": self.topic, "queueId": queue_id, "setZeroIfNotFound": "false"}
+        with unknown_unless_answered(worker, "stored", k=queue, v=group, n=node):
+            answer, _ = await wire.ask(RequestCode.QUERY_CONSUMER_OFFSET, fields)
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok("stored", k=queue, v=group, o=int(answer.ext["offset"]), n=node)
+        elif answer.code == ResponseCode.QUERY_NOT_FOUND:
+            worker.ok("stored", k=queue, v=group, o=NOWHERE, n=node)
+        else:
+            worker.fail("stored", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)

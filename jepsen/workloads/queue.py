@@ -1,0 +1,78 @@
+"""A queue with many producers and a consumer group that members join and leave, all with the SDK."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import ClassVar
+
+import trio
+
+from jepsen.recorder import Worker
+from jepsen.values import value_of
+from jepsen.workloads.sdk_producers import produce_with_sdk
+from jepsen.workloads.workload import Workload
+from mq.client import ClientError, PushConsumer
+
+GROUP = "jepsen_members"
+STAY_SECONDS = (5.0, 15.0)
+MEMBERS_THAT_LEAVE = 2
+
+
+class QueueWorkload(Workload):
+    """See the module."""
+
+    name = "queue"
+    summary = "SDK producers, and a consumer group whose members come and go"
+    exclusive: ClassVar[bool] = False
+    """Whether members lock their queues."""
+
+    async def produce(self) -> None:
+        """All producers."""
+        await produce_with_sdk(self)
+
+    async def consume(self) -> None:
+        """One member that stays, and some that leave and come back."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._be_member, None)
+            for _ in range(MEMBERS_THAT_LEAVE):
+                nursery.start_soon(self._be_member, STAY_SECONDS)
+
+    async def wait_drained(self) -> None:
+        """Until the group has everything."""
+        await self._wait_consumed()
+
+    async def _be_member(self, stay_seconds: tuple[float, float] | None) -> None:
+        """Join, receive, leave after a while, and come back; ``stay_seconds`` is None for one that never leaves."""
+        rng = random.Random(self.rng.random())
+        worker = Worker(self.recorder)
+        while True:
+            doing = "join"
+            worker.invoke("join")
+            try:
+                async with PushConsumer(
+                    self.cluster.namesrv,
+                    GROUP,
+                    consume_from="first",
+                    exclusive=self.exclusive,
+                    commit_seconds=0.2,
+                    rebalance_seconds=2.0,
+                ) as consumer:
+                    consumer.subscribe(self.topic)
+                    worker.ok("join")
+                    with trio.move_on_after(math.inf if stay_seconds is None else rng.uniform(*stay_seconds)):
+                        await self._receive(worker, consumer)
+                    doing = "leave"
+                    worker.invoke("leave")
+                worker.ok("leave")
+            except ClientError as error:
+                worker.info(doing, str(error))
+            await trio.sleep(rng.uniform(0.1, 2.0))
+
+    async def _receive(self, worker: Worker, consumer: PushConsumer) -> None:
+        """Note what is handed out, until cancelled. The stream ends when the consumer does, and raises nothing."""
+        async for message in consumer:
+            queue = f"{self.topic}/{message.queue.queue_id}"
+            value = value_of(message.body, message.properties, message.tags)
+            worker.ok("receive", k=queue, o=message.queue_offset, v=value)
+            self.consumed.add((queue, message.queue_offset))

@@ -1,0 +1,59 @@
+"""Producers of the SDK: one that sends one by one, one that never repeats, one with many messages on their way."""
+
+from __future__ import annotations
+
+import random
+
+import trio
+
+from jepsen.recorder import Worker
+from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.workloads.workload import SIZES, Workload
+from mq.client import ClientError, Message, Producer
+
+REST_SECONDS = 0.02
+TIMEOUTS = (1.0, 5.0, 20.0)
+
+PLANS = (("one", 1, True), ("once", 2, False), ("many", 8, True))
+"""Name, messages on their way, and whether a message is sent again when nobody knows whether it is stored."""
+
+
+async def produce_with_sdk(workload: Workload) -> None:
+    """Send until the workload stops; returns when every message has an outcome."""
+    async with trio.open_nursery() as nursery:
+        for name, in_flight, retry_unknown in PLANS:
+            nursery.start_soon(_produce, workload, name, in_flight, retry_unknown)
+
+
+async def _produce(workload: Workload, name: str, in_flight: int, retry_unknown: bool) -> None:
+    writers = f"jepsen_{name}"
+    async with (
+        Producer(workload.cluster.namesrv, writers, retry_unknown=retry_unknown) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(in_flight):
+            rng = random.Random(workload.rng.random())
+            nursery.start_soon(_send_one_by_one, workload, producer, rng, retry_unknown)
+
+
+async def _send_one_by_one(workload: Workload, producer: Producer, rng: random.Random, retry_unknown: bool) -> None:
+    worker = Worker(workload.recorder)
+    while not workload.stopping.is_set():
+        value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
+        message = Message(
+            workload.topic, body_of(value), tags=tag_of(value), keys=[value], properties=properties_of(value)
+        )
+        worker.invoke("send", v=value)
+        try:
+            result = await producer.send(message, timeout=rng.choice(TIMEOUTS))
+        except ClientError as error:
+            if error.stored == "no":
+                worker.fail("send", str(error), v=value)
+            else:
+                worker.info("send", str(error), v=value, again=retry_unknown)
+            await trio.sleep(REST_SECONDS)
+            continue
+        queue = f"{workload.topic}/{result.queue.queue_id}"
+        worker.ok("send", k=queue, v=value, o=result.queue_offset, again=result.maybe_duplicated)
+        workload.acknowledge(queue, result.queue_offset)
+        await trio.sleep(REST_SECONDS * rng.random())

@@ -1,0 +1,86 @@
+"""What every workload is: clients that send and read, told to stop, and what they have seen so far."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import ClassVar
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder
+
+QUEUES = 4
+SIZES = (0, 0, 0, 0, 100, 100, 100, 1000, 1000, 20_000)
+"""Bytes of bodies; one of them is drawn for each message. Some are compressed by the SDK."""
+
+SETTINGS = {
+    # Small files roll often, and checkpoints and flushes meet the faults.
+    "segment_bytes": str(256 * 1024),
+    "message_bytes_max": "60000",
+    "entry_bytes_max": "65536",
+    "checkpoint_seconds": "0.5",
+    "offset_commit_seconds": "0.05",
+}
+
+
+class Workload:
+    """Clients of one kind at work on one topic.
+
+    Attributes:
+        acknowledged: queue and offset of every message that was acknowledged.
+        newest: the highest offset acknowledged in each queue, 0 before there is one.
+        consumed: queue and offset of every message that a consumer got.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    settings: ClassVar[dict[str, str]] = SETTINGS
+    """Of the brokers."""
+    drain_seconds_max: ClassVar[float] = 20.0
+    """How long consumers may get nothing although something is left, before they are given up."""
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        self.cluster = cluster
+        self.recorder = recorder
+        self.rng = rng
+        self.stopping = trio.Event()
+        self.acknowledged: set[tuple[str, int]] = set()
+        self.newest: defaultdict[str, int] = defaultdict(int)
+        self.consumed: set[tuple[str, int]] = set()
+
+    @property
+    def topic(self) -> str:
+        """What they work on."""
+        return self.name.capitalize()
+
+    @property
+    def queues(self) -> list[str]:
+        """Its queues, as histories name them."""
+        return [f"{self.topic}/{queue_id}" for queue_id in range(QUEUES)]
+
+    def acknowledge(self, queue: str, offset: int) -> None:
+        """A message was acknowledged."""
+        self.acknowledged.add((queue, offset))
+        self.newest[queue] = max(self.newest[queue], offset)
+
+    async def produce(self) -> None:
+        """Send until `stopping` is set; returns when everything has an outcome."""
+        raise NotImplementedError
+
+    async def consume(self) -> None:
+        """Read until cancelled; by default nobody does."""
+        await trio.sleep_forever()
+
+    async def wait_drained(self) -> None:
+        """Until consumers have everything that was acknowledged, or get nothing new for a while. The checker counts."""
+        await trio.lowlevel.checkpoint()
+
+    async def _wait_consumed(self) -> None:
+        while left := len(self.acknowledged - self.consumed):
+            with trio.move_on_after(self.drain_seconds_max) as waiting:
+                while len(self.acknowledged - self.consumed) == left:  # noqa: ASYNC110 (consumers are many)
+                    await trio.sleep(0.2)
+            if waiting.cancelled_caught:
+                return

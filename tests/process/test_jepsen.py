@@ -1,0 +1,120 @@
+"""Short runs of raftmq-jepsen with real brokers: the whole way from a plan to a verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jepsen.deployments.cluster import ROOT
+from jepsen.history import Event, gather
+from jepsen.judge import REPORT, VERDICT, judge
+from jepsen.run import HISTORY
+from jepsen.workloads import WORKLOADS
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+RUN = [sys.executable, "-m", "jepsen", "run", "--backend", "local"]
+
+
+def directory_of(store: Path) -> Path:
+    (directory,) = store.iterdir()
+    return directory
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_promises_hold_under_kills_and_partitions(tmp_path: Path, workload: str) -> None:
+    options = [
+        "--workload",
+        workload,
+        "--nemesis",
+        "kill,partition",
+        "--time",
+        "10",
+        "--seed",
+        "1",
+        "--store",
+        str(tmp_path),
+    ]
+    done = subprocess.run([*RUN, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    directory = directory_of(tmp_path)
+    assert (directory / REPORT).exists()
+    assert (directory / VERDICT).exists()
+    _plant(directory)
+    verdict = judge(directory)
+    (log,) = (result for result in verdict.results if result.name == "log")
+    assert "lost-write" in log.anomalies, "a message that is missing from the final reads was not noticed"
+
+
+def _plant(directory: Path) -> None:
+    """Take one acknowledged message out of what one replica had in the end."""
+    decoder = msgspec.json.Decoder(Event)
+    events = [decoder.decode(line) for line in (directory / HISTORY).read_bytes().splitlines()]
+    sends = [send for send in gather(events).named("send") if send.outcome == "ok"]
+    victim = sends[len(sends) // 2]
+
+    def without(event: Event) -> Event:
+        if event.f != "final-read" or event.n != "n1" or event.k != victim.queue or not event.v:
+            return event
+        return msgspec.structs.replace(event, v=[each for each in event.v if each[0] != victim.offset])
+
+    lines = [msgspec.json.encode(without(event)) + b"\n" for event in events]
+    (directory / HISTORY).write_bytes(b"".join(lines))
+
+
+def test_operators_and_damaged_disks_break_nothing(tmp_path: Path) -> None:
+    nemeses = "restart,transfer,name-server,damage,pause"
+    options = ["--workload", "offsets", "--nemesis", nemeses, "--time", "10", "--seed", "1", "--store", str(tmp_path)]
+    done = subprocess.run([*RUN, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_planted_mistake_is_found(tmp_path: Path) -> None:
+    """With this seed the first partition leaves the leader alone with its clients, and it acknowledges by itself."""
+    options = ["--workload", "log", "--nemesis", "partition", "--time", "12", "--seed", "3", "--store", str(tmp_path)]
+    planted = ["--planted", "majority-too-small"]
+    done = subprocess.run([*RUN, *options, *planted], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (log,) = (result for result in judge(directory_of(tmp_path)).results if result.name == "log")
+    assert {"lost-write", "inconsistent-offsets"} & log.anomalies.keys(), done.stdout
+
+
+def test_interrupted_run_is_judged_and_leaves_no_process(tmp_path: Path) -> None:
+    options = ["--workload", "log", "--nemesis", "calm", "--time", "300", "--store", str(tmp_path)]
+    # Whoever starts the tests in the background ignores SIGINT, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [*RUN, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "acknowledged" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert "the run did not reach its end" in said
+    directory = directory_of(tmp_path)
+    assert (directory / REPORT).exists()
+    running = [
+        path
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(directory).encode() in _content(path) and int(path.parent.name) != os.getpid()
+    ]
+    assert not running, f"these still run: {running}"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

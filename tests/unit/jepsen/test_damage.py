@@ -1,0 +1,88 @@
+"""Damage to files: it is there, it knows where, and it knows when it is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from jepsen.damage import break_end, break_vote, closed_files, flip_bits, forget_sidecars
+
+CONTENT = bytes(range(1, 251)) * 40
+
+
+@pytest.fixture
+def commitlog(tmp_path: Path) -> Path:
+    for position in (0, 10_000, 20_000):
+        (tmp_path / f"{position:020d}").write_bytes(CONTENT)
+    (tmp_path / f"{30_000:020d}").write_bytes(CONTENT[:6000] + bytes(4000))
+    (tmp_path / "meta").write_bytes(bytes(8192))
+    (tmp_path / f"{0:020d}.index").write_bytes(b"index")
+    return tmp_path
+
+
+def test_newest_file_is_not_closed(commitlog: Path) -> None:
+    assert [path.name for path in closed_files(commitlog)] == [f"{at:020d}" for at in (0, 10_000, 20_000)]
+    assert closed_files(commitlog / "missing") == []
+
+
+def test_flipped_bit_is_one_byte_of_difference_until_it_is_repaired(commitlog: Path) -> None:
+    (damaged,) = flip_bits(Random(1), closed_files(commitlog)[:1], bits_max=1)
+    assert (damaged.is_changed, damaged.changed_bytes, damaged.returns) == (True, 1, True)
+    damaged.path.write_bytes(CONTENT)
+    assert not damaged.is_changed
+
+
+def test_file_that_had_its_time_is_not_damaged(commitlog: Path) -> None:
+    (damaged,) = flip_bits(Random(1), closed_files(commitlog)[:1], bits_max=1)
+    damaged.path.unlink()
+    assert not damaged.is_changed
+
+
+def test_unused_rest_of_a_file_stays_as_it_is(commitlog: Path) -> None:
+    newest = commitlog / f"{30_000:020d}"
+    for seed in range(50):
+        flip_bits(Random(seed), [newest], bits_max=20)
+    assert newest.read_bytes()[6000:] == bytes(4000)
+
+
+def test_many_bits_never_cancel_each_other_out(commitlog: Path) -> None:
+    for seed in range(50):
+        for damaged in flip_bits(Random(seed), closed_files(commitlog), bits_max=20):
+            assert damaged.is_changed
+            damaged.path.write_bytes(CONTENT)
+
+
+def test_end_that_is_broken_lies_in_what_was_written(commitlog: Path) -> None:
+    newest = commitlog / f"{30_000:020d}"
+    before = newest.read_bytes()
+    for seed in range(50):
+        (damaged,) = break_end(Random(seed), commitlog)
+        assert damaged.is_changed
+        assert not damaged.returns
+        assert newest.read_bytes()[:1000] == before[:1000]
+        newest.write_bytes(before)
+
+
+def test_end_of_the_log_is_in_the_file_before_an_empty_one(commitlog: Path) -> None:
+    (commitlog / f"{30_000:020d}").write_bytes(bytes(100))
+    (damaged,) = break_end(Random(1), commitlog)
+    assert damaged.path.name == f"{20_000:020d}"
+    assert damaged.is_changed
+
+
+def test_empty_log_has_no_end_to_break(tmp_path: Path) -> None:
+    (tmp_path / f"{0:020d}").write_bytes(bytes(100))
+    assert break_end(Random(1), tmp_path) == []
+
+
+def test_vote_file_loses_one_bit(commitlog: Path) -> None:
+    (damaged,) = break_vote(Random(1), commitlog)
+    assert damaged.changed_bytes == 1
+
+
+def test_sidecars_go_and_files_stay(commitlog: Path) -> None:
+    forget_sidecars(commitlog)
+    assert not list(commitlog.glob("*.index"))
+    assert len(closed_files(commitlog)) == 3

@@ -1,0 +1,78 @@
+"""Networks of deployments: rules and counters of namespaces, and proxies that hold back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from jepsen.deployments.local import open_loopback
+from jepsen.deployments.netns import deaf_to, packets_counted
+from jepsen.deployments.network import CLIENTS
+from mq.cli.dev_cluster import HOST
+
+LISTING = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "inet", "name": "rmqf"}},
+ {"rule": {"chain": "in", "expr": [{"match": {}}, {"counter": {"packets": 30, "bytes": 1800}}, {"drop": null}]}},
+ {"rule": {"chain": "out", "expr": [{"counter": {"packets": 7, "bytes": 420}}, {"drop": null}]}}]}"""
+
+
+def test_packets_of_all_rules_are_added() -> None:
+    assert packets_counted(LISTING) == 37
+
+
+def test_listing_without_rules_counts_nothing() -> None:
+    assert packets_counted(b'{"nftables": [{"metainfo": {"version": "1.0.6"}}]}') == 0
+
+
+def test_rules_name_who_is_not_heard() -> None:
+    assert "ip saddr { 10.78.0.1, 10.78.0.3 } counter drop" in deaf_to(["10.78.0.3", "10.78.0.1"])
+
+
+async def _echo(stream: trio.SocketStream) -> None:
+    async for piece in stream:
+        await stream.send_all(piece)
+
+
+@pytest.mark.trio
+async def test_proxies_hold_back_one_direction_and_let_it_go_on() -> None:
+    async with open_loopback(2) as network, trio.open_nursery() as nursery:
+        port = network.replicates("n1")[1]
+        await nursery.start(partial(trio.serve_tcp, _echo, port, host=HOST))
+        stream = await trio.open_tcp_stream(*network.peer("n0", "n1"))
+        await stream.send_all(b"one")
+        assert await stream.receive_some() == b"one"
+
+        await network.drop({"n0": frozenset({"n1"})})
+        await stream.send_all(b"two")
+        with trio.fail_after(5):
+            while not await network.dropped():  # noqa: ASYNC110 (counters tell nobody)
+                await trio.sleep(0.01)
+        with trio.move_on_after(0.05) as waiting:
+            await stream.receive_some()
+        assert waiting.cancelled_caught, "n0 heard n1 although it has a grudge against it"
+
+        await network.heal()
+        assert await stream.receive_some() == b"two"
+        assert await network.dropped() == 0
+        await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_brokers_reach_themselves_directly_and_others_through_proxies() -> None:
+    async with open_loopback(3) as network:
+        assert network.peer("n0", "n0") == network.replicates("n0")
+        assert network.peer("n0", "n1") != network.replicates("n1")
+        assert network.peer("n0", "n1") != network.peer("n2", "n1")
+        assert network.clients_reach("n0") != network.listens("n0")
+        assert (CLIENTS, "n0") in network.links
+
+
+@pytest.mark.trio
+async def test_caller_of_a_dead_broker_is_hung_up_on() -> None:
+    async with open_loopback(2) as network:
+        stream = await trio.open_tcp_stream(*network.clients_reach("n1"))
+        with trio.fail_after(5):
+            assert await stream.receive_some() == b""
+        await stream.aclose()

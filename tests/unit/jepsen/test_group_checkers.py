@@ -1,0 +1,143 @@
+"""Checkers of consumer groups: locked queues and committed offsets, each with histories that break its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jepsen.checkers.consumer_offsets import check_offsets
+from jepsen.checkers.exclusive import check_exclusive
+from jepsen.history import Type
+from tests.unit.jepsen.histories import QUEUE, Script
+
+# --------------------------------------------------------------------------------------- exclusive queues
+
+
+def handled(script: Script, *offsets: int, process: int = 20) -> None:
+    for offset in offsets:
+        script.add(process, "invoke", "handle", k=QUEUE, o=offset)
+        script.add(process, "ok", "handle", k=QUEUE, o=offset)
+
+
+def test_one_owner_after_the_other_is_valid() -> None:
+    script = Script()
+    handled(script, 0, 1)
+    script.add(20, "invoke", "handle", k=QUEUE, o=2)  # this one leaves in the middle
+    handled(script, 1, 2, 3, process=21)
+    result = check_exclusive(script.history())
+    assert result.valid is True
+    assert (result.counts["messages handled"], result.counts["changes of owner"]) == (5, 1)
+
+
+def test_two_members_at_once_are_found() -> None:
+    script = Script()
+    script.add(20, "invoke", "handle", k=QUEUE, o=0)
+    handled(script, 0, process=21)
+    script.add(20, "ok", "handle", k=QUEUE, o=0)
+    assert check_exclusive(script.history()).anomalies == {"overlap": 1}
+
+
+def test_message_before_an_earlier_one_is_found() -> None:
+    script = Script()
+    handled(script, 0, 2)
+    assert check_exclusive(script.history()).anomalies == {"handled-too-early": 1}
+
+
+def test_message_behind_one_that_nobody_finished_is_found() -> None:
+    script = Script()
+    handled(script, 0)
+    script.add(20, "invoke", "handle", k=QUEUE, o=1)
+    handled(script, 2, process=21)
+    assert check_exclusive(script.history()).anomalies == {"handled-too-early": 1}
+
+
+def test_queue_that_nobody_handled_leaves_the_verdict_open() -> None:
+    assert check_exclusive(Script().history()).valid == "unknown"
+
+
+# ------------------------------------------------------------------------------------------------ offsets
+
+
+def committed(script: Script, offset: int, outcome: Type = "ok") -> None:
+    process = 30 if outcome == "ok" else 31 + offset
+    script.add(process, "invoke", "commit", k=QUEUE, v="G", o=offset)
+    script.add(process, outcome, "commit", k=QUEUE, v="G", o=offset)
+
+
+def stored(script: Script, offset: int, node: str = "n1") -> None:
+    script.add(80, "invoke", "stored", k=QUEUE, v="G", n=node)
+    script.add(80, "ok", "stored", k=QUEUE, v="G", o=offset, n=node)
+
+
+def test_offsets_that_rise_are_valid() -> None:
+    script = Script()
+    stored(script, -1)
+    committed(script, 3)
+    stored(script, 3)
+    committed(script, 5, "info")
+    stored(script, 3)
+    stored(script, 5)
+    assert check_offsets(script.history()).valid is True
+
+
+def commit_forgotten(script: Script) -> None:
+    committed(script, 5)
+    stored(script, 3, "n2")
+
+
+def commit_seen_and_gone(script: Script) -> None:
+    committed(script, 5, "info")
+    stored(script, 5)
+    stored(script, 3, "n2")
+
+
+def commit_of_nobody(script: Script) -> None:
+    stored(script, 4)
+
+
+def commit_before_it_began(script: Script) -> None:
+    stored(script, 5)
+    committed(script, 5)
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [
+        ("offset-went-back", commit_forgotten),
+        ("offset-went-back", commit_seen_and_gone),
+        ("phantom-offset", commit_of_nobody),
+        ("phantom-offset", commit_before_it_began),
+    ],
+)
+def test_broken_offsets_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    committed(script, 3)
+    broken(script)
+    assert check_offsets(script.history()).anomalies == {anomaly: 1}
+
+
+def test_question_at_the_same_time_as_a_commit_may_see_it_or_not() -> None:
+    for seen in (3, 5):
+        script = Script()
+        committed(script, 3)
+        script.add(80, "invoke", "stored", k=QUEUE, v="G", n="n1")
+        committed(script, 5)
+        script.add(80, "ok", "stored", k=QUEUE, v="G", o=seen, n="n1")
+        assert check_offsets(script.history()).valid is True
+
+
+def test_commit_of_unknown_outcome_may_come_late() -> None:
+    script = Script()
+    committed(script, 3, "info")
+    committed(script, 5)
+    stored(script, 3)
+    result = check_offsets(script.history())
+    assert result.valid is True
+    assert result.counts["answers after a commit of unknown outcome came late"] == 1
+
+
+def test_offsets_that_nobody_asked_for_leave_the_verdict_open() -> None:
+    script = Script()
+    committed(script, 3)
+    assert check_offsets(script.history()).valid == "unknown"

@@ -1,0 +1,221 @@
+"""From a file to a verdict: the recorder, the judge, the page and the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from jepsen.checkers import CHECKERS
+from jepsen.cli import CannotRun, app
+from jepsen.history import RUN, Event, decode_events, gather
+from jepsen.judge import REPORT, VERDICT, NotARun, judge
+from jepsen.recorder import Recorder, Worker
+from jepsen.records import UNREADABLE, values_in
+from jepsen.report import page
+from jepsen.run import HISTORY, Plan, new_directory
+from jepsen.schedule import KINDS
+from jepsen.timeline import draw
+from jepsen.values import DAMAGED
+from jepsen.verdict import Verdict
+from jepsen.workloads import WORKLOADS
+from tests.unit.jepsen.histories import NODES, Script
+
+
+def recorder_at(path: Path) -> Recorder:
+    ticks = itertools.count(step=1000)
+    return Recorder(path, lambda: next(ticks))
+
+
+def test_history_is_in_its_file_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / HISTORY
+    with recorder_at(path) as recorder:
+        worker = Worker(recorder)
+        worker.invoke("send", k="Log/0", v="0.0.0")
+        worker.ok("send", k="Log/0", v="0.0.0", o=4)
+        with path.open("rb") as lines:
+            (operation,) = gather(decode_events(lines)).operations
+    assert (operation.offset, operation.began, operation.ended) == (4, 0, 1000)
+
+
+def test_worker_is_another_process_after_an_unknown_outcome(tmp_path: Path) -> None:
+    with recorder_at(tmp_path / HISTORY) as recorder:
+        worker = Worker(recorder)
+        before = worker.process
+        worker.invoke("send", v="0.0.0")
+        worker.fail("send", "no room", v="0.0.0")
+        assert worker.process == before
+        worker.invoke("send", v="0.1.0")
+        worker.info("send", "no answer", v="0.1.0")
+        assert worker.process != before
+
+
+def test_history_of_another_run_is_not_overwritten(tmp_path: Path) -> None:
+    with recorder_at(tmp_path / HISTORY), pytest.raises(FileExistsError):
+        recorder_at(tmp_path / HISTORY)
+
+
+def stored(script: Script, directory: Path, *, workload: str = "log") -> Path:
+    """The script as a run in a directory; its first event says what it is of."""
+    first = script.events[0]
+    events = [msgspec.structs.replace(first, v={**first.v, "workload": workload}), *script.events[1:]]
+    (directory / HISTORY).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+    return directory
+
+
+def good_run() -> Script:
+    """A calm run in which everything held."""
+    script = Script()
+    values = [f"1.{number}.10" for number in range(60)]
+    for offset, value in enumerate(values):
+        script.sent(value, offset)
+    script.final_everywhere(values)
+    for node in NODES:
+        script.add(RUN, "info", "verified", n=node, v="intact")
+    script.add(RUN, "info", "end")
+    return script
+
+
+def test_run_in_which_everything_held_is_valid(tmp_path: Path) -> None:
+    assert judge(stored(good_run(), tmp_path)).valid is True
+    assert json.loads((tmp_path / VERDICT).read_text())["valid"] is True
+    assert "valid" in (tmp_path / REPORT).read_text()
+
+
+def test_lost_message_breaks_the_run(tmp_path: Path) -> None:
+    script = good_run()
+    script.events = [event for event in script.events if event.f != "end"]
+    script.sent("2.0.10", 60, process=2)
+    script.add(RUN, "info", "end")
+    verdict = judge(stored(script, tmp_path))
+    assert verdict.valid is False
+    assert "lost-write" in (tmp_path / REPORT).read_text()
+
+
+def test_run_that_was_killed_is_unknown(tmp_path: Path) -> None:
+    script = good_run()
+    script.events = script.events[:-1]
+    assert judge(stored(script, tmp_path)).valid == "unknown"
+
+
+def test_directory_without_a_history_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(NotARun, match=HISTORY):
+        judge(tmp_path)
+
+
+def test_damaged_line_is_named(tmp_path: Path) -> None:
+    stored(good_run(), tmp_path)
+    with (tmp_path / HISTORY).open("ab") as file:
+        file.write(b"rubbish\n")
+    with pytest.raises(NotARun, match=r"line \d+"):
+        judge(tmp_path)
+
+
+def test_run_that_ended_before_it_began_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / HISTORY).write_bytes(b"")
+    with pytest.raises(NotARun, match="before it began"):
+        judge(tmp_path)
+
+
+def test_every_workload_has_checkers() -> None:
+    assert WORKLOADS.keys() == CHECKERS.keys()
+
+
+def test_page_shows_faults_and_what_clients_wrote_as_text() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", seen="<gone>", during=["1.1.10"])
+    script.add(RUN, "info", "role", n="n0", v=("leader", "3"))
+    script.failed("<b>", 2)
+    history = script.history()
+    text = page(history, Verdict([check(history) for check in CHECKERS["log"]], history.plan))
+    assert "&lt;gone&gt;" in text
+    assert "<gone>" not in text
+    assert "http" not in text.replace("http-equiv", ""), "the page must not load anything"
+
+
+def test_picture_of_many_sends_stays_small() -> None:
+    script = Script()
+    for number in range(20_000):
+        script.sent(f"1.{number}.10", number)
+    picture = draw(script.history())
+    assert picture.count("<circle") < 8_000
+    assert len(picture) < 1_000_000
+
+
+def test_picture_is_well_formed_whatever_servers_and_clients_are_called() -> None:
+    script = Script(nemeses=["kill"], nodes=["n0", "<n1>"])
+    script.fault("kill & more", during=["1.1.10"])
+    script.add(RUN, "info", "role", n="<n1>", v=("leader", "3"))
+    script.failed("1.2.10", 2, "info")
+    picture = ElementTree.fromstring(draw(script.history()))
+    assert picture.tag == "svg"
+    assert len(picture.findall("circle")) == 2
+
+
+def test_picture_of_nothing_is_empty_and_no_error() -> None:
+    assert draw(gather([])).startswith("<svg")
+
+
+def test_what_cannot_be_decoded_is_damaged() -> None:
+    ((offset, value, _),) = values_in(b"\0" * 200)
+    assert offset == UNREADABLE
+    assert value.startswith(DAMAGED)
+
+
+def test_directories_of_runs_differ(tmp_path: Path) -> None:
+    plan = Plan("log", ("kill", "pause"), 60, 7, "local")
+    one, other = new_directory(tmp_path, plan, "T"), new_directory(tmp_path, plan, "T")
+    assert one.name == "T-log-kill+pause"
+    assert other.name == "T-log-kill+pause-1"
+
+
+def test_command_of_a_plan_repeats_it() -> None:
+    assert Plan("log", ("kill", "pause"), 60, 7, "local").command == (
+        "raftmq-jepsen run --workload log --nemesis kill,pause --time 60 --seed 7 --backend local"
+    )
+
+
+def command(*arguments: str) -> int | None:
+    """The exit code of the command."""
+    return app(arguments, standalone_mode=False)  # type: ignore[no-any-return]
+
+
+def test_check_ends_with_0_1_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", str(stored(good_run(), tmp_path))) == 0
+    unfinished = Script()
+    unfinished.events = good_run().events[:-1]
+    assert command("check", str(stored(unfinished, tmp_path))) == 2
+    broken = Script()
+    broken.events = [
+        msgspec.structs.replace(event, o=99) if event.f == "send" and event.type == "ok" and event.o == 5 else event
+        for event in good_run().events
+    ]
+    assert command("check", str(stored(broken, tmp_path))) == 1
+    assert "lost-write" in capsys.readouterr().out
+
+
+def test_unknown_names_are_told_with_all_others_the_nearest_first(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match=r"no workload 'qeue'; there are queue, "):
+        command("run", "--workload", "qeue", "--store", str(tmp_path))
+    with pytest.raises(CannotRun, match=r"no nemesis 'kil'; there are kill, "):
+        command("run", "--nemesis", "kil", "--store", str(tmp_path))
+    with pytest.raises(CannotRun, match=r"no back end 'docker'; there are "):
+        command("run", "--backend", "docker", "--store", str(tmp_path))
+    assert not list(tmp_path.iterdir()), "nothing is made for a run that cannot be"
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    command("list")
+    said = capsys.readouterr().out
+    for name in (*WORKLOADS, *KINDS, "netns", "local"):
+        assert name in said
+
+
+def test_events_of_a_run_are_no_operations() -> None:
+    history = gather([Event(0, 1, RUN, "info", "begin", v={}), Event(1, 2, RUN, "info", "end")])
+    assert history.operations == []
+    assert history.is_complete

@@ -1,0 +1,97 @@
+"""Schedules: decided by a seed, each kind at least once, each variant before one comes again."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from jepsen.nemeses import NEMESES
+from jepsen.nemeses.processes import state_of
+from jepsen.schedule import CALM, KINDS, draw, grudges, targets
+
+NODES = ("n0", "n1", "n2")
+
+
+def test_seed_decides() -> None:
+    assert draw(Random(3), ["kill", "pause"], 60) == draw(Random(3), ["kill", "pause"], 60)
+    assert draw(Random(3), ["kill", "pause"], 60) != draw(Random(4), ["kill", "pause"], 60)
+
+
+def test_calm_has_no_fault() -> None:
+    assert draw(Random(1), [CALM], 60) == []
+
+
+def test_short_run_has_every_kind() -> None:
+    assert {step.kind for step in draw(Random(1), [*KINDS], 1)} == set(KINDS)
+
+
+def test_steps_fit_into_their_time() -> None:
+    steps = draw(Random(1), ["kill"], 60)
+    assert len(steps) > 3
+    assert sum(step.rest_seconds + step.seconds for step in steps) <= 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_variant_comes_before_one_comes_again(kind: str) -> None:
+    variants = [step.variant for step in draw(Random(5), [kind], 600)]
+    count = len(KINDS[kind])
+    assert len(variants) >= 2 * count
+    assert set(variants[:count]) == set(KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+def test_majority_is_said_as_it_is(kind: str) -> None:
+    for variant in KINDS[kind]:
+        left = len(NODES) - len(targets(variant.what, "n1", NODES, Random(1)))
+        assert (left >= 2) == variant.majority, variant
+
+
+def test_leader_is_hit_and_followers_are_not() -> None:
+    assert targets("leader", "n1", NODES, Random(1)) == ("n1",)
+    assert targets("both followers", "n1", NODES, Random(1)) == ("n0", "n2")
+    assert "n1" not in targets("follower", "n1", NODES, Random(1))
+    assert set(targets("all, one after the other", "n1", NODES, Random(1))) == set(NODES)
+
+
+def test_nobody_is_hit_by_what_nobody_knows() -> None:
+    with pytest.raises(ValueError, match="nobody knows"):
+        targets("the weather", "n1", NODES, Random(1))
+    with pytest.raises(ValueError, match="nobody knows"):
+        grudges("the weather", "n1", NODES, Random(1))
+
+
+def test_leader_alone_hears_no_replica_and_is_heard_by_none() -> None:
+    assert grudges("leader alone", "n1", NODES, Random(1)) == {
+        "n1": frozenset({"n0", "n2"}),
+        "n0": frozenset({"n1"}),
+        "n2": frozenset({"n1"}),
+    }
+
+
+def test_one_way_partitions_go_one_way() -> None:
+    assert grudges("leader hears nobody", "n1", NODES, Random(1)) == {"n1": frozenset({"n0", "n2"})}
+    assert grudges("nobody hears the leader", "n1", NODES, Random(1)) == {
+        "n0": frozenset({"n1"}),
+        "n2": frozenset({"n1"}),
+    }
+
+
+def test_link_between_two_is_cut_and_both_reach_the_third() -> None:
+    planned = grudges("leader and a follower apart", "n1", NODES, Random(1))
+    (other,) = planned["n1"]
+    assert planned == {"n1": frozenset({other}), other: frozenset({"n1"})}
+
+
+@pytest.mark.parametrize("variant", KINDS["partition"], ids=lambda variant: str(variant.what))
+def test_every_partition_separates_somebody(variant: object) -> None:
+    what = str(getattr(variant, "what", ""))
+    assert any(grudges(what, "n1", NODES, Random(1)).values())
+
+
+def test_every_kind_can_be_carried_out() -> None:
+    assert NEMESES.keys() == KINDS.keys()
+
+
+def test_state_of_a_process_is_read_behind_its_name() -> None:
+    assert state_of("12 (a) R (b)) T 1 12 12 0") == "T"
