@@ -441,17 +441,6 @@ class Cluster:
         abstaining = any(node.process is not None and node.process.core.abstaining for node in nodes)
         return bool(self.scenario.spares) or may_forget or abstaining or any(node.flips for node in nodes)
 
-    def _waits_for_an_operator(self) -> bool:
-        """Whether so many voters ended in disorder, with commits in memory only, that nobody may be elected."""
-        if self.scenario.config.durable_commit:
-            return False
-        cores = [node.process.core for node in self.nodes.values() if node.process is not None]
-        if any(core.role is Role.LEADER for core in cores):
-            return False
-        voters = max(cores, key=lambda core: (core.status().last.term, core.status().last.index)).conf.voters
-        able = sum(core.node_id in voters and not core.abstaining for core in cores)
-        return able <= len(voters) // 2
-
     def _check_liveness(self) -> None:
         """A leader is elected in time and commits something new, and all that run come to agree.
 
@@ -487,9 +476,6 @@ class Cluster:
             elif all(p.replica.applied_index == p.log.last_index == last_index and not p.writer.busy for p in running):
                 self._check_end(running)
                 return
-        if self._waits_for_an_operator():
-            self.note("a majority may have lost what it acknowledged before syncing, and does not vote")
-            return
         raise Violation(
             f"liveness: {patience} s after everything healed nothing moves: "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())

@@ -9,12 +9,12 @@ import zlib
 import cbor2
 
 from raftlog import wire
-from raftlog.consensus.types import TERM_MAX
+from raftlog.terms import TERM_MAX
 from raftlog.wire import Kind
 
 _CRC = struct.Struct(">I")
 _TERM = struct.Struct(">Q")
-_IMPLAUSIBLE_TERMS = (TERM_MAX + 1, 2**63 - 1, 2**63, 2**64 - 1)
+_IMPLAUSIBLE_TERMS = (TERM_MAX, 2**63 - 1, 2**63, 2**64 - 1)
 _CRC_AT, _PAYLOAD_AT = 8, 12
 
 

@@ -19,6 +19,7 @@ from chaos.forgery import forged
 from chaos.history import Entry, History, Violation
 from chaos.network import Wires
 from chaos.schedule import Scenario
+from chaos.values import body_of, value_of
 from chaos.writer import SimWriter
 from raftlog import replica as limits
 from raftlog import wire
@@ -27,7 +28,7 @@ from raftlog.consensus.types import ConfState, EntryKind, HardState, NodeId, Ref
 from raftlog.lease_clock import LeaseClock
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
-from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError, StorageCorrupt
+from raftlog.segment.errors import FrameCorrupt, LogDamaged, SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
 from raftlog.segment.notes import DAMAGED
@@ -43,20 +44,6 @@ DISK_POLL_SECONDS = 1.0
 _CHECK_TURNS = 4
 FORGED_SHARE = 0.01
 """Part of the frames before which a forged copy comes in."""
-_VALUE_BYTES = 8
-
-
-def body_of(value: int, nbytes: int) -> bytes:
-    """The body that stands for a value: ``nbytes`` bytes, all of which are told by it."""
-    return value.to_bytes(_VALUE_BYTES).ljust(nbytes, bytes((value % 251,)))
-
-
-def value_of(body: bytes) -> int:
-    """The value that a body stands for. Raises `Violation` if a byte of it is wrong."""
-    value = int.from_bytes(body[:_VALUE_BYTES])
-    if body != body_of(value, len(body)):
-        raise Violation(f"the body of value {value} was changed: {body[:40]!r}")
-    return value
 
 
 class World(Protocol):
@@ -120,8 +107,11 @@ class Node:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def start(self) -> SegmentError | None:
-        """Start the process from what the disk holds; returns why it did not start, if the disk is to blame."""
+    def start(self, *, found_damage: bool = False) -> SegmentError | None:
+        """Start the process from what the disk holds; returns why it did not start, if the disk is to blame.
+
+        ``found_damage``: a start just before ended with damage, and noted it.
+        """
         assert self.process is None, f"{self.node_id} runs already"
         assert self.repair is None, f"{self.node_id} is being repaired"
         self.replacing |= bool({"READY", "INSTALL"} & set(self.disk.names(f"{DIRECTORY}/reset")))
@@ -144,8 +134,17 @@ class Node:
             if not self.flips:
                 raise Violation(f"{self.node_id}: damage where nobody did any: {error}") from error
             others = [node for node in (*self._scenario.nodes, *self._scenario.spares) if node != self.node_id]
-            self.repair = Repair(self.disk, error, peers=others)
+            try:
+                self.repair = Repair(self.disk, error, peers=others)
+            except StorageFailed as refused:
+                self.disk.kill()
+                return refused
             return None
+        except StorageCorrupt as error:
+            # It is noted, and a start that looks at everything follows, as in `serve_node`.
+            if not self.flips or found_damage:
+                raise Violation(f"{self.node_id} does not start: {error}") from error
+            return self.start(found_damage=True)
         except SegmentError as error:
             self.disk.kill()
             return error
@@ -298,12 +297,17 @@ class Process:
         self._damaged = False
         log.tell_damage(self._found_damage)
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
-        self.confs = confs = configurations(log, initial)
+        try:
+            self.confs = confs = configurations(log, initial)
+            self._open_application()
+        except StorageCorrupt as damage:
+            self.note_damage(damage.physical_offset)
+            log.close()
+            raise
         self.clock: Callable[[], float] = node.clock
         if scenario.config.lease_reads:
             # Both clocks differ, and it is for the code under test to know which one a lease needs.
             self.clock = LeaseClock(node.monotonic, node.monotonic, node.clock)
-        self._open_application()
         self.core = core_for(
             log,
             confs,
@@ -325,6 +329,7 @@ class Process:
             confs=confs,
             on_conf=self._configured,
             on_reset=lambda peer: world.offers(self, peer),
+            check_body=self.check_body,
         )
         self._applied = node.checkpoint
         self._pending: dict[int, int] = {}
@@ -354,6 +359,9 @@ class Process:
             self._world.later(self.node, 0.0, lambda: self.replica.transfer())
             seconds = self._rng.choice((0.001, 0.05, 0.5))
             self._world.later(self.node, seconds, lambda: self._world.process_ends(self.node, damage))
+
+    def check_body(self, body: memoryview, position: int) -> None:
+        """See `Replica`."""
 
     def started(self) -> None:
         """The process runs; what it asks for from now on happens."""

@@ -23,7 +23,7 @@ from chaos.messages.members import Member, MemberQueue
 from chaos.messages.process import BrokerProcess
 from chaos.messages.standing import LOCK_SECONDS, GroupPlan, Key, Standing
 from chaos.messages.workload import Workload
-from chaos.node import value_of
+from chaos.values import value_of
 from mq.broker.consuming import locks
 from mq.broker.state.commands import AdvanceDelay
 from mq.protocol import properties as props

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from chaos.history import Violation
-from chaos.node import body_of, value_of
+from chaos.values import body_of, value_of
 from mq.protocol import properties as props
 from mq.protocol.records import StoredMessage
 

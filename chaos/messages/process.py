@@ -22,6 +22,7 @@ from mq.broker.server import periodic_actions
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.store.checkpoint import Checkpointer
+from mq.store.dispatch import check_entry
 from mq.store.opening import LogBounds, open_store
 from mq.store.queue_store import QueueStoreSettings
 from raftlog.consensus.raft import RaftCore
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.1
 _DESCRIPTORS_MAX = 1 << 30
 _SECRETS = (bytes(32),)
+_QUEUES_AT_ONCE = 3
+"""So few, that there is something applied between two parts of a checkpoint."""
 
 
 class TurnLog:
@@ -119,7 +122,7 @@ class BrokerProcess(Process):
         node.checkpoint = opened.checkpoint.applied_index
         self.reactor = SimReactor(cluster, self)
         self._lines = TurnLog(cluster, node)
-        self.checkpointer = Checkpointer(str(directory), self.queues)
+        self.checkpointer = Checkpointer(str(directory), self.queues, queues_at_once=_QUEUES_AT_ONCE)
         self.broker = Broker(
             settings=self.settings,
             store_ip=cluster.address_of(node)[0],
@@ -136,10 +139,15 @@ class BrokerProcess(Process):
             secrets=lambda: _SECRETS,
             random_bytes=random.Random(f"nonces of {node.node_id}").randbytes,
             in_background=self._in_background,
-            on_registration_changed=lambda: None,
+            in_bulk_background=self._in_background,
+            on_registration_changed=lambda topics: None,
             descriptors_max=_DESCRIPTORS_MAX,
             log=cast("Any", self._lines),
         )
+
+    def check_body(self, body: memoryview, position: int) -> None:
+        """See `Replica`."""
+        check_entry(body, position)
 
     def started(self) -> None:
         """See `Process.started`."""
@@ -178,13 +186,19 @@ class BrokerProcess(Process):
     def _begin_checkpoint(self) -> None:
         pending = self.broker.prepare_checkpoint()
 
+        def go_on() -> None:
+            if pending is not None and pending.gather():
+                self._cluster.later(self.node, self._rng.choice((0.0, 0.05)), go_on)
+            else:
+                self._cluster.later(self.node, self._rng.choice((0.0, 0.05, 0.5)), commit)
+
         def commit() -> None:
             # As by a worker thread, some time later, when more has been applied.
             if pending is not None and pending.commit():
                 self._keep_durable()
             self._checkpoint_at = self._world.now + self.settings.checkpoint_seconds
 
-        self._cluster.later(self.node, self._rng.choice((0.0, 0.05, 0.5)), commit)
+        go_on()
 
     def _keep_durable(self) -> None:
         """What lies in files now is there after a power cut as well."""
@@ -202,6 +216,8 @@ class BrokerProcess(Process):
         self.broker.close_connections()
         with suppress(SegmentError):
             if (pending := self.broker.prepare_checkpoint()) is not None:
+                while pending.gather():
+                    pass
                 pending.commit()
                 self._keep_durable()
 
@@ -230,10 +246,11 @@ class BrokerProcess(Process):
         return None if captured is None else captured[1]()
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Let the log begin later, as far as restarts and what waits in it allow; see `Process.drop_files`."""
+        """Let the log begin later, as far as restarts, what waits in it and readers allow; see `Process.drop_files`."""
         log = self.log
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
-        floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from())
+        held_pos = self.broker.areas.bulk.leases.first_pos()
+        floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from(), held_pos)
         files = [
             segment.start
             for segment in log.segments()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -69,6 +70,13 @@ def test_equal_seeds_give_equal_runs_in_any_process() -> None:
 def test_a_seed_gives_the_same_run_whatever_ran_before_it() -> None:
     """Connections that are closed together must be so in an order of their own, not that of their addresses."""
     assert simulate_seed(32, None, "pop") == simulate_seed(32, None, "pop")
+
+
+def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = simulate_seed(1, 4.0, "everyday")
+    seconds = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: float(next(seconds)))
+    assert simulate_seed(1, 4.0, "everyday") == quick
 
 
 def test_history_is_a_line_of_json_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

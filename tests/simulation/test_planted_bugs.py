@@ -36,7 +36,7 @@ QUICKLY_FOUND = (
     "silence-judged-before-input",
     "vote-not-persisted",
 )
-BROKER_SEEDS_MAX = 20
+BROKER_SEEDS_MAX = 60
 ALWAYS_HUNTED = ("double-vote", "one-attempt-more")
 """One for the log and one for brokers; `make test-all` hunts them all."""
 

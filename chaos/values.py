@@ -1,0 +1,20 @@
+"""Bodies that stand for a value, so that a changed one is noticed."""
+
+from __future__ import annotations
+
+from chaos.history import Violation
+
+_VALUE_BYTES = 8
+
+
+def body_of(value: int, nbytes: int) -> bytes:
+    """The body that stands for a value: ``nbytes`` bytes, all of which are told by it."""
+    return value.to_bytes(_VALUE_BYTES).ljust(nbytes, bytes((value % 251,)))
+
+
+def value_of(body: bytes) -> int:
+    """The value that a body stands for. Raises `Violation` if a byte of it is wrong."""
+    value = int.from_bytes(body[:_VALUE_BYTES])
+    if body != body_of(value, len(body)):
+        raise Violation(f"the body of value {value} was changed: {body[:40]!r}")
+    return value
