@@ -18,12 +18,40 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
+def cpu_seconds_with_children(pid: int) -> float:
+    """The same with the children that it has waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
+
+
 def rss_bytes(pid: int) -> int:
-    """Resident set of the process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Resident set of the process. 0 once it is gone."""
+    return _status_bytes(pid, "VmRSS:")
+
+
+def rss_bytes_max(pid: int) -> int:
+    """The most that the process has ever had resident. 0 once it is gone."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def disk_bytes_read(pid: int) -> int:
+    """What the process has made the disk read, also ahead of what it asked for. 0 once it is gone."""
+    return _file_number(f"/proc/{pid}/io", "read_bytes:")
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    return 1024 * _file_number(f"/proc/{pid}/status", name)
+
+
+def _file_number(path: str, name: str) -> int:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
 def load_average() -> float:

@@ -106,7 +106,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
                 pin(cluster.pid(node_id), own if node_id == leader else others)
             forget(cluster.directory / follower)
             reader = _Reader(cluster, leader, follower, frames, others)
-            messages, cpu, seconds = await _produce(cluster, plan, leader, own, reader.read)
+            messages, cpu, seconds = await produce_beside(cluster, plan, leader, own, reader.read)
             cost = cost_of(messages, cpu, seconds, reader.reads)
             if await cluster.leader() != leader:
                 raise DevClusterFailed("follower: the leader changed meanwhile; is this machine too busy?")
@@ -119,7 +119,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
             note(Figure("follower", f"messages/s read, {name}", rate, "/s"))
             note(Figure("follower", f"messages read, {name}", cost.read / 1e6, "million"))
             if goal is not None:
-                burnt = await _produce(cluster, plan, leader, own, partial(_burn, others, reader.share))
+                burnt = await produce_beside(cluster, plan, leader, own, partial(burn, others, reader.share))
                 note(
                     Figure("follower", f"processor time that the reader takes, {name}", 100 * reader.share, "% of one")
                 )
@@ -153,14 +153,15 @@ class _Reader:
         self.reads.append(pulled)
 
 
-async def _burn(cores: Sequence[int], share: float, seconds: float) -> None:
+async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
+    """Let a process use a share of these cores' time for so long."""
     command = [sys.executable, "-m", "benchmarks.burning", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, cwd=ROOT))
         os.sched_setaffinity(process.pid, cores)
 
 
-async def _produce(
+async def produce_beside(
     cluster: DevCluster, plan: Plan, leader: str, own: Sequence[int], disturb: Callable[[float], Awaitable[None]]
 ) -> tuple[list[int], list[float], float]:
     """Messages and the leader's CPU seconds by window, and how long these are; `has_reader` says which to disturb."""

@@ -1,0 +1,178 @@
+"""What clients of a broker notice of the others. ``python -m benchmarks.fair`` (``make bench-fair``).
+
+A producer and a push consumer of our client library pass 200 messages a second through three replicas, sent at their
+times whatever happens, and note how long each took to be acknowledged and to be handed to the callback. Beside them is
+nobody (``alone``), or the other clients of `benchmarks.neighbours`, at the leader:
+
+- ``many``: 6,000 topics of 16 queues and 10,000 consumer groups, 500 messages a second to all of their queues in turn.
+- ``heartbeats``, ``subscriptions``, ``dialect``, ``pulls``: clients that ask for as much as they can.
+
+``longest delay`` is for how long one thing kept all others at the leader waiting: `raftmq.longestDelayMs` of its
+runtime figures. The replicas, the client and its neighbours share the processors of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import TOPIC
+from benchmarks.latency import share_of
+from benchmarks.neighbours import PULLED_BYTES, Job, neighbours
+from benchmarks.procfs import cpu_seconds, load_average
+from benchmarks.pulling import fill
+from benchmarks.steady import Job as SteadyJob
+from benchmarks.steady import Report, run_steady
+from benchmarks.store_load import DISK, Measure, Note, Plan
+from benchmarks.suite import Suite
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+
+STEADY_TOPIC = "Steady"
+RATE = 200
+TOPICS = 6000
+GROUPS = 10_000
+SPREAD_RATE = 500
+SECONDS = 30.0
+MANY_SECONDS = 60.0
+"""Long enough for several checkpoints, registrations at name servers and heartbeats of all groups."""
+WAIT_MS = 100.0
+_LOOK_SECONDS = 5.0
+
+
+class _Watch:
+    """Looks at the replicas: ``terms`` are those seen, ``delay_ms`` the longest delay at the leader."""
+
+    def __init__(self, cluster: DevCluster, leader: str) -> None:
+        self._cluster = cluster
+        self._leader = leader
+        self.terms: set[int] = set()
+        self.delay_ms = 0.0
+
+    async def look(self, admin: Admin) -> None:
+        """Look once."""
+        for node_id in self._cluster.node_ids:
+            table = await admin.broker_runtime(self._cluster.address(node_id))
+            self.terms.add(int(table["raftmq.term"]))
+            if node_id == self._leader:
+                self.delay_ms = max(self.delay_ms, float(table["raftmq.longestDelayMs"]))
+
+    async def run(self, admin: Admin) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            with suppress(ClientError):  # whoever does not answer is seen in the figures
+                await self.look(admin)
+            await trio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def _three(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
+    async with DevCluster.open(directory / "fair", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(STEADY_TOPIC, 16)
+        yield cluster, await cluster.leader()
+
+
+async def _measure(
+    case: str,
+    cluster: DevCluster,
+    leader: str,
+    plan: Plan,
+    note: Note,
+    seconds: float,
+    *,
+    goal: float | None = WAIT_MS,
+    beside: Job | None = None,
+) -> None:
+    """What a steady client notices; neighbours, if there are any, come when its warm-up is over."""
+    seconds = plan.seconds if plan.quick else seconds
+    job = SteadyJob(cluster.namesrv, STEADY_TOPIC, RATE, plan.warmup, seconds)
+    reports: list[Report] = []
+    watch = _Watch(cluster, leader)
+    pid = cluster.pid(leader)
+    load, cpu = load_average(), cpu_seconds(pid)
+    begin = trio.current_time()
+    async with Admin(cluster.namesrv) as admin, trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run, admin)
+        if beside is not None:
+            nursery.start_soon(_come_later, plan.warmup, beside)
+        reports.append(await run_steady(job))
+        nursery.cancel_scope.cancel()
+    used = (cpu_seconds(pid) - cpu) / (trio.current_time() - begin)
+    cluster.check()
+    async with Admin(cluster.namesrv) as admin:
+        await watch.look(admin)
+    (report,) = reports
+    for error in report.errors:
+        print(f"{case}: a send failed: {error}", flush=True)
+    for name, values in (("acknowledged", report.acknowledged), ("delivered", report.delivered)):
+        values = values or [float("inf")]
+        note(Figure(case, f"{name}, p50", 1e3 * share_of(values, 0.5), "ms"))
+        note(Figure(case, f"{name}, p99", 1e3 * share_of(values, 0.99), "ms", goal))
+        note(Figure(case, f"{name}, longest", 1e3 * max(values), "ms"))
+    note(Figure(case, "not acknowledged, or not delivered", report.failed + report.missing, "", 0))
+    note(Figure(case, "changes of the leader", max(watch.terms) - min(watch.terms), "", 0))
+    note(Figure(case, "longest delay at the leader", watch.delay_ms, "ms"))
+    note(Figure(case, "processor time of the leader", 100 * used, "% of one"))
+    note(Figure(case, "load average before", load, ""))
+
+
+async def _come_later(seconds: float, job: Job) -> None:
+    await trio.sleep(seconds)
+    async with neighbours(job):
+        await trio.sleep_forever()
+
+
+async def measure_alone(plan: Plan, directory: Path, note: Note) -> None:
+    """Nobody else."""
+    async with _three(directory) as (cluster, leader):
+        await _measure("alone", cluster, leader, plan, note, SECONDS, goal=None)
+
+
+async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
+    """Many topics, queues and groups."""
+    part = 100 if plan.quick else 1
+    async with _three(directory) as (cluster, leader):
+        job = Job("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
+        begin = trio.current_time()
+        async with neighbours(job):
+            note(Figure("many", "seconds to make topics, groups and offsets", trio.current_time() - begin, "s"))
+            if await cluster.leader() != leader:
+                note(Figure("many", "changes of the leader meanwhile", 1, "", 0))
+                leader = await cluster.leader()
+            await _measure("many", cluster, leader, plan, note, MANY_SECONDS)
+
+
+async def measure_hostile(kind: str, plan: Plan, directory: Path, note: Note) -> None:
+    """Clients that ask for as much as they can."""
+    async with _three(directory) as (cluster, leader):
+        if kind == "pulls":
+            async with Admin(cluster.namesrv) as admin:
+                await admin.create_topic(TOPIC, 1)
+            address = (HOST, cluster.port(leader))
+            await trio.to_thread.run_sync(partial(fill, address, 100, PULLED_BYTES, 1))
+        beside = Job(kind, HOST, cluster.port(leader))
+        await _measure(kind, cluster, leader, plan, note, SECONDS, beside=beside)
+
+
+CASES: dict[str, Measure] = {
+    "alone": measure_alone,
+    "heartbeats": partial(measure_hostile, "heartbeats"),
+    "subscriptions": partial(measure_hostile, "subscriptions"),
+    "dialect": partial(measure_hostile, "dialect"),
+    "pulls": partial(measure_hostile, "pulls"),
+    "many": measure_many,
+}
+"""In this order, so that the longest is the one that may not be done in time."""
+
+
+FAIR = Suite("fair", __doc__, CASES)
+
+if __name__ == "__main__":
+    FAIR.main()

@@ -1,0 +1,286 @@
+"""What Spark gets out of a group and puts into one, and what that costs: ``make bench-spark``.
+
+Three replicas and Spark (``local[2]``) share the machine. A million messages of 1 KiB lie in 8 queues, as producers
+leave them in the log: 4 connections with 256 sends in flight each.
+
+- ``scan``: all columns into Spark's noop sink, alternating with Parquet files of the same rows into the same sink; rows
+  counted by their offsets alone; a partition per stripe of the log against one per queue, read by plain pulls.
+- ``cold``: bytes that the replicas read from the disk for a scan, when no page of the log is in memory.
+- ``planning``: the first and the last offsets of 10,000 queues.
+- ``sink``: rows of 1 KiB written to a topic; a row counts when a majority has it on disk.
+- ``batches``: what a micro-batch costs beside its rows.
+- ``leader``: what a scan costs the leader's producers, beside what a process costs that burns as much CPU.
+
+``python -m benchmarks.spark``; needs Java 17 and PySpark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import QUEUES, TOPIC, topic_name
+from benchmarks.procfs import cpu_seconds, disk_bytes_read, rss_bytes
+from benchmarks.spark_process import SparkProcess
+from benchmarks.store_follower import burn, cost_of, forget, pin, produce_beside
+from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
+from benchmarks.suite import Suite
+from mq.cli.cluster_view import ask_cluster
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from spark.options import Topics
+from spark.survey import Surveyor
+
+MESSAGES = 1_000_000
+BODY_BYTES = 1024
+ROUNDS = 3
+MANY_TOPICS = 1250
+"""Of 8 queues each."""
+SINK_ROWS = 200_000
+TIMEOUT_SECONDS = 10.0
+
+
+@asynccontextmanager
+async def filled(directory: Path, plan: Plan, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
+    """Three replicas that hold so many messages, and a few more; and how many."""
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        sent = 0
+        while sent < messages:
+            seconds = 0.5 if plan.quick else 5.0
+            timed = Plan(**vars(plan) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
+            job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), body_bytes=BODY_BYTES)
+            report, _ = await run_load(cluster, job, leader)
+            sent += sum(report.messages)
+        yield cluster, sent
+
+
+def wanted(plan: Plan, count: int) -> int:
+    """A hundredth of it, if it is to be quick."""
+    return count // (100 if plan.quick else 1)
+
+
+async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
+    """Rows out of raftmq and out of Parquet files, alternating."""
+    async with (
+        filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, _),
+        SparkProcess.open() as spark,
+    ):
+        options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
+        files = str(directory / "parquet")
+        await spark.ask("copy", "raftmq", options, to={"format": "parquet", "mode": "overwrite", "path": files})
+        rows = (await spark.ask("count", "parquet", path=files)).rows
+        gigabytes = rows * BODY_BYTES / 1e9
+        seconds: dict[str, list[float]] = {"raftmq": [], "parquet": [], "pulls": []}
+        worker_cpu, replica_cpu = [], []
+        grown = {node_id: rss_bytes(cluster.pid(node_id)) for node_id in cluster.node_ids}
+        for _ in range(ROUNDS):
+            before = spark.worker_cpu_seconds(), replicas_cpu(cluster)
+            seconds["raftmq"].append((await spark.ask("scan", "raftmq", options)).seconds)
+            worker_cpu.append(spark.worker_cpu_seconds() - before[0])
+            replica_cpu.append(replicas_cpu(cluster) - before[1])
+            seconds["parquet"].append((await spark.ask("scan", "parquet", path=files)).seconds)
+            pulls = options | {"readMode": "pull"}
+            seconds["pulls"].append((await spark.ask("scan", "raftmq", pulls)).seconds)
+        rate = {name: rows * BODY_BYTES / 1e6 / statistics.median(each) for name, each in seconds.items()}
+        note(Figure("scan", "rows", rows / 1e6, "million"))
+        note(Figure("scan", "bodies read, a partition per stripe", rate["raftmq"], "MB/s", 200, is_limit=False))
+        note(Figure("scan", "bodies read, a partition per queue by plain pulls", rate["pulls"], "MB/s"))
+        note(Figure("scan", "bodies read from Parquet", rate["parquet"], "MB/s"))
+        share = 100 * rate["raftmq"] / rate["parquet"]
+        note(Figure("scan", "of what Parquet reaches", share, "%", 50, is_limit=False))
+        note(Figure("scan", "CPU of Spark's workers", statistics.median(worker_cpu) / gigabytes, "s/GB", 1.8))
+        note(Figure("scan", "CPU of all replicas", statistics.median(replica_cpu) / gigabytes, "s/GB", 0.6))
+        counts = [await spark.ask("count", "raftmq", options | {"columns": "queue_offset"}) for _ in range(ROUNDS)]
+        assert {each.rows for each in counts} == {rows}, "a count that differs"
+        counted = rows / statistics.median(each.seconds for each in counts)
+        note(Figure("scan", "rows counted by offset", counted, "/s", 350_000, is_limit=False))
+        served = await served_in_bulk(cluster)
+        note(Figure("scan", "bytes that followers served", served["Follower"] / 1e6, "MB"))
+        note(Figure("scan", "bytes that the leader served", served["Leader"] / 1e6, "MB", 0))
+        note(Figure("scan", "memory of a worker, at most", spark.worker_rss_bytes_max() / 1e6, "MB", 300))
+        most = max(rss_bytes(cluster.pid(node_id)) - bytes_before for node_id, bytes_before in grown.items())
+        note(Figure("scan", "memory that a replica grew by, at most", most / 2**20, "MiB", 64))
+
+
+async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
+    """A scan of a log of which nothing is in memory."""
+    async with (
+        filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, sent),
+        SparkProcess.open() as spark,
+    ):
+        options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
+        await spark.ask("count", "raftmq", options | {"columns": "queue_offset"})  # so that Spark is warm
+        for node_id in cluster.node_ids:
+            forget(cluster.directory / node_id)
+        before = {node_id: disk_bytes_read(cluster.pid(node_id)) for node_id in cluster.node_ids}
+        answer = await spark.ask("scan", "raftmq", options)
+        read = {node_id: disk_bytes_read(cluster.pid(node_id)) - before[node_id] for node_id in cluster.node_ids}
+        leader = await cluster.leader()
+        stored = sum(each.stat().st_blocks * 512 for each in (cluster.directory / leader / "commitlog").glob("*"))
+        followers = sum(size for node_id, size in read.items() if node_id != leader)
+        note(Figure("cold", "log", stored / 1e6, "MB"))
+        note(Figure("cold", "read from the followers' disks, of the log", followers / stored, "times", 1.15))
+        note(Figure("cold", "read from the leader's disk", read[leader] / 1e6, "MB"))
+        note(Figure("cold", "bodies read", sent * BODY_BYTES / 1e6 / answer.seconds, "MB/s"))
+
+
+async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
+    """The ends of many queues, as each micro-batch asks for them."""
+    topics = 50 if plan.quick else MANY_TOPICS
+    async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        await create_topics(cluster, topics, await cluster.leader())
+        names = tuple(topic_name(number) for number in range(topics))
+        took = await trio.to_thread.run_sync(_plan_often, cluster.namesrv, names)
+        note(Figure("planning", f"offsets of {topics * 8:,} queues", 1e3 * took, "ms", 10))
+
+
+def _plan_often(namesrv: str, topics: tuple[str, ...]) -> float:
+    surveyor = Surveyor((namesrv,), TIMEOUT_SECONDS)
+    took = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        surveyor.survey(Topics(topics))
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+async def served_in_bulk(cluster: DevCluster) -> dict[str, int]:
+    """Bytes of messages in answers to bulk reads, by the role that a replica had."""
+    [group] = await ask_cluster(cluster.namesrv)
+    return {
+        role: sum(int(replica.figures.get(f"raftmq.bulkBytesAs{role}", 0)) for replica in group.replicas)
+        for role in ("Leader", "Follower")
+    }
+
+
+def replicas_cpu(cluster: DevCluster) -> float:
+    """CPU seconds of all replicas so far."""
+    return sum(cpu_seconds(cluster.pid(node_id)) for node_id in cluster.node_ids)
+
+
+async def measure_sink(plan: Plan, directory: Path, note: Note) -> None:
+    """Rows of 1 KiB from Parquet files into a topic."""
+    rows = wanted(plan, SINK_ROWS)
+    async with filled(directory / "cluster", plan, rows) as (cluster, _), SparkProcess.open() as spark:
+        files = str(directory / "parquet")
+        source = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "columns": "body"}
+        await spark.ask("copy", "raftmq", source, to={"format": "parquet", "mode": "overwrite", "path": files})
+        count = (await spark.ask("count", "parquet", path=files)).rows
+        await create_topics(cluster, 2, await cluster.leader())
+        options = {"namesrv": cluster.namesrv, "topic": topic_name(1)}
+        before = spark.worker_cpu_seconds(), replicas_cpu(cluster)
+        answer = await spark.ask(
+            "copy", "parquet", path=files, to={"format": "raftmq", "mode": "append", "options": options}
+        )
+        stored = (
+            await spark.ask("count", "raftmq", {**source, "subscribe": topic_name(1), "columns": "queue_offset"})
+        ).rows
+        assert stored == count, f"{stored} of {count} rows were stored"
+        note(Figure("sink", "rows written", count / answer.seconds, "/s", 20_000, is_limit=False))
+        note(Figure("sink", "CPU of Spark's workers", 1e6 * (spark.worker_cpu_seconds() - before[0]) / count, "us/row"))
+        note(Figure("sink", "CPU of all replicas", 1e6 * (replicas_cpu(cluster) - before[1]) / count, "us/row"))
+
+
+async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
+    """What a micro-batch takes beside reading its rows."""
+    messages = wanted(plan, 100_000)
+    async with filled(directory / "cluster", plan, messages) as (cluster, sent), SparkProcess.open() as spark:
+        options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}
+        options["maxOffsetsPerTrigger"] = str(max(1, sent // 10))
+        batches = (await spark.ask("batches", "raftmq", options, path=str(directory / "checkpoint"))).batches
+        read = sum(each["rows"] for each in batches)
+        assert read == sent or read > messages, f"{read} of {sent} rows were read"
+        beside = [each["ms"]["triggerExecution"] - each["ms"].get("addBatch", 0) for each in batches if each["rows"]]
+        offsets = [each["ms"].get("latestOffset", 0) for each in batches if each["rows"]]
+        note(Figure("batches", "micro-batches", len(beside), ""))
+        note(Figure("batches", "a micro-batch beside its rows", statistics.median(beside) / 1e3, "s", 1))
+        note(Figure("batches", "of it for the latest offsets", statistics.median(offsets), "ms"))
+
+
+async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
+    """What a scan costs the producers at the leader."""
+    async with (
+        filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, _),
+        SparkProcess.open() as spark,
+    ):
+        leader = await cluster.leader()
+        # A part of the topic, so that a scan ends with its window.
+        ends = {TOPIC: {"broker-a": dict.fromkeys(map(str, range(QUEUES)), wanted(plan, 8_000))}}
+        options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "endingOffsets": json.dumps(ends)}
+        await spark.ask("count", "raftmq", options)
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        if half == 0:
+            return  # one processor: nobody has one of their own
+        own, others = cores[:half], cores[half:]
+        for node_id in cluster.node_ids:
+            pin(cluster.pid(node_id), own if node_id == leader else others)
+        spark.pin(others)
+        scans = Scans(cluster, spark, leader, options)
+        cost = cost_of(*await produce_beside(cluster, plan, leader, own, scans.run), [])
+        note(Figure("leader", "messages/s produced without a scan", cost.rates[0], "/s"))
+        note(Figure("leader", "messages/s produced beside a scan", cost.rates[1], "/s"))
+        note(Figure("leader", "rows scanned meanwhile", scans.rows / 1e6, "million"))
+        burnt = cost_of(*await produce_beside(cluster, plan, leader, own, partial(burn, others, scans.share)), [])
+        note(Figure("leader", "processor time that the scan takes", 100 * scans.share, "% of one"))
+        note(Figure("leader", "cost of a scan", cost.percent, "%"))
+        note(Figure("leader", "cost of burning as much", burnt.percent, "%"))
+        note(Figure("leader", "cost of a scan beyond that", cost.percent - burnt.percent, "%", 5))
+        if await cluster.leader() != leader:
+            raise DevClusterFailed("leader: the leader changed meanwhile; is this machine too busy?")
+
+
+class Scans:
+    """Scans one after the other; ``share`` is the processor time that they take beside the leader, over time."""
+
+    def __init__(self, cluster: DevCluster, spark: SparkProcess, leader: str, options: dict[str, str]) -> None:
+        self._followers = [cluster.pid(node_id) for node_id in cluster.node_ids if node_id != leader]
+        self._spark = spark
+        self._options = options
+        self._taken = self._seconds = 0.0
+        self.rows = 0
+
+    @property
+    def share(self) -> float:
+        return self._taken / max(self._seconds, 1e-9)
+
+    async def run(self, seconds: float) -> None:
+        """Scan a part of the topic again and again, until another scan would take longer than ``seconds``."""
+        began, before = trio.current_time(), self._cpu_seconds()
+        last = 0.0
+        while trio.current_time() - began + last < seconds:
+            started = trio.current_time()
+            self.rows += (await self._spark.ask("count", "raftmq", self._options)).rows
+            last = trio.current_time() - started
+        self._taken += self._cpu_seconds() - before
+        self._seconds += trio.current_time() - began
+
+    def _cpu_seconds(self) -> float:
+        return self._spark.worker_cpu_seconds() + sum(map(cpu_seconds, self._followers))
+
+
+CASES: dict[str, Measure] = {
+    "scan": measure_scan,
+    "cold": measure_cold,
+    "planning": measure_planning,
+    "sink": measure_sink,
+    "batches": measure_batches,
+    "leader": measure_leader,
+}
+
+SPARK = Suite("spark", __doc__, CASES)
+
+
+if __name__ == "__main__":
+    SPARK.main()

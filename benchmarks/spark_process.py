@@ -1,0 +1,115 @@
+"""Spark as a process of its own that answers `benchmarks.spark_session`'s requests, and what it uses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+
+from benchmarks.procfs import cpu_seconds_with_children, rss_bytes_max
+from benchmarks.store_follower import pin
+from benchmarks.store_load import ROOT
+
+START_SECONDS_MAX = 180.0
+_STOP_SECONDS_MAX = 20.0
+
+
+class Answer(NamedTuple):
+    """What became of a request. ``rows`` is 0 where nobody counted; ``batches`` are those of a stream."""
+
+    seconds: float
+    rows: int
+    batches: list[dict[str, Any]]
+
+
+class QueryFailed(OSError):
+    """Spark ended a query, or itself, with an error."""
+
+
+class SparkProcess:
+    """A session; one request at a time."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self._rest = b""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls) -> AsyncIterator[SparkProcess]:
+        """Start Spark, and wait until it takes requests. Raises QueryFailed if it does not within three minutes."""
+        command = [sys.executable, "-m", "benchmarks.spark_session"]
+        start = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, check=False)
+        async with trio.open_nursery() as nursery:
+            process: trio.Process = await nursery.start(start)
+            spark = cls(process)
+            try:
+                with trio.move_on_after(START_SECONDS_MAX) as starting:
+                    await spark._answer()
+                if starting.cancelled_caught:
+                    raise QueryFailed(f"Spark has not started within {START_SECONDS_MAX:g} s")
+                yield spark
+            finally:
+                with trio.move_on_after(_STOP_SECONDS_MAX, shield=True):
+                    assert process.stdin is not None
+                    await process.stdin.aclose()
+                    await process.wait()
+                nursery.cancel_scope.cancel()
+
+    async def ask(self, do: str, source: str, options: Mapping[str, str] | None = None, **more: Any) -> Answer:
+        """Carry out one request on a table of the format ``source``. Raises QueryFailed."""
+        asked = {"do": do, "format": source, "options": dict(options or {}), **more}
+        assert self._process.stdin is not None
+        await self._process.stdin.send_all(json.dumps(asked).encode() + b"\n")
+        answer = await self._answer()
+        if "error" in answer:
+            raise QueryFailed(answer["error"])
+        return Answer(answer["seconds"], answer["rows"] or 0, answer["batches"])
+
+    def worker_cpu_seconds(self) -> float:
+        """Of the Python processes that Spark runs data sources in, so far."""
+        return sum(cpu_seconds_with_children(pid) for pid in self._workers())
+
+    def worker_rss_bytes_max(self) -> int:
+        """The most that any of them has had resident."""
+        return max((rss_bytes_max(pid) for pid in self._workers()), default=0)
+
+    def pin(self, cores: Sequence[int]) -> None:
+        """Let Spark, and the workers that it starts, run on these cores only."""
+        for pid in self._processes():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                pin(pid, cores)
+
+    def _workers(self) -> Iterator[int]:
+        """The Python processes among them. One that ended counts with its parent."""
+        for pid in self._processes():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if pid != self._process.pid and Path(f"/proc/{pid}/comm").read_text().startswith("python"):
+                    yield pid
+
+    def _processes(self) -> Iterator[int]:
+        """The session's process and all below it."""
+        below = {self._process.pid}
+        yield self._process.pid
+        for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a parent is older than its children
+                if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in below:
+                    below.add(pid)
+                    yield pid
+
+    async def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        while b"\n" not in self._rest:
+            data = await self._process.stdout.receive_some()
+            if not data:
+                raise QueryFailed("Spark has ended; what it said is above")
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

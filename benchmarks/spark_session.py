@@ -1,0 +1,82 @@
+"""Queries in Spark for `make bench-spark`, in a process of their own: one JSON object a line in, one out.
+
+``{"do": "scan", "format": F, "options": {...}, "path": P}`` reads a table to its end and throws the rows away;
+``count`` counts them; ``copy`` writes them with ``to``; ``batches`` reads a topic as a stream until there is no more.
+The answer has ``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def open_session() -> Any:
+    """Spark with two cores, everything on the loopback interface."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("raftmq bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one request."""
+    began = time.perf_counter()
+    rows: int | None = None
+    batches: list[dict[str, Any]] = []
+    if asked["do"] == "batches":
+        frame = session.readStream.format("raftmq").options(**asked["options"]).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", asked["path"])
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        batches = [{"rows": each.numInputRows, "ms": dict(each.durationMs)} for each in query.recentProgress]
+    else:
+        reader = session.read.format(asked["format"]).options(**asked.get("options", {}))
+        frame = reader.load(asked["path"]) if asked.get("path") else reader.load()
+        match asked["do"]:
+            case "scan":
+                frame.write.format("noop").mode("overwrite").save()
+            case "count":
+                rows = frame.count()
+            case "copy":
+                to = asked["to"]
+                writer = frame.selectExpr(*asked.get("select", ["*"])).write.format(to["format"])
+                writer = writer.options(**to.get("options", {})).mode(to["mode"])
+                writer.save(to["path"]) if to.get("path") else writer.save()
+            case other:
+                raise ValueError(f"nobody knows how to do {other!r}")
+    return {"seconds": time.perf_counter() - began, "rows": rows, "batches": batches}
+
+
+def main() -> None:
+    """Read requests until there are no more."""
+    session = open_session()
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        if not line.strip():
+            break
+        try:
+            answer = run(session, json.loads(line))
+        except Exception as error:  # whatever a query fails with goes to whoever asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+    session.stop()
+
+
+if __name__ == "__main__":
+    main()

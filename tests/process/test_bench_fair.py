@@ -1,0 +1,29 @@
+"""The cases of `make bench-fair`, as small as they can be: they run, and their figures are possible.
+
+How fast this machine is just now is not asked: others may be at work on it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fair
+from benchmarks.figures import Figure
+from benchmarks.store_load import Plan
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+
+@pytest.mark.parametrize("case", fair.CASES)
+async def test_case(case: str, tmp_path: Path) -> None:
+    plan: Plan = fair.FAIR.parse_arguments(["--quick", "--limit", "120"])
+    figures: list[Figure] = []
+    await fair.CASES[case](plan, tmp_path, figures.append)
+    found = {figure.name: figure.value for figure in figures}
+    assert 0 < found["acknowledged, p50"] <= found["acknowledged, p99"] <= found["acknowledged, longest"]
+    assert 0 < found["delivered, p50"] <= found["delivered, longest"]
+    # A machine on which others are at work may take longer than our client waits.
+    assert 0 <= found["not acknowledged, or not delivered"] <= 2 * fair.RATE * plan.seconds
+    assert found["longest delay at the leader"] > 0
