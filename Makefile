@@ -2,10 +2,17 @@
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+# PySpark with its jars takes most of a gigabyte: an environment of its own.
+SPARK_PY := .venv-spark/bin/python
+SPARK_INSTALLED := .venv-spark/.installed
+# Drivers, executors and brokers are on this machine; its host name may lead elsewhere.
+SPARK_ENV := SPARK_LOCAL_IP=127.0.0.1 SPARK_LOCAL_HOSTNAME=localhost
 SEEDS := 0-199
 # What is simulated: the log alone, or brokers with clients of one kind.
-WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday
+WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday scan
 WORKLOAD := log
+# What `make jepsen` runs unless told otherwise.
+JEPSEN := run --workload queue --nemesis kill,pause --time 60
 
 # ASYNC109: the SDK's `timeout` is a budget over retries. ASYNC119: its async generators are context managers.
 # ASYNC124: handlers are asynchronous by contract, also those that never wait. ASYNC128: a server may hand its
@@ -16,34 +23,57 @@ SERVERS := raftlog mq/namesrv mq/broker
 ASYNC_TEXT := async (def|with|for)|[^a-z](trio|anyio)[^a-z]|BaseException
 ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manager=$(STARTABLE)
 # Functions with task_status, so that `nursery.start_soon` on one of them is noticed.
-STARTABLE := run,serve,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes
+STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check interop bench bench-store bench-special bench-once bench-failover fmt sim lock clean
+.PHONY: help demo demo-spark test test-spark test-all check interop jepsen bench bench-store bench-special bench-once
+.PHONY: bench-fair bench-failover bench-spark fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
-	@echo 'make test    does it work here: units, a few simulated and real groups; 3 minutes on two processors'
-	@echo 'make test-all   all tests; 20 minutes on two processors'
+	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
+	@echo 'make test    does it work here: units, a few simulated and real groups; 4 minutes on two processors'
+	@echo 'make test-all   all tests; half an hour on two processors'
+	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
+	@echo 'make jepsen   real brokers under real faults, and a verdict: make jepsen ARGS="run --workload log --nemesis kill"'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
+	@echo 'make bench-fair   what clients notice of others that ask for much; writes docs/performance.md'
 	@echo 'make bench-once   each delayed and transactional message is visible once while leaders die; writes a report'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
+	@echo 'make bench-spark   what Spark reads and writes, for how much CPU; needs Java 17; writes docs/performance.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
-	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday", or WORKLOAD=pop SEED=42'
-	@echo 'make lock    resolve requirements.lock again from pyproject.toml'
-	@echo 'make clean   remove .venv and what tools left behind'
+	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan", or WORKLOAD=pop SEED=42'
+	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from pyproject.toml'
+	@echo 'make clean   remove .venv, .venv-spark and what tools left behind'
 
 $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh
 	@deploy/setup-venv.sh
 	@touch $@
 
+# Java is looked for first: without it nothing is downloaded.
+$(SPARK_INSTALLED): requirements-spark.lock pyproject.toml deploy/setup-venv.sh
+	@deploy/setup-venv.sh .venv-spark requirements-spark.lock
+	@touch $@
+
 demo: $(INSTALLED)
 	@$(PY) -m mq.cli demo $(ARGS)
+
+demo-spark:
+	@deploy/check-java.sh
+	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
+	@$(SPARK_ENV) $(SPARK_PY) -m spark.demo $(ARGS)
+
+# Without Java this says so and succeeds: nothing else in this project needs it. PySpark is not free of warnings.
+test-spark:
+	@if deploy/check-java.sh; then \
+	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
+	    $(SPARK_ENV) $(SPARK_PY) -m pytest -W default $(or $(ARGS),tests/spark); \
+	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Two halves side by side, always the same tests in the same order in each: what fails once fails again. ARGS, if there
 # are any, go to one process, as in make test ARGS='tests/unit/segment -k torn'.
@@ -81,6 +111,13 @@ check: $(INSTALLED)
 interop: $(INSTALLED)
 	@$(PY) -m tests.interop $(ARGS)
 
+# The command of a checkout; the wheel has none.
+.venv/bin/raftmq-jepsen: deploy/raftmq-jepsen.sh $(INSTALLED)
+	@ln -sfr deploy/raftmq-jepsen.sh $@
+
+jepsen: .venv/bin/raftmq-jepsen
+	@.venv/bin/raftmq-jepsen $(or $(ARGS),$(JEPSEN))
+
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.produce $(ARGS)
 
@@ -90,11 +127,19 @@ bench-store: $(INSTALLED)
 bench-special: $(INSTALLED)
 	@$(PY) -m benchmarks.special $(ARGS)
 
+bench-fair: $(INSTALLED)
+	@$(PY) -m benchmarks.fair $(ARGS)
+
 bench-once: $(INSTALLED)
 	@$(PY) -m benchmarks.once $(ARGS)
 
 bench-failover: $(INSTALLED)
 	@$(PY) -m benchmarks.failover $(ARGS)
+
+bench-spark:
+	@deploy/check-java.sh
+	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
+	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark $(ARGS)
 
 fmt: $(INSTALLED)
 	$(PY) -m ruff check --fix .
@@ -109,13 +154,14 @@ else
 endif
 
 # In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
-# option of this machine's pip belongs into the file.
+# option of this machine's pip belongs into the files. Both have the same versions of what both name.
+COMPILE = .venv/lock/bin/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
+    --no-emit-trusted-host --no-emit-find-links --no-emit-options --no-header --build-deps-for editable --extra dev
 lock:
 	python3.11 -m venv .venv/lock && .venv/lock/bin/pip install -q pip-tools
-	.venv/lock/bin/pip-compile -q --generate-hashes --extra dev --build-deps-for editable --strip-extras \
-	    --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
-	    --no-header --output-file requirements.lock pyproject.toml
+	$(COMPILE) --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra spark --constraint requirements.lock --output-file requirements-spark.lock pyproject.toml
 
 clean:
-	rm -rf .venv .raftmq .interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-spark .raftmq .interop build dist spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

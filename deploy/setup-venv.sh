@@ -1,9 +1,12 @@
 #!/bin/sh
-# Make the virtual environment in .venv and install what requirements.lock names, with the project itself in place.
+# Make a virtual environment and install what a lock file names, with the project itself in place:
+# setup-venv.sh [DIRECTORY [LOCK]], by default .venv and requirements.lock.
 # Safe to run again: an environment that works is kept. Exit code 2 and one line when something is missing that
 # only the administrator of this machine can install.
 set -eu
 cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+lock=${2:-requirements.lock}
 
 fail() {
     echo "raftmq: $*" >&2
@@ -25,22 +28,24 @@ find_python() {
     done
 }
 
-if ! { [ -x .venv/bin/python ] && is_new_enough .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null; }; then
+if ! { [ -x "$venv/bin/python" ] && is_new_enough "$venv/bin/python" && "$venv/bin/python" -c 'import pip' 2>/dev/null; }
+then
     python=$(find_python)
     [ -n "$python" ] || fail "no Python 3.11 or later found: apt install python3.11 python3.11-venv"
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     "$python" -c 'import venv, ensurepip' 2>/dev/null \
         || fail "$python has no venv module: apt install python$version-venv"
-    echo "raftmq: making .venv with $python ($version)"
-    "$python" -m venv --clear .venv || fail "could not make .venv in $PWD with $python (see above)"
+    echo "raftmq: making $venv with $python ($version)"
+    "$python" -m venv --clear "$venv" || fail "could not make $venv in $PWD with $python (see above)"
 fi
 
 pip() {
-    .venv/bin/python -m pip --disable-pip-version-check --no-input "$@"
+    "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"
 }
 
-echo "raftmq: installing what requirements.lock names into .venv (once; about a minute)"
-pip install --quiet --require-hashes --requirement requirements.lock \
-    || fail "could not install the dependencies into $PWD/.venv (see above; is there a network, and room on the disk?)"
+echo "raftmq: installing what $lock names into $venv (once; about a minute)"
+# Quiet twice: PySpark has no wheel, and pip warns that it will build such packages in another way one day.
+pip install --quiet --quiet --require-hashes --requirement "$lock" \
+    || fail "could not install the dependencies into $PWD/$venv (see above; is there a network, and room on the disk?)"
 pip install --quiet --no-deps --no-build-isolation --no-index --editable . \
-    || fail "could not install the project into $PWD/.venv (see above)"
+    || fail "could not install the project into $PWD/$venv (see above)"

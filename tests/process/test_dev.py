@@ -77,7 +77,7 @@ def test_messages_survive_a_stop_and_a_second_start(tmp_path: Path) -> None:
         got = raftmq("consume", "Greetings", "--group", "readers", "--count", "3", *at)
         assert (got.returncode, got.stdout) == (0, "one\ntwo\nthree\n")
         [route] = json.loads(raftmq("topic", "route", "Greetings", "--json", *at).stdout)
-        assert (route["writeQueues"], len(route["followers"])) == (1, 2)
+        assert (route["write_queues"], len(route["followers"])) == (1, 2)
 
 
 @pytest.mark.slow

@@ -41,23 +41,25 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         commands = Commands(cluster.namesrv)
         said = await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
         assert said == "created topic T in broker-a: 2 queues, perm rw, in order\n"
-        await commands.run("produce", "T", given=b"a\nb\nc\n")
+        await commands.run("produce", "T", "--key-prefix", "line", "--trace", given=b"a\nb\nc\n")
         [described] = await commands.json("topic", "describe", "T")
-        assert (described["writeQueues"], described["perm"], described["order"]) == (2, 6, True)
+        assert (described["write_queues"], described["perm"], described["order"]) == (2, "rw", True)
         assert described["attributes"] == {"message.type": "FIFO"}
-        assert sum(queue["nextOffset"] for queue in described["queues"]) == 3
+        assert described["identity"]
+        assert sum(queue["next_offset"] for queue in described["queues"]) == 3
+        await messages_are_found(commands)
         figures = {row["span"]: row["messages"] for row in await commands.json("topic", "stats", "T")}
         assert figures == {"minute": 3, "hour": 3, "day": 3}
         assert "2 queues, perm rw, in order in broker-a" in await commands.run("topic", "create", "T", code=1)
         assert "--shrink" in await commands.run("topic", "update", "T", "--queues", "1", code=2)
         assert "nothing to change" in await commands.run("topic", "update", "T", code=2)
         [described] = await commands.json("topic", "describe", "T")
-        assert (described["readQueues"], described["writeQueues"], described["perm"]) == (2, 2, 6)
+        assert (described["read_queues"], described["write_queues"], described["perm"]) == (2, 2, "rw")
         said = await commands.run("topic", "update", "T", "--perm", "r", "--no-order")
         assert said == "changed topic T: 2 queues, perm rw, in order in broker-a -> 2 queues, perm r in broker-a\n"
         assert "-> 1 queues, perm r" in await commands.run("topic", "update", "T", "--queues", "1", "--shrink")
         await commands.run("topic", "update", "T", "--queues", "2")
-        assert (await commands.json("topic", "describe", "T"))[0]["perm"] == 4
+        assert (await commands.json("topic", "describe", "T"))[0]["perm"] == "r"
         assert "X does not exist" in await commands.run("topic", "update", "X", "--queues", "9", code=1)
 
         said = await commands.run("consumer-group", "create", "G", "--retries", "4", "--no-broadcast", "--orderly")
@@ -94,6 +96,22 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
             ("topic", "create", "T", "--message-type", "x"),
         ):
             assert await commands.run(*refused, code=2)
+
+
+async def messages_are_found(commands: Commands) -> None:
+    """By key, by both ids, and by the time that the first command printed."""
+    [second] = await commands.json("message", "by-key", "T", "line2")
+    assert (second["body"], second["topic"], second["reconsume_times"]) == ("b", "T", 0)
+    assert await commands.json("message", "by-id", second["offset_message_id"]) == [second]
+    assert await commands.json("message", "by-key", "T", second["message_id"], "--unique") == [second]
+    assert await commands.json("message", "by-key", "T", "line2", "--since", second["stored"]) == [second]
+    offsets = await commands.json("message", "by-time", "T", second["stored"])
+    [found] = [each["offset"] for each in offsets if each["queue"] == second["queue"]]
+    assert found <= second["offset"]
+    assert "is not a time" in await commands.run("message", "by-time", "T", "noon", code=2)
+    assert "no such message" in await commands.run("message", "by-key", "T", "line9", code=1)
+    story = await commands.json("trace", second["message_id"])
+    assert [sent["success"] for sent in story["sent"]] == [True]
 
 
 async def test_a_name_server_keeps_its_configuration_where_it_is_told(tmp_path: Path) -> None:

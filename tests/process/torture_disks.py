@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import trio
 
+from jepsen.damage import BALLAST, fill, flip, forget_sidecars
 from tests.process.torture_kinds import kind
 from tests.process.torture_run import Torture
 from tests.process.torture_wire import HEAL_SECONDS_MAX
 
 SMALL_DISK_BYTES = 64 * 1024 * 1024
-
-
-def flip(path: Path, at: int, bit: int) -> None:
-    """Flip one bit of a file."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 FILES_MIN = 6
@@ -37,12 +27,6 @@ async def _has_files(run: Torture, node: str) -> None:
     with trio.fail_after(HEAL_SECONDS_MAX):
         while len(run.group.segments(node)) < FILES_MIN:  # noqa: ASYNC110
             await trio.sleep(0.1)
-
-
-def _forget_sidecars(run: Torture, node: str) -> None:
-    """So that the next start reads everything."""
-    for path in run.group.commitlog(node).glob("*.index"):
-        path.unlink()
 
 
 def _content(path: Path) -> bytes | None:
@@ -72,7 +56,7 @@ async def flip_stopped(run: Torture) -> None:
     path = _closed(run, node)
     before = path.read_bytes()
     flip(path, run.rng.randrange(len(before)), run.rng.randrange(8))
-    _forget_sidecars(run, node)
+    forget_sidecars(run.group.commitlog(node))
     await run.group.start(node)
     await _repaired(run, node, path, before)
     await run.level(node)
@@ -89,7 +73,7 @@ async def flip_many(run: Torture) -> None:
     for path in paths:
         for _ in range(run.rng.randrange(1, 20)):
             flip(path, run.rng.randrange(run.segment_bytes), run.rng.randrange(8))
-    _forget_sidecars(run, node)
+    forget_sidecars(run.group.commitlog(node))
     await run.group.start(node)
     for path, content in zip(paths, before, strict=True):
         await _repaired(run, node, path, content)
@@ -111,7 +95,7 @@ async def flip_running(run: Torture) -> None:
     await run.group.start(other)
     await run.level(other)
     await run.group.stop(node)
-    _forget_sidecars(run, node)
+    forget_sidecars(run.group.commitlog(node))
     await run.group.start(node)
     await _repaired(run, node, path, before)
     await run.level(node)
@@ -183,28 +167,16 @@ async def _disk_full(run: Torture, node: str) -> None:
     used = run.rng.choice((0.92, 0.97, 1.0))
     run.say(f"         {used:.0%} of the disk of {node} is used")
     try:
-        _fill(small, used)
+        fill(small, used)
         await trio.sleep(run.rng.uniform(1, 4))
         try:
             await run.flow()
         except trio.TooSlowError:
             run.broken(f"nothing is stored while only {node} has no room")
     finally:
-        (small / "ballast").unlink(missing_ok=True)
+        (small / BALLAST).unlink(missing_ok=True)
     await run.level(node)
     await run.group.stop(node)
     await run.group.move_back(node)
     await run.group.start(node)
     await run.level(node)
-
-
-def _fill(directory: Path, used: float) -> None:
-    """Write a file until so much of the file system is in use."""
-    usage = shutil.disk_usage(directory)
-    nbytes = int(usage.total * used) - usage.used
-    with (directory / "ballast").open("wb") as file:
-        try:
-            while nbytes > 0:
-                nbytes -= os.write(file.fileno(), bytes(min(nbytes, 65536)))
-        except OSError:
-            pass  # full is full
