@@ -12,11 +12,9 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import mq
 from mq.cli.cluster_view import client_errors
 from mq.cli.demo_text import source_directory, source_lines
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
@@ -239,9 +236,15 @@ async def _spark(
     task_status: trio.TaskStatus[trio.abc.SendStream] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run Spark; started when it has connected. Raises DevClusterFailed if it ends before it has an outcome."""
-    async with _spark_process(run, cluster, directory) as process:
+    module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(run.lines // 10)]
+    surroundings = {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+        "SPARK_LOCAL_HOSTNAME": os.environ.get("SPARK_LOCAL_HOSTNAME", "localhost"),
+    }
+    async with cluster.running_module("spark", module, surroundings) as process:
         assert process.stdin is not None
-        assert process.stdout is not None, "asked for a pipe and got none"
+        assert process.stdout is not None
         is_started, rest = False, b""
         async for chunk in process.stdout:
             *complete, rest = (rest + chunk).split(b"\n")
@@ -255,38 +258,6 @@ async def _spark(
             run.wake()
     if run.outcome is None:
         raise DevClusterFailed(f"Spark ended; its log is {cluster.log_path('spark')}")
-
-
-@asynccontextmanager
-async def _spark_process(run: Run, cluster: DevCluster, directory: Path) -> AsyncIterator[trio.Process]:
-    arguments = [
-        sys.executable,
-        "-m",
-        "spark.demo_job",
-        cluster.namesrv,
-        TOPIC,
-        SECOND_TOPIC,
-        str(directory),
-        str(run.lines // 10),
-    ]
-    root = str(Path(mq.__file__).parent.parent)
-    surroundings = {**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable}
-    with cluster.log_path("spark").open("ab") as log:
-        async with trio.open_nursery() as nursery:
-            process: trio.Process = await nursery.start(
-                partial(
-                    trio.run_process,
-                    arguments,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    check=False,
-                    start_new_session=True,
-                    env={"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost", **surroundings},
-                )
-            )
-            yield process
-            nursery.cancel_scope.cancel()
 
 
 async def _count_served(run: Run, cluster: DevCluster, admin: Admin) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import random
 from collections import defaultdict
 from typing import ClassVar
@@ -25,7 +26,7 @@ SETTINGS = {
 }
 
 
-class Workload:
+class Workload(abc.ABC):
     """Clients of one kind at work on one topic.
 
     Attributes:
@@ -65,9 +66,9 @@ class Workload:
         self.acknowledged.add((queue, offset))
         self.newest[queue] = max(self.newest[queue], offset)
 
+    @abc.abstractmethod
     async def produce(self) -> None:
         """Send until `stopping` is set; returns when everything has an outcome."""
-        raise NotImplementedError
 
     async def consume(self) -> None:
         """Read until cancelled; by default nobody does."""

@@ -5,13 +5,9 @@ The parent sends, kills and counts; name server, replicas and the two consumers 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import mq
 from mq.cli.cluster_view import client_errors
 from mq.cli.demo_consumer import parse_line
 from mq.cli.demo_text import source_directory, source_lines, tag_of
@@ -282,10 +277,12 @@ async def _read_consumer(
     name: str, cluster: DevCluster, run: _Run, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     crcs = [zlib.crc32(line) for line in run.text]
-    async with _consumer_process(name, cluster) as output:
+    module = ["mq.cli.demo_consumer", cluster.namesrv, TOPIC, CONSUMER_GROUP]
+    async with cluster.running_module(_log_name(name), module) as process:
+        assert process.stdout is not None
         task_status.started()
         rest = b""
-        async for chunk in output:
+        async for chunk in process.stdout:
             *complete, rest = (rest + chunk).split(b"\n")
             for line in complete:
                 consumed = parse_line(line)
@@ -293,31 +290,11 @@ async def _read_consumer(
                 intact = consumed.number < len(crcs) and crcs[consumed.number] == consumed.crc
                 run.history.delivered(name, queue, consumed.queue_offset, consumed.number, intact=intact)
             run.moved.set()
-    raise DevClusterFailed(f"{name} ended; its log is {cluster.log_path(name.replace(' ', '-'))}")
+    raise DevClusterFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
 
 
-@asynccontextmanager
-async def _consumer_process(name: str, cluster: DevCluster) -> AsyncIterator[trio.abc.ReceiveStream]:
-    """A consumer and the stream of its lines. It ends with the block, or with us, since it reads our pipe."""
-    arguments = [sys.executable, "-m", "mq.cli.demo_consumer", cluster.namesrv, TOPIC, CONSUMER_GROUP]
-    root = str(Path(mq.__file__).parent.parent)
-    with cluster.log_path(name.replace(" ", "-")).open("ab") as log:
-        async with trio.open_nursery() as nursery:
-            process: trio.Process = await nursery.start(
-                partial(
-                    trio.run_process,
-                    arguments,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    check=False,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": root},
-                )
-            )
-            assert process.stdout is not None, "asked for a pipe and got none"
-            yield process.stdout
-            nursery.cancel_scope.cancel()
+def _log_name(consumer: str) -> str:
+    return consumer.replace(" ", "-")
 
 
 async def _show_progress(run: _Run, console: Console) -> None:

@@ -288,10 +288,35 @@ class DevCluster:
             f"the name server does not listen on {self.namesrv}: {_last_words(self.log_path('namesrv'))}"
         )
 
+    @asynccontextmanager
+    async def running_module(
+        self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None
+    ) -> AsyncIterator[trio.Process]:
+        """Run a module of this project beside the servers, with pipes for its input and output, until the block ends.
+
+        ``name`` names its log, which takes what it writes to standard error. ``arguments`` begin with the module.
+        ``environment`` comes on top of ours. A module that reads its input ends with us, however we end.
+        """
+        with self.log_path(name).open("ab") as log:
+            async with trio.open_nursery() as nursery:
+                process: trio.Process = await nursery.start(
+                    partial(
+                        trio.run_process,
+                        [sys.executable, "-m", *arguments],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        check=False,
+                        start_new_session=True,
+                        env={**os.environ, "PYTHONPATH": _python_path(), **(environment or {})},
+                    )
+                )
+                yield process
+                nursery.cancel_scope.cancel()
+
     async def _spawn(self, name: str, arguments: list[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
         log = self.log_path(name)
-        root = str(Path(mq.__file__).parent.parent)
         with log.open("ab") as output:
             process = await self._nursery.start(
                 partial(
@@ -302,7 +327,7 @@ class DevCluster:
                     stderr=subprocess.STDOUT,
                     check=False,
                     start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *_inherited_path()])},
+                    env={**os.environ, "PYTHONPATH": _python_path()},
                 )
             )
         self._children[name] = _Child(name, process, log)
@@ -326,8 +351,10 @@ class DevCluster:
             await self._stop(namesrv)
 
 
-def _inherited_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _python_path() -> str:
+    """Where children find this project, and then whatever we were told to use."""
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join([str(Path(mq.__file__).parent.parent), *inherited])
 
 
 def _last_words(log: Path) -> str:

@@ -144,7 +144,8 @@ async def test_damage_on_a_followers_disk_changes_no_row(tmp_path: Path) -> None
         await wait_level(cluster)
         again = reader_of(cluster.namesrv, found)
         check(await in_thread(rows_of, again.read()))
-        assert again.statistics.switches >= 1
+        # The scrub begins with the start, and may have been first.
+        assert again.statistics.switches >= 1 or path.read_bytes() == whole
         with trio.fail_after(SECONDS_MAX):
             while path.read_bytes() != whole:  # noqa: ASYNC110 - the replica repairs itself
                 await trio.sleep(0.1)
