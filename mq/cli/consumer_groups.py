@@ -33,6 +33,7 @@ def create(
     orderly: Annotated[
         bool, typer.Option(help="Whether gRPC clients behind RocketMQ's proxy get each queue's messages in order.")
     ] = False,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Create a consumer group in every broker group.
@@ -57,7 +58,10 @@ def create(
 
     with client_errors():
         run_trio(main)
-    print(f"created consumer group {group}: {_settings(config)}")
+    if as_json:
+        print_json({"group": group, **_fields(config)})
+    else:
+        print(f"created consumer group {group}: {_settings(config)}")
 
 
 @app.command("update")
@@ -76,6 +80,7 @@ def update(
         bool | None,
         typer.Option("--orderly/--no-orderly", help="Whether gRPC clients behind RocketMQ's proxy get order."),
     ] = None,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Change those settings of a consumer group that are given, in every broker group.
@@ -104,7 +109,10 @@ def update(
 
     with client_errors():
         old, new = run_trio(main)
-    print(f"changed consumer group {group}: {_settings(old)} -> {_settings(new)}")
+    if as_json:
+        print_json({"group": group, "before": _fields(old), "after": _fields(new)})
+    else:
+        print(f"changed consumer group {group}: {_settings(old)} -> {_settings(new)}")
 
 
 def _settings(config: SubscriptionGroupConfig) -> str:
@@ -113,6 +121,15 @@ def _settings(config: SubscriptionGroupConfig) -> str:
         f"broadcast {'yes' if config.consume_broadcast_enable else 'no'}, "
         f"orderly {'yes' if config.consume_message_orderly else 'no'}"
     )
+
+
+def _fields(config: SubscriptionGroupConfig) -> dict[str, object]:
+    return {
+        "enabled": config.consume_enable,
+        "broadcast": config.consume_broadcast_enable,
+        "orderly": config.consume_message_orderly,
+        "retries": config.retry_max_times,
+    }
 
 
 @app.command("list")
@@ -137,6 +154,7 @@ def delete(
     group: Group,
     keep_offsets: Annotated[bool, typer.Option("--keep-offsets", help="Remember how far it is.")] = False,
     topics: Annotated[bool, typer.Option("--topics", help="And its repeated and dead messages.")] = False,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Delete a consumer group in every broker group. One that has members comes back with their next heartbeat.
@@ -154,6 +172,9 @@ def delete(
 
     with client_errors():
         run_trio(main)
+    if as_json:
+        print_json({"group": group, "deleted": True, "offsets_kept": keep_offsets, "topics_deleted": topics})
+        return
     kept = ", its offsets are kept" if keep_offsets else ""
     print(f"deleted consumer group {group}{kept}{', and its repeated and dead messages' if topics else ''}")
 
@@ -232,15 +253,7 @@ def _as_json(
     configs: dict[str, SubscriptionGroupConfig], progress: dict[MessageQueue, GroupProgress]
 ) -> dict[str, object]:
     return {
-        "brokers": {
-            broker: {
-                "enabled": config.consume_enable,
-                "broadcast": config.consume_broadcast_enable,
-                "orderly": config.consume_message_orderly,
-                "retries": config.retry_max_times,
-            }
-            for broker, config in sorted(configs.items())
-        },
+        "brokers": {broker: _fields(config) for broker, config in sorted(configs.items())},
         "queues": [
             {
                 "topic": queue.topic,

@@ -153,6 +153,7 @@ def term(
     raise_to: Annotated[
         int | None, typer.Option("--raise-to", min=1, help="Raise the term to this one.", metavar="TERM")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Print a replica's term and vote, or correct a term that no election can have led to.
 
@@ -171,36 +172,53 @@ def term(
     where = report.directory
     if report.verdict in (UNUSABLE, DAMAGED_STATE) or report.state is None or report.last is None:
         raise CommandFailed(f"{where} is {report.verdict}: see `raftmq log verify`")
-    old, last_term = report.state.term, report.last.term
-    low = lowered_term(last_term)
-    print(f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}")
     if lower and raise_to is not None:
         raise CommandFailed("--lower and --raise-to contradict each other")
+    old, last_term = report.state.term, report.last.term
+    low = lowered_term(last_term)
+    is_plausible = old <= low
+    found = f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}"
     if raise_to is not None:
         if not old < raise_to < TERM_MAX:
-            raise CommandFailed(f"--raise-to {raise_to}: allowed are {old + 1} to {TERM_MAX - 1}")
+            raise CommandFailed(f"{found}. --raise-to {raise_to}: allowed are {old + 1} to {TERM_MAX - 1}")
         new = raise_to
-    elif old <= low:
-        print("the term is plausible, nothing is to be done")
-        return
-    elif low >= TERM_MAX:
-        raise CommandFailed(f"{where}: entries of the log have a term that leaves no room, which no command can change")
-    else:
-        print(f"{low} is the term to which it can be lowered")
-        if not lower:
-            print("nothing was changed; --lower --all-stopped changes it, see --help for when that is safe")
-            return
+    elif not is_plausible and low >= TERM_MAX:
+        raise CommandFailed(f"{found}. Entries of the log have a term that leaves no room, which no command can change")
+    elif lower and not is_plausible:
         if not all_stopped:
             raise CommandFailed(
-                f"{where}: nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
+                f"{found}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
                 "and on every node with such a term before any of them starts: say so with --all-stopped"
             )
         new = low
-    try:
-        set_term(RealDisk(), where, new)
-    except SegmentError as error:
-        raise CommandFailed(str(error)) from error
-    print(f"{where}: the term is {new} now, it was {old}")
+    else:
+        new = old
+    if new != old:
+        try:
+            set_term(RealDisk(), where, new)
+        except SegmentError as error:
+            raise CommandFailed(str(error)) from error
+    if as_json:
+        print_json(
+            {
+                "directory": where,
+                "term_before": old,
+                "term": new,
+                "voted_for_before": report.state.voted_for,
+                "last_entry_term": last_term,
+                "plausible": is_plausible,
+                "lowered_term": low,
+            }
+        )
+        return
+    print(found)
+    if new != old:
+        print(f"{where}: the term is {new} now, it was {old}")
+    elif is_plausible:
+        print("the term is plausible, nothing is to be done")
+    else:
+        print(f"{low} is the term to which it can be lowered")
+        print("nothing was changed; --lower --all-stopped changes it, see --help for when that is safe")
 
 
 @app.command("dump")

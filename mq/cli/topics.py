@@ -41,22 +41,27 @@ def create(
     perm: Annotated[str, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = "rw",
     order: Annotated[bool, typer.Option("--order", help="Its queues are to be consumed in order.")] = False,
     message_type: MessageType = None,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Create a topic in every broker group. Exit code 1, and nothing is changed, if there is one of that name."""
     bits, kind = _perm_bits(perm), _kind(message_type)
 
-    async def main() -> list[str]:
+    async def main() -> dict[str, TopicConfig]:
         async with Admin(namesrv) as admin:
             if known := await _configs(admin, topic):
                 raise CommandFailed(
                     f"topic {topic} exists already: {_shape(known)}; raftmq topic update changes it", EXIT_FAILED
                 )
-            return sorted((await admin.create_topic(topic, queues, perm=bits, order=order, message_type=kind)).brokers)
+            await admin.create_topic(topic, queues, perm=bits, order=order, message_type=kind)
+            return await admin.topic_config(topic)
 
     with client_errors():
-        brokers = run_trio(main)
-    print(f"created topic {topic} in {', '.join(brokers)}: {_settings(queues, queues, bits, order)}")
+        created = run_trio(main)
+    if as_json:
+        print_json([{"broker": broker, **_fields(config)} for broker, config in sorted(created.items())])
+    else:
+        print(f"created topic {topic} in {', '.join(sorted(created))}: {_settings(queues, queues, bits, order)}")
 
 
 @app.command("update")
@@ -69,6 +74,7 @@ def update(
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Yes, fewer queues: what the last ones hold is not consumed any more.")
     ] = False,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Change those settings of a topic that are given, in every broker group that has it.
@@ -79,7 +85,7 @@ def update(
         raise CommandFailed("nothing to change: pass --queues, --perm, --order, --no-order or --message-type")
     bits, kind = None if perm is None else _perm_bits(perm), _kind(message_type)
 
-    async def main() -> list[tuple[str, str]]:
+    async def main() -> tuple[dict[str, TopicConfig], dict[str, TopicConfig]]:
         async with Admin(namesrv) as admin:
             configs = await _configs(admin, topic)
             if not configs:
@@ -100,14 +106,17 @@ def update(
                     message_type=kind,
                     broker=broker,
                 )
-            changed = await _configs(admin, topic)
-            return [(_shape({each: configs[each]}), _shape({each: changed[each]})) for each in sorted(changed)]
+            return configs, await admin.topic_config(topic)
 
     with client_errors():
-        for before, after in run_trio(main):
-            print(
-                f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}"
-            )
+        old, new = run_trio(main)
+    brokers = sorted(old.keys() & new.keys())  # one may have lost its leader meanwhile
+    if as_json:
+        print_json([{"broker": each, "before": _fields(old[each]), "after": _fields(new[each])} for each in brokers])
+        return
+    for each in brokers:
+        before, after = _shape({each: old[each]}), _shape({each: new[each]})
+        print(f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}")
 
 
 async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
@@ -142,12 +151,22 @@ def _settings(read_queues: int, write_queues: int, perm: int, order: bool) -> st
     return f"{queues} queues, perm {_perm_words(perm)}{', in order' if order else ''}"
 
 
+def _fields(config: TopicConfig) -> dict[str, object]:
+    return {
+        "read_queues": config.read_queue_nums,
+        "write_queues": config.write_queue_nums,
+        "perm": _perm_words(config.perm),
+        "order": config.order,
+        "attributes": config.attributes,
+    }
+
+
 def _perm_words(perm: int) -> str:
     return next((name for name, bits in _PERMS.items() if bits == perm), str(perm))
 
 
 @app.command("list")
-def list_topics(namesrv: Namesrv = NAMESRV) -> None:
+def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Print the name of every topic, one a line; those of the brokers themselves are marked."""
 
     async def main() -> tuple[list[str], ClusterInfo]:
@@ -158,8 +177,12 @@ def list_topics(namesrv: Namesrv = NAMESRV) -> None:
         names, info = run_trio(main)
     # Each cluster and each broker group has a topic of its name, for tools that test whether sending works.
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
-    for name in names:
-        print(f"{name} (system)" if name in own or is_system_topic(name) else name)
+    rows = [(name, name in own or is_system_topic(name)) for name in names]
+    if as_json:
+        print_json([{"topic": name, "system": is_system} for name, is_system in rows])
+        return
+    for name, is_system in rows:
+        print(f"{name} (system)" if is_system else name)
 
 
 @app.command("route")
@@ -204,7 +227,7 @@ def route(
 
 
 @app.command("delete")
-def delete(topic: Topic, namesrv: Namesrv = NAMESRV) -> None:
+def delete(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Delete a topic with its messages, and how far groups are in it, in every broker group.
 
     Exit code 1 if there is no such topic.
@@ -220,7 +243,10 @@ def delete(topic: Topic, namesrv: Namesrv = NAMESRV) -> None:
 
     with client_errors():
         run_trio(main)
-    print(f"deleted topic {topic}")
+    if as_json:
+        print_json({"topic": topic, "deleted": True})
+    else:
+        print(f"deleted topic {topic}")
 
 
 @app.command("describe")
@@ -236,11 +262,7 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             {
                 "broker": broker,
                 "identity": identities.get(broker) or None,
-                "read_queues": config.read_queue_nums,
-                "write_queues": config.write_queue_nums,
-                "perm": _perm_words(config.perm),
-                "order": config.order,
-                "attributes": config.attributes,
+                **_fields(config),
                 "queues": [
                     {
                         "queue": queue.queue_id,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,12 +19,24 @@ from tests.unit.broker.test_sdk_lookups import cluster
 pytestmark = pytest.mark.trio
 
 
-async def command(*arguments: str) -> str:
-    """The last line that a command prints: the servers, which run in this process, write their logs there, too."""
+async def printed(*arguments: str) -> str:
+    """What a command prints, with the logs of the servers, which run in this process."""
     result = await trio.to_thread.run_sync(partial(CliRunner().invoke, app, arguments))
     if result.exception is not None:
         raise result.exception
-    return result.stdout.splitlines()[-1] + "\n"
+    return result.stdout
+
+
+async def command(*arguments: str) -> str:
+    """The last line that a command prints."""
+    return (await printed(*arguments)).splitlines()[-1] + "\n"
+
+
+async def document(*arguments: str) -> Any:
+    """The document that a command prints: what begins with a lone bracket and ends with the output."""
+    lines = (await printed(*arguments, "--json")).splitlines()
+    begin = next(at for at, line in enumerate(lines) if line in ("[", "{"))
+    return json.loads("\n".join(lines[begin:]))
 
 
 async def refusal(code: int, *arguments: str) -> str:
@@ -70,3 +84,29 @@ async def test_creating_a_consumer_group_that_exists_changes_nothing(tmp_path: P
         )
         assert "no consumer group H" in await refusal(EXIT_FAILED, "consumer-group", "update", "H", "--enabled", *at)
         assert await command("consumer-group", "delete", "G", *at) == "deleted consumer group G\n"
+
+
+async def test_commands_about_topics_print_documents(tmp_path: Path) -> None:
+    first = {"read_queues": 8, "write_queues": 8, "perm": "rw", "order": False, "attributes": {"message.type": "FIFO"}}
+    second = first | {"read_queues": 4, "write_queues": 4, "perm": "r"}
+    async with cluster(tmp_path) as namesrv:
+        at = ("--namesrv", namesrv)
+        created = await document("topic", "create", "New", "--message-type", "fifo", *at)
+        assert created == [{"broker": "broker-a", **first}]
+        changed = await document("topic", "update", "New", "--queues", "4", "--shrink", "--perm", "r", *at)
+        assert changed == [{"broker": "broker-a", "before": first, "after": second}]
+        topics = {each["topic"]: each["system"] for each in await document("topic", "list", *at)}
+        assert (topics["New"], topics["SCHEDULE_TOPIC_XXXX"]) == (False, True)
+        assert await document("topic", "delete", "New", *at) == {"topic": "New", "deleted": True}
+
+
+async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) -> None:
+    settings = {"enabled": True, "broadcast": True, "orderly": False, "retries": 4}
+    async with cluster(tmp_path) as namesrv:
+        at = ("--namesrv", namesrv)
+        created = await document("consumer-group", "create", "G", "--retries", "4", *at)
+        assert created == {"group": "G", **settings}
+        changed = await document("consumer-group", "update", "G", "--retries", "3", *at)
+        assert changed == {"group": "G", "before": settings, "after": settings | {"retries": 3}}
+        deleted = await document("consumer-group", "delete", "G", "--keep-offsets", *at)
+        assert deleted == {"group": "G", "deleted": True, "offsets_kept": True, "topics_deleted": False}

@@ -139,3 +139,18 @@ def test_dump_as_json(data_dir: Path) -> None:
     assert row["index"] == 98
     assert "hello . world" in row["body"]
     assert "config" in run("dump", data_dir).output
+
+
+def test_terms_are_printed_for_programs(data_dir: Path) -> None:
+    def term(*options: str) -> dict[str, object]:
+        result = run("term", data_dir, *options, "--json")
+        assert result.exit_code == 0, result.exception
+        document: dict[str, object] = json.loads(result.output)
+        return document
+
+    found = term()
+    assert (found["term"], found["term_before"], found["last_entry_term"], found["plausible"]) == (0, 0, 1, True)
+    changed = term("--raise-to", str(2**50))
+    assert (changed["term"], changed["term_before"]) == (2**50, 0)
+    assert (term()["term"], term()["plausible"]) == (2**50, False)
+    assert term("--lower", "--all-stopped")["term"] == found["lowered_term"]
