@@ -9,7 +9,7 @@ import trio
 import typer
 from rich.console import Console
 
-from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.cli.dev_cluster import HOST, PORTS_FILE, DevCluster, DevClusterFailed, Ports, check_ports_of_new_directory
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.servers import cancel_on_signal, checked, split_settings
 
@@ -44,6 +44,7 @@ def dev(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(cancel_on_signal, nursery.cancel_scope)
+            check_ports_of_new_directory(directory, nodes, ports)
             remember_segment_bytes(directory, settings)
             async with DevCluster.open(
                 directory,
@@ -78,7 +79,7 @@ def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
     A new directory gets small files; one from before sizes were remembered has those of a broker. Raises OSError.
     """
     path = directory / "segment_bytes"
-    if not (directory / "cluster.json").exists():
+    if not (directory / PORTS_FILE).exists():
         directory.mkdir(parents=True, exist_ok=True)
         path.write_text(settings.get("segment_bytes", str(SEGMENT_BYTES)) + "\n")
     if path.exists():

@@ -35,6 +35,8 @@ WATCH_SECONDS = 0.5
 STOP_SECONDS_MAX = 10.0
 
 HOST = "127.0.0.1"
+PORTS_FILE = "cluster.json"
+"""In the directory of a group: its ports. Without it the directory is new."""
 
 
 class DevClusterFailed(Exception):
@@ -138,6 +140,7 @@ class DevCluster:
                 use, and nothing in it was changed.
             OSError: the directory cannot be used.
         """
+        check_ports_of_new_directory(directory, nodes, ports)
         directory = _made(directory)
         with _held(directory):
             ports = _choose_ports(directory, nodes, ports)
@@ -224,7 +227,7 @@ class DevCluster:
 
     async def leader(self) -> str:
         """Node id of the leader; waits until there is one. Raises DevClusterFailed after a minute."""
-        status = await self._wait_status("a leader", lambda status: status.leader is not None)
+        status = await self._wait_status("leader", lambda status: status.leader is not None)
         assert status.leader is not None, "waited for a leader and got none"
         return status.leader
 
@@ -238,7 +241,7 @@ class DevCluster:
             # Until it is registered under id 0 no client finds it.
             return leads is not None and leads.broker_id == 0 and running <= there.keys()
 
-        await self._wait_status(f"a leader and {len(running)} replicas", is_ready)
+        await self._wait_status(f"leader with {len(running)} registered replicas", is_ready)
 
     async def watch(self) -> None:
         """Runs until cancelled. Raises DevClusterFailed soon after a server ended that nobody killed or stopped."""
@@ -259,7 +262,7 @@ class DevCluster:
                     return status
                 await trio.sleep(POLL_SECONDS)
         raise DevClusterFailed(
-            f"no {what} within {READY_SECONDS_MAX:g} s; last seen: {status}; logs are in {self.directory / 'logs'}"
+            f"still no {what} after {READY_SECONDS_MAX:g} s: {_in_words(status)}; logs are in {self.directory / 'logs'}"
         )
 
     def check(self) -> None:
@@ -351,6 +354,18 @@ class DevCluster:
             await self._stop(namesrv)
 
 
+def _in_words(status: GroupStatus | None) -> str:
+    if status is None:
+        return "no replica is registered at the name server"
+    replicas = ", ".join(
+        f"{replica.node_id} is {replica.role}"
+        + (f" in term {replica.term:,}" if replica.term is not None else "")
+        + (" and abstains" if replica.abstaining else "")
+        for replica in status.replicas
+    )
+    return replicas or "no replica answers"
+
+
 def _python_path() -> str:
     """Where children find this project, and then whatever we were told to use."""
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -385,23 +400,37 @@ def _held(directory: Path) -> Iterator[None]:
         yield
 
 
-def _choose_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
-    """The ports this directory was used with; ``wanted`` (or the conventional ones) the first time.
+def check_ports_of_new_directory(directory: Path, nodes: int, wanted: Ports | None) -> None:
+    """Raises DevClusterFailed, before anything is written, if a new group cannot have its ports.
 
-    Writes them down once nobody listens there. Raises DevClusterFailed if somebody does, and if the directory belongs
-    to a group of another size.
+    Says nothing of a directory that has a group: that may be the one which listens.
     """
-    path = directory / "cluster.json"
-    known = _remembered_ports(path)
+    if not (directory / PORTS_FILE).exists():
+        _free_ports(directory, nodes, wanted)
+
+
+def _choose_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
+    """As `_free_ports`, and writes them down for the next time."""
+    chosen = _free_ports(directory, nodes, wanted)
+    path = directory / PORTS_FILE
+    if chosen != _remembered_ports(path):
+        path.write_text(json.dumps(asdict(chosen)) + "\n")
+    return chosen
+
+
+def _free_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
+    """``wanted``; else the ports this directory was used with; else the conventional ones.
+
+    Raises DevClusterFailed if somebody listens there, and if the directory belongs to a group of another size.
+    """
+    known = _remembered_ports(directory / PORTS_FILE)
     if known is not None and len(known.clients) != nodes:
         raise DevClusterFailed(f"{directory} holds a group of {len(known.clients)} replicas, not of {nodes}")
     chosen = wanted or known or Ports.conventional(nodes)
     if taken := [port for port in chosen.all if not _is_free(port)]:
         raise DevClusterFailed(
-            f"somebody listens on {HOST}:{taken[0]} already; if that is to stay, choose other ports: --base-port"
+            f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports: --base-port"
         )
-    if chosen != known:
-        path.write_text(json.dumps(asdict(chosen)) + "\n")
     return chosen
 
 

@@ -13,10 +13,11 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker.settings import BrokerSettings
+from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev import dev
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _choose_ports, _held, _last_words
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _choose_ports, _held, _in_words, _last_words
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines, consume
 from mq.cli.servers import broker, checked, split_address, split_settings
@@ -137,11 +138,45 @@ def test_group_does_not_start_where_somebody_else_listens(tmp_path: Path) -> Non
     ports = Ports.free(1)
     with (
         socket.create_server(("127.0.0.1", ports.clients[0])),
-        pytest.raises(DevClusterFailed, match=f"somebody listens on 127.0.0.1:{ports.clients[0]} already"),
+        pytest.raises(DevClusterFailed, match=f"another process listens on 127.0.0.1:{ports.clients[0]};"),
     ):
-        trio.run(open_cluster, tmp_path, ports)
-    assert not list((tmp_path / "logs").iterdir())
-    assert not (tmp_path / "cluster.json").exists()
+        trio.run(open_cluster, tmp_path / "new", ports)
+    assert not (tmp_path / "new").exists()
+
+
+def test_dev_finds_its_ports_in_use_before_it_touches_anything(tmp_path: Path) -> None:
+    ports = Ports.free(3)
+    with (
+        socket.create_server(("127.0.0.1", ports.replication[2])),
+        pytest.raises(CommandFailed, match=f"another process listens on 127.0.0.1:{ports.replication[2]};"),
+    ):
+        dev(tmp_path / "new", base_port=ports.namesrv)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, "no replica is registered at the name server"),
+        (GroupStatus("c", "g", None, None, ()), "no replica answers"),
+        (
+            GroupStatus(
+                "c",
+                "g",
+                None,
+                None,
+                (
+                    ReplicaStatus("n0", None, "candidate", term=1203),
+                    ReplicaStatus("n1", None, "follower", term=4, abstaining=True),
+                    ReplicaStatus("id 2", None, UNREACHABLE),
+                ),
+            ),
+            "n0 is candidate in term 1,203, n1 is follower in term 4 and abstains, id 2 is unreachable",
+        ),
+    ],
+)
+def test_a_group_without_a_leader_is_described_in_words(status: GroupStatus | None, words: str) -> None:
+    assert _in_words(status) == words
 
 
 def test_directory_remembers_its_ports(tmp_path: Path) -> None:
