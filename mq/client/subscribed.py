@@ -35,8 +35,8 @@ class Subscribed:
         return SubscriptionData(
             topic=subscription.topic,
             expression=subscription.expression,
-            tags=sorted(subscription.tags),
-            codes=sorted(subscription.codes),
+            tags=tuple(sorted(subscription.tags)),
+            codes=tuple(sorted(subscription.codes)),
             version=self.sub_version,
             expression_type=subscription.expression_type,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,7 +29,10 @@ class SubscriptionError(ProtocolError):
     """An expression that cannot be read, or that selects nothing and can only be a mistake."""
 
 
-class Subscription(msgspec.Struct, frozen=True):
+_NONE: Final[frozenset[Any]] = frozenset()
+
+
+class Subscription(msgspec.Struct, frozen=True, gc=False):
     """What a consumer group wants of a topic. ``tags`` and ``codes`` are empty when it wants all tags.
 
     With ``sql`` the tags say nothing, and a message is wanted if its properties satisfy that.
@@ -72,12 +75,12 @@ def parse_tags(topic: str, expression: str) -> Subscription:
     """
     text = expression.strip()
     if text in ("", ALL_TAGS):
-        return Subscription(topic, ALL_TAGS, frozenset(), frozenset())
+        return Subscription(topic, ALL_TAGS, _NONE, _NONE)
     tags = frozenset(tag for part in text.split("||") if (tag := part.strip()))
     if not tags:
         raise SubscriptionError(f"the expression {expression!r} for topic {topic} names no tag")
     if topic.startswith(RETRY_PREFIX):
-        return Subscription(topic, expression, frozenset(), frozenset())
+        return Subscription(topic, expression, _NONE, _NONE)
     return Subscription(topic, expression, tags, frozenset(map(tag_code, tags)))
 
 
@@ -89,7 +92,7 @@ def parse_sql(topic: str, expression: str) -> Subscription:
         sql = remembering(expression)
     except SqlError as error:
         raise SubscriptionError(f"the expression for topic {topic} is wrong at {error}") from error
-    return Subscription(topic, expression, frozenset(), frozenset(), None if topic.startswith(RETRY_PREFIX) else sql)
+    return Subscription(topic, expression, _NONE, _NONE, None if topic.startswith(RETRY_PREFIX) else sql)
 
 
 # Expressions come again with every heartbeat, and from some clients with every pull. What is remembered is bounded by

@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import msgspec
+
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.names import NameRefused, check_group, check_topic
@@ -73,9 +75,11 @@ class Member:
     """When it was last asked for its subscriptions since that heartbeat, monotonic seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSubscription:
-    """What a group wants of a topic. ``parsed`` is None for an expression that cannot be used; why says ``fault``."""
+class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
+    """What a group wants of a topic. ``parsed`` is None for an expression that cannot be used; why says ``fault``.
+
+    There may be hundreds of thousands: see `mq.protocol.bodies.SubscriptionData`.
+    """
 
     topic: str
     expression: str

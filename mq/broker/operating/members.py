@@ -328,8 +328,8 @@ def _data(known: GroupSubscription) -> SubscriptionData:
     return SubscriptionData(
         topic=known.topic,
         expression=known.expression,
-        tags=() if parsed is None else sorted(parsed.tags),
-        codes=() if parsed is None else sorted(parsed.codes),
+        tags=() if parsed is None else tuple(sorted(parsed.tags)),
+        codes=() if parsed is None else tuple(sorted(parsed.codes)),
         version=known.version,
         expression_type=known.expression_type,
     )

@@ -263,7 +263,7 @@ def _as_data(known: Subscription) -> SubscriptionData:
     return SubscriptionData(
         topic=known.topic,
         expression=known.expression,
-        tags=sorted(known.tags),
-        codes=sorted(known.codes),
+        tags=tuple(sorted(known.tags)),
+        codes=tuple(sorted(known.codes)),
         expression_type=known.expression_type,
     )

@@ -29,7 +29,7 @@ async def member(broker: RunningBroker, client_id: str = "c1", **given: Any) -> 
     """A client with a consumer group G that subscribes T, and a producer group P."""
     client = await broker.connect()
     subscription = SubscriptionData(
-        topic="T", expression="A || B", tags=["A", "B"], codes=[ord("A"), ord("B")], version=7
+        topic="T", expression="A || B", tags=("A", "B"), codes=(ord("A"), ord("B")), version=7
     )
     data = HeartbeatData(
         client_id=client_id,

@@ -84,7 +84,7 @@ def test_heartbeat() -> None:
                 group="cg",
                 subscriptions=[
                     SubscriptionData(
-                        topic="T1", expression="A||B", tags=["A", "B"], codes=[65, 66], version=1600000000000
+                        topic="T1", expression="A||B", tags=("A", "B"), codes=(65, 66), version=1600000000000
                     )
                 ],
             )
