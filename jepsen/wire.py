@@ -112,3 +112,17 @@ def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> 
         "subVersion": 0,
         "subscription": "*",
     }
+
+
+async def ask_once(
+    address: tuple[str, int], code: int, ext: dict[str, Any], body: bytes = b"", seconds: float = 5.0
+) -> tuple[Response, bytes] | None:
+    """One question over a connection of its own; None if no answer came in time, and nobody knows what became of it."""
+    answer = None
+    with trio.move_on_after(seconds):
+        try:
+            async with open_wire(*address) as wire:
+                answer = await wire.ask(code, ext, body)
+        except* (OSError, trio.BrokenResourceError):
+            pass
+    return answer

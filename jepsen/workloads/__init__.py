@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from jepsen.workloads.assigned import AssignedWorkload
 from jepsen.workloads.log import LogWorkload
+from jepsen.workloads.numbered import NumberedWorkload
 from jepsen.workloads.offsets import OffsetsWorkload
 from jepsen.workloads.order import OrderWorkload
 from jepsen.workloads.queue import QueueWorkload
 from jepsen.workloads.workload import Workload
 
 WORKLOADS: dict[str, type[Workload]] = {
-    each.name: each for each in (QueueWorkload, LogWorkload, AssignedWorkload, OrderWorkload, OffsetsWorkload)
+    each.name: each
+    for each in (
+        QueueWorkload,
+        LogWorkload,
+        AssignedWorkload,
+        OrderWorkload,
+        OffsetsWorkload,
+        NumberedWorkload,
+    )
 }
 """By name."""

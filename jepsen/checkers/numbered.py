@@ -1,0 +1,47 @@
+"""Sends with sequence numbers: each number is stored once, and every attempt is told the same place."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from jepsen.history import History, final_reads
+from jepsen.verdict import Findings, Result
+
+PROMISE = "a message with a sequence number is stored once, however often it is sent, and each answer tells where"
+
+
+def check_numbered(history: History) -> Result:
+    """Check `attempt` and `send` (known by repeating) against each other and against the final read of each replica."""
+    findings = Findings("numbered", PROMISE)
+    places: defaultdict[str, set[tuple[str | None, int | None]]] = defaultdict(set)
+    attempts: Counter[str] = Counter()
+    for attempt in history.named("attempt"):
+        attempts[attempt.value] += 1
+        findings.counts[f"attempts: {attempt.outcome}"] += 1
+        if attempt.outcome == "ok":
+            places[attempt.value].add((attempt.queue, attempt.offset))
+        elif attempt.outcome == "fail" and "SEQUENCE_FORGOTTEN" in (attempt.error or ""):
+            findings.add("forgotten", f"{attempt.value} is one of the latest of its producer: {attempt.error}")
+    for value, told in places.items():
+        if len(told) > 1:
+            listed = " and ".join(f"{queue}@{offset}" for queue, offset in sorted(told, key=str))
+            findings.add("other-answer", f"{value} is said to be at {listed}")
+    findings.counts["numbers sent more than once"] = sum(count > 1 for count in attempts.values())
+    stored: Counter[tuple[str, str]] = Counter()
+    for (node, _), found in final_reads(history).items():
+        stored.update((node, value) for value in found.values.values())
+    for send in history.named("send"):
+        findings.counts["numbers"] += 1
+        if send.outcome != "ok":
+            findings.cannot_tell("the outcome of some number was never known")
+        for node in history.nodes:
+            copies = stored[node, send.value]
+            if copies > 1:
+                findings.add(
+                    "stored-twice", f"{node} has {copies} copies of {send.value}, sent {attempts[send.value]} times"
+                )
+            elif send.outcome == "ok" and not copies:
+                findings.add("not-stored", f"{node} has no copy of {send.value}, acknowledged at {send.place}")
+    if not findings.counts["numbers sent more than once"]:
+        findings.cannot_tell("no number was sent more than once")
+    return findings.result()
