@@ -8,11 +8,13 @@ from jepsen.checkers.append_log import check_log
 from jepsen.checkers.assignment import check_assigned
 from jepsen.checkers.consumer_offsets import check_offsets
 from jepsen.checkers.coverage import check_coverage
+from jepsen.checkers.delays import check_delays
 from jepsen.checkers.exclusive import check_exclusive
 from jepsen.checkers.numbered import check_numbered
 from jepsen.checkers.send_order import check_order
 from jepsen.checkers.servers import check_servers
 from jepsen.checkers.total_queue import check_total_queue
+from jepsen.checkers.transactions import check_transactions
 from jepsen.history import History
 from jepsen.verdict import Result
 
@@ -24,6 +26,8 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "order": (check_exclusive, check_total_queue, check_log, check_order, check_servers, check_coverage),
     "offsets": (check_offsets, check_log, check_order, check_servers, check_coverage),
     "numbered": (check_numbered, check_log, check_order, check_servers, check_coverage),
+    "transactions": (check_transactions, check_assigned, check_log, check_order, check_servers, check_coverage),
+    "delays": (check_delays, check_assigned, check_log, check_order, check_servers, check_coverage),
     "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
 }
 """What the history of each workload is checked for."""

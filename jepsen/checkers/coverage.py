@@ -9,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
+from jepsen.checkers.append_log import LATER
 from jepsen.history import Fault, History
 from jepsen.verdict import Findings, Result
 
 PROMISE = "the run tested something: messages were acknowledged, and every fault was seen to take effect"
 
+ACKNOWLEDGED = ("send", *LATER)
 ACKNOWLEDGED_MIN = 50
 CALM = "calm"
 
@@ -21,7 +23,7 @@ CALM = "calm"
 def check_coverage(history: History) -> Result:
     """Check that the run was one."""
     findings = Findings("coverage", PROMISE)
-    acknowledged = sorted(send.ended or 0 for send in history.named("send") if send.outcome == "ok")
+    acknowledged = sorted(send.ended or 0 for send in history.named(*ACKNOWLEDGED) if send.outcome == "ok")
     findings.counts["acknowledged"] = len(acknowledged)
     findings.counts["operations"] = len(history.operations)
     if len(acknowledged) < ACKNOWLEDGED_MIN:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from jepsen.workloads.assigned import AssignedWorkload
+from jepsen.workloads.delays import DelaysWorkload
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.numbered import NumberedWorkload
 from jepsen.workloads.offsets import OffsetsWorkload
 from jepsen.workloads.order import OrderWorkload
 from jepsen.workloads.queue import QueueWorkload
+from jepsen.workloads.transactions import TransactionsWorkload
 from jepsen.workloads.workload import Workload
 
 WORKLOADS: dict[str, type[Workload]] = {
@@ -19,6 +21,8 @@ WORKLOADS: dict[str, type[Workload]] = {
         OrderWorkload,
         OffsetsWorkload,
         NumberedWorkload,
+        TransactionsWorkload,
+        DelaysWorkload,
     )
 }
 """By name."""

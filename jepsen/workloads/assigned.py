@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import trio
 
-from jepsen.recorder import Worker
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder, Worker
 from jepsen.values import value_of
 from jepsen.workloads.sdk_producers import produce_with_sdk
 from jepsen.workloads.workload import QUEUES, SETTINGS, Workload
@@ -18,8 +19,6 @@ READERS = 2
 POLL_SECONDS = 0.5
 BACK_MAX = 300
 """How far a reader goes back, in messages."""
-SEEK_CHANCE = 0.02
-"""After each poll."""
 
 
 class AssignedWorkload(Workload):
@@ -29,6 +28,12 @@ class AssignedWorkload(Workload):
     summary = "pull consumers of the SDK with seeks, served by the leader and by followers"
     # Whoever went back is sent to a follower, and returns to the leader near the end.
     settings: ClassVar[dict[str, str]] = {**SETTINGS, "slow_consumer_bytes": "65536"}
+    seek_chance: ClassVar[float] = 0.02
+    """After each poll."""
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        super().__init__(cluster, recorder, rng)
+        self.read_values: set[str] = set()
 
     async def produce(self) -> None:
         """All producers."""
@@ -78,10 +83,11 @@ class AssignedWorkload(Workload):
             for message in messages:
                 value = value_of(message.body, message.properties, message.tags)
                 by_queue[f"{self.topic}/{message.queue.queue_id}"].append((message.queue_offset, value))
+                self.read_values.add(value)
             for name, got in by_queue.items():
                 worker.ok("poll", k=name, v=got)
                 self.consumed.update((name, offset) for offset, _ in got)
-            if not self.stopping.is_set() and rng.random() < SEEK_CHANCE:
+            if not self.stopping.is_set() and rng.random() < self.seek_chance:
                 queue = rng.choice(queues)
                 back = rng.randrange(BACK_MAX)
                 await self._seek(worker, consumer, queue, max(0, consumer.position(queue) - back))

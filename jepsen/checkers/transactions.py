@@ -1,0 +1,56 @@
+"""Transactions: what was committed is visible once, what was rolled back never, and nothing before its commit.
+
+A transaction is to end as its producer says everywhere: in `end-transaction` and in its answers to `check`.
+"""
+
+from __future__ import annotations
+
+from jepsen.history import History, batches, final_reads
+from jepsen.verdict import Findings, Result
+
+PROMISE = "a transactional message is visible once after its commit, and never before it or after a rollback"
+
+COMMIT = "commit"
+
+
+def check_transactions(history: History) -> Result:
+    """Check `half`, `end-transaction` and `check` against everything that was read. `check_log` finds second copies."""
+    findings = Findings("transactions", PROMISE)
+    commits: dict[str, int] = {}
+    """When somebody first said, or may have said, that a transaction is committed."""
+    promised: dict[str, str] = {}
+    """Transactions that must be visible in the end, and why."""
+    for operation in history.named("half", "end-transaction", "check"):
+        findings.counts[f"{operation.name}: {operation.outcome}"] += 1
+        if operation.name == "half":
+            continue
+        value, wanted = operation.result if operation.name == "check" else operation.value
+        if wanted == COMMIT:
+            said = operation.began
+            commits[value] = min(said, commits.get(value, said))
+            if operation.outcome == "ok":
+                how = "the commit was confirmed" if operation.name == "end-transaction" else "a check was told so"
+                promised.setdefault(value, how)
+    halves = {half.value for half in history.named("half")}
+    seen: set[str] = set()
+    for batch in batches(history):
+        for offset, value, *_ in batch.messages:
+            if value in seen or value not in halves:
+                continue  # the log's checker finds what nobody sent
+            seen.add(value)
+            what = f"{value} at {batch.queue}@{offset} by {batch.by}"
+            if value not in commits:
+                findings.add("seen-without-commit", f"rolled back, or never ended, and read: {what}")
+            elif batch.at < commits[value]:
+                findings.add("seen-before-commit", f"read {(commits[value] - batch.at) / 1e9:.3f} s before: {what}")
+    served = {node: set[str]() for node in history.nodes}
+    for (node, _), found in final_reads(history).items():
+        served[node].update(found.values.values())
+    for value, why in promised.items():
+        if missing := [node for node, values in served.items() if value not in values]:
+            findings.add("commit-lost", f"{value}: {why}, and in the end it is not at {', '.join(missing)}")
+    findings.counts["committed"] = len(promised)
+    findings.counts["never visible"] = len(halves - seen)
+    if not promised or not findings.counts["never visible"]:
+        findings.cannot_tell("no transaction was committed, or none was not")
+    return findings.result()

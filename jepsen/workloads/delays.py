@@ -1,0 +1,96 @@
+"""Messages that are seen later: after a delay level, after a time, at a time; and some that are taken back before."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import trio
+
+from jepsen.recorder import Worker
+from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.workloads.readers import LaterWorkload
+from jepsen.workloads.workload import SIZES
+from mq.client import ClientError, Message, NotRecalled, Producer
+
+WORKERS = 8
+LEVELS_MS = {1: 1000, 2: 5000}
+"""Delay levels that are used, of the usual table."""
+DELAYS_MS = (1, 90, 700, 1500, 4000)
+RECALL_CHANCE = 0.4
+RECALL_SECONDS_MAX = 2.0
+"""How long after the send; some come too late."""
+REST_SECONDS = 0.05
+TIMEOUTS = (1.0, 3.0)
+
+
+class DelaysWorkload(LaterWorkload):
+    """See the module. Clients and brokers are on one machine, and its clock is set by nobody."""
+
+    name = "delays"
+    summary = "messages with delay levels and exact times, some recalled, and readers that note when they come"
+
+    async def produce(self) -> None:
+        """All workers; a message is not sent again when its outcome is unknown, so that each is stored once."""
+        async with (
+            Producer(self.cluster.namesrv, "jepsen_delays", retry_unknown=False) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(WORKERS):
+                nursery.start_soon(self._work, producer, nursery, random.Random(self.rng.random()))
+
+    async def _work(self, producer: Producer, nursery: trio.Nursery, rng: random.Random) -> None:
+        worker = Worker(self.recorder)
+        while not self.stopping.is_set():
+            value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
+            handle = await self._send(worker, producer, value, rng)
+            if handle is not None and rng.random() < RECALL_CHANCE:
+                nursery.start_soon(self._recall, producer, value, handle, RECALL_SECONDS_MAX * rng.random())
+            await trio.sleep(REST_SECONDS * rng.random())
+
+    async def _send(self, worker: Worker, producer: Producer, value: str, rng: random.Random) -> str | None:
+        """Returns what the message is recalled with, None if it cannot be."""
+        level, delay_ms = None, rng.choice(DELAYS_MS)
+        if rng.random() < 0.3:
+            level = rng.choice(tuple(LEVELS_MS))
+            delay_ms = LEVELS_MS[level]
+        at = None if level is not None or rng.random() < 0.5 else time.time_ns() // 1_000_000 + delay_ms
+        message = Message(
+            self.topic,
+            body_of(value),
+            tags=tag_of(value),
+            properties=properties_of(value),
+            delay_level=level,
+            delay=delay_ms / 1000 if level is None and at is None else None,
+            deliver_at=at,
+        )
+        worker.invoke("schedule", v=value, o=delay_ms)
+        try:
+            result = await producer.send(message, timeout=rng.choice(TIMEOUTS))
+        except ClientError as error:
+            if error.stored == "no":
+                worker.fail("schedule", str(error), v=value)
+            else:
+                worker.info("schedule", str(error), v=value)
+            return None
+        worker.ok("schedule", v=value)
+        self.expected.add(value)
+        return result.recall_handle
+
+    async def _recall(self, producer: Producer, value: str, handle: str, seconds: float) -> None:
+        await trio.sleep(seconds)
+        worker = Worker(self.recorder)
+        worker.invoke("recall", v=value)
+        try:
+            await producer.recall(handle)
+        except NotRecalled as error:
+            worker.fail("recall", str(error), v=value)
+        except ClientError as error:
+            if error.stored == "no":
+                worker.fail("recall", str(error), v=value)
+            else:
+                self.expected.discard(value)
+                worker.info("recall", str(error), v=value)
+        else:
+            self.expected.discard(value)
+            worker.ok("recall", v=value)

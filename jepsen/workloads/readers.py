@@ -1,0 +1,39 @@
+"""Workloads whose messages become visible later, at a place that no answer tells: they are followed by their values."""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder
+from jepsen.workloads.assigned import AssignedWorkload
+
+
+class LaterWorkload(AssignedWorkload):
+    """Readers without seeks follow the topic.
+
+    Attributes:
+        expected: values that are to become visible, as far as clients know.
+    """
+
+    seek_chance: ClassVar[float] = 0.0
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        super().__init__(cluster, recorder, rng)
+        self.expected: set[str] = set()
+
+    async def wait_drained(self) -> None:
+        """Until all that is expected was read, or nothing new was for a while."""
+        while left := len(self.expected - self.read_values):
+            with trio.move_on_after(self.drain_seconds_max) as waiting:
+                while len(self.expected - self.read_values) == left:  # noqa: ASYNC110 (readers are many)
+                    await trio.sleep(0.2)
+            if waiting.cancelled_caught:
+                return
+        await trio.sleep(self.linger_seconds)
+
+    linger_seconds: ClassVar[float] = 2.0
+    """What must not come has so long to come all the same."""

@@ -1,0 +1,112 @@
+"""Transactional messages: half a message, then an end, or none; then the broker asks how it ended.
+
+How a transaction is to end is drawn before it begins, so that every check is answered the same. Some are left open on
+purpose, and some checks are answered with "not known yet".
+"""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder, Worker
+from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
+from jepsen.workloads.readers import LaterWorkload
+from jepsen.workloads.workload import SIZES
+from mq.client import ClientError, Message, ReceivedMessage, TransactionProducer
+
+WORKERS = 8
+COMMIT, ROLLBACK = "commit", "rollback"
+COMMIT_CHANCE = 0.7
+OPEN_CHANCE = 0.25
+"""Of a transaction that its producer does not end."""
+NOT_YET_CHANCE = 0.2
+"""Of a check."""
+HOLD_SECONDS_MAX = 0.2
+REST_SECONDS = 0.03
+TIMEOUTS = (1.0, 3.0)
+
+
+class TransactionsWorkload(LaterWorkload):
+    """See the module."""
+
+    name = "transactions"
+    summary = "half messages of the SDK, committed, rolled back, or left to the broker's questions"
+    settings: ClassVar[dict[str, str]] = {
+        **LaterWorkload.settings,
+        "transaction_timeout_seconds": "1",
+        "transaction_check_seconds": "1",
+        "transaction_checks_max": "100",
+    }
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        super().__init__(cluster, recorder, rng)
+        self._wanted: dict[str, str] = {}
+        self._checks = Worker(recorder)
+        self._check_rng = random.Random(rng.random())
+        self._ended = trio.Event()
+
+    async def consume(self) -> None:
+        """Readers, and the producer, which must be there as long as brokers ask."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().consume)
+            nursery.start_soon(self._be_producer)
+
+    async def produce(self) -> None:
+        """Returns when every transaction that was begun is ended or left open; checks go on."""
+        await self._ended.wait()
+
+    async def _be_producer(self) -> None:
+        async with TransactionProducer(self.cluster.namesrv, "jepsen_transactions", check=self._check) as producer:
+            async with trio.open_nursery() as nursery:
+                for _ in range(WORKERS):
+                    nursery.start_soon(self._work, producer, random.Random(self.rng.random()))
+            self._ended.set()
+            await trio.sleep_forever()
+
+    def _check(self, message: ReceivedMessage) -> bool | None:
+        """What the broker is told that asks."""
+        value = value_of(message.body, message.properties, message.tags)
+        wanted = self._wanted.get(value)
+        answer = None if self._check_rng.random() < NOT_YET_CHANCE else wanted
+        self._checks.ok("check", v=[value, answer or "unknown"])
+        return None if answer is None else answer == COMMIT
+
+    async def _work(self, producer: TransactionProducer, rng: random.Random) -> None:
+        worker = Worker(self.recorder)
+        while not self.stopping.is_set():
+            value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
+            self._wanted[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
+            await self._transact(worker, producer, value, rng)
+            await trio.sleep(REST_SECONDS * rng.random())
+
+    async def _transact(self, worker: Worker, producer: TransactionProducer, value: str, rng: random.Random) -> None:
+        wanted = self._wanted[value]
+        message = Message(self.topic, body_of(value), tags=tag_of(value), properties=properties_of(value))
+        doing = "half"
+        worker.invoke("half", v=value)
+        try:
+            async with producer.transaction(message, timeout=rng.choice(TIMEOUTS)) as transaction:
+                worker.ok("half", v=value)
+                if wanted == COMMIT:
+                    self.expected.add(value)
+                if rng.random() < OPEN_CHANCE:
+                    transaction.leave_open()
+                    return
+                if wanted == ROLLBACK:
+                    transaction.rollback()
+                await trio.sleep(HOLD_SECONDS_MAX * rng.random())
+                doing = "end"
+                worker.invoke("end-transaction", v=[value, wanted])
+            if transaction.confirmed:
+                worker.ok("end-transaction", v=[value, wanted])
+            else:
+                worker.info("end-transaction", "no broker confirmed it", v=[value, wanted])
+        except ClientError as error:
+            if doing == "half" and error.stored == "no":
+                worker.fail("half", str(error), v=value)
+            else:
+                worker.info("half" if doing == "half" else "end-transaction", str(error), v=value)

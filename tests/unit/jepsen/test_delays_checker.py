@@ -1,0 +1,101 @@
+"""The checker of delayed messages, with histories that break its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jepsen.checkers.append_log import check_log
+from jepsen.checkers.delays import check_delays
+from jepsen.history import Type
+from tests.unit.jepsen.histories import QUEUE, Script
+
+A, B, C = "1.0.0", "1.1.0", "1.2.0"
+
+
+def scheduled(script: Script, value: str, delay_ms: int) -> None:
+    script.add(1, "invoke", "schedule", v=value, o=delay_ms)
+    script.add(1, "ok", "schedule", v=value)
+
+
+def recalled(script: Script, value: str, outcome: Type = "ok") -> None:
+    process = 100 + len(script.events)
+    script.add(process, "invoke", "recall", v=value)
+    script.add(process, outcome, "recall", v=value)
+
+
+def polled(script: Script, value: str, offset: int) -> None:
+    script.add(60, "ok", "poll", k=QUEUE, v=[[offset, value]])
+
+
+def usual(script: Script) -> None:
+    """One is seen in time, one is recalled."""
+    scheduled(script, A, 1)
+    scheduled(script, B, 50)
+    recalled(script, B)
+    polled(script, A, 0)
+
+
+def test_delayed_ones_are_seen_and_recalled_ones_are_not() -> None:
+    script = Script()
+    usual(script)
+    script.final_everywhere([A])
+    history = script.history()
+    assert check_delays(history).valid is True
+    assert check_log(history).anomalies == {}
+
+
+@pytest.mark.parametrize("outcome", ["fail", "info"])
+def test_message_whose_recall_was_not_answered_may_be_seen(outcome: Type) -> None:
+    script = Script()
+    usual(script)
+    scheduled(script, C, 1)
+    recalled(script, C, outcome)
+    script.final_everywhere([A, C])
+    assert check_delays(script.history()).valid is True
+
+
+def early(script: Script) -> None:
+    usual(script)
+    scheduled(script, C, 100)
+    polled(script, C, 1)
+    script.final_everywhere([A, C])
+
+
+def recalled_and_seen(script: Script) -> None:
+    usual(script)
+    script.now += 100_000_000
+    script.final_everywhere([A, B])
+
+
+def never_seen(script: Script) -> None:
+    usual(script)
+    scheduled(script, C, 1)
+    script.final_everywhere([A])
+
+
+def refused_recall_and_never_seen(script: Script) -> None:
+    usual(script)
+    scheduled(script, C, 1)
+    recalled(script, C, "fail")
+    script.final_everywhere([A])
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [
+        ("early", early),
+        ("recalled-and-seen", recalled_and_seen),
+        ("never-seen", never_seen),
+        ("never-seen", refused_recall_and_never_seen),
+    ],
+)
+def test_broken_delays_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    broken(script)
+    assert check_delays(script.history()).anomalies == {anomaly: 1}
+
+
+def test_run_without_delays_leaves_the_verdict_open() -> None:
+    assert check_delays(Script().history()).valid == "unknown"

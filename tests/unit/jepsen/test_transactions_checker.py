@@ -1,0 +1,102 @@
+"""The checker of transactions, with histories that break its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jepsen.checkers.append_log import check_log
+from jepsen.checkers.transactions import check_transactions
+from jepsen.history import Type
+from tests.unit.jepsen.histories import Script
+
+A, B, C = "1.0.0", "1.1.0", "1.2.0"
+
+
+def half(script: Script, value: str) -> None:
+    script.add(1, "invoke", "half", v=value)
+    script.add(1, "ok", "half", v=value)
+
+
+def ended(script: Script, value: str, wanted: str, outcome: Type = "ok") -> None:
+    process = 1 if outcome == "ok" else 100 + len(script.events)
+    script.add(process, "invoke", "end-transaction", v=[value, wanted])
+    script.add(process, outcome, "end-transaction", v=[value, wanted])
+
+
+def checked(script: Script, value: str, wanted: str) -> None:
+    script.add(2, "ok", "check", v=[value, wanted])
+
+
+def usual(script: Script) -> None:
+    """One committed, one rolled back, one left to a check."""
+    for value in (A, B, C):
+        half(script, value)
+    ended(script, A, "commit")
+    ended(script, B, "rollback")
+    checked(script, C, "unknown")
+    checked(script, C, "commit")
+
+
+def test_committed_ones_are_visible_and_others_are_not() -> None:
+    script = Script()
+    usual(script)
+    script.read({0: A, 1: C})
+    script.final_everywhere([A, C])
+    history = script.history()
+    assert check_transactions(history).valid is True
+    assert check_log(history).anomalies == {}
+
+
+def test_commit_that_nobody_confirmed_may_be_lost_or_not() -> None:
+    for final in ([A, C], [A, C, "1.3.0"]):
+        script = Script()
+        usual(script)
+        half(script, "1.3.0")
+        ended(script, "1.3.0", "commit", "info")
+        script.final_everywhere(final)
+        assert check_transactions(script.history()).valid is True
+
+
+def rolled_back_and_visible(script: Script) -> None:
+    usual(script)
+    script.final_everywhere([A, C, B])
+
+
+def committed_and_lost(script: Script) -> None:
+    usual(script)
+    script.final_everywhere([A])
+
+
+def seen_before(script: Script) -> None:
+    half(script, A)
+    half(script, B)
+    script.read({0: A})
+    ended(script, A, "commit")
+    script.final_everywhere([A])
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [
+        ("seen-without-commit", rolled_back_and_visible),
+        ("commit-lost", committed_and_lost),
+        ("seen-before-commit", seen_before),
+    ],
+)
+def test_broken_transactions_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    broken(script)
+    assert check_transactions(script.history()).anomalies == {anomaly: 1}
+
+
+def test_second_copy_is_found_by_the_checker_of_the_log() -> None:
+    script = Script()
+    usual(script)
+    script.final_everywhere([A, C, A])
+    assert check_log(script.history()).anomalies == {"duplicate": 1}
+
+
+def test_run_without_commits_leaves_the_verdict_open() -> None:
+    assert check_transactions(Script().history()).valid == "unknown"
