@@ -3,6 +3,9 @@
 Nearly every header is plain compact JSON, which one typed pass reads. Whatever that pass refuses (the binary encoding,
 numbers with leading zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields;
 only what fails there as well is an error.
+
+Our own bulk requests have no older clients, so they are read the second way at once, which is strict for them: the
+first takes ``1e3`` for a number, and Java takes ``maybe`` for false.
 """
 
 from __future__ import annotations
@@ -151,15 +154,21 @@ def _as_bool(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
-def _reader(kind: msgspec.inspect.Type) -> Callable[[str], object]:
+def _as_strict_bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{text[:40]!r} is neither true nor false")
+    return text == "true"
+
+
+def _reader(kind: msgspec.inspect.Type, *, strict: bool) -> Callable[[str], object]:
     match kind:
         case msgspec.inspect.UnionType(types=types):
             (inner,) = (each for each in types if not isinstance(each, msgspec.inspect.NoneType))
-            return _reader(inner)
+            return _reader(inner, strict=strict)
         case msgspec.inspect.IntType(le=bound):
             return _as_i32 if bound == 2**31 - 1 else _as_i64
         case msgspec.inspect.BoolType():
-            return _as_bool
+            return _as_strict_bool if strict else _as_bool
         case msgspec.inspect.StrType():
             return str
         case _:
@@ -190,7 +199,10 @@ def _shape(request: type[Request]) -> _Shape:
     return _Shape(
         request,
         ext,
-        tuple(_Field(each.name, each.encode_name, each.required, _reader(each.type)) for each in described.fields),
+        tuple(
+            _Field(each.name, each.encode_name, each.required, _reader(each.type, strict=_is_strict(request)))
+            for each in described.fields
+        ),
     )
 
 
@@ -201,11 +213,15 @@ def _ext_class(request: type[Request]) -> type[Ext]:
     return kind
 
 
+def _is_strict(request: type[Request]) -> bool:
+    return request.__module__ == bulk_requests.__name__
+
+
 _CLASSES: Final = set(_request_classes())
 _SHAPES: Final = {int(each.__struct_config__.tag): _shape(each) for each in _CLASSES}  # type: ignore[arg-type]
 assert len(_SHAPES) == len(_CLASSES), "two request classes have the same code"
 
 decode_typed: Final[Callable[[memoryview | bytes], Request]] = msgspec.json.Decoder(
-    reduce(or_, _CLASSES), strict=False
+    reduce(or_, (each for each in _CLASSES if not _is_strict(each))), strict=False
 ).decode
 _decode_response: Final = msgspec.json.Decoder(Response).decode

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
-from mq.protocol import admin_requests, requests
+from mq.protocol import admin_requests, bulk_requests, requests
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
+from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY, JSON, split_frames
 from mq.protocol.headers import (
     Request,
@@ -25,7 +28,7 @@ from mq.protocol.records import encode_host
 
 REQUEST_CLASSES = [
     each
-    for module in (requests, admin_requests)
+    for module in (requests, admin_requests, bulk_requests)
     for each in vars(module).values()
     if isinstance(each, type) and issubclass(each, Request) and each is not Request
 ]
@@ -215,3 +218,20 @@ def test_frames_of_a_chunk_are_cut_and_the_rest_is_kept() -> None:
         assert consumed == sum(map(len, frames[: len(cut)])), f"with {end} bytes"
         assert [len(body) for _, _, body in cut] == list(range(len(cut)))
         assert end - consumed < len(frames[len(cut)]) if len(cut) < len(frames) else end == consumed
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"bytesMax": "1e3"}, "the field bytesMax: '1e3' is no integer"),
+        ({"bytesMax": "true"}, "the field bytesMax: 'true' is no integer"),
+        ({"bodies": "maybe"}, "the field bodies: 'maybe' is neither true nor false"),
+        ({"allowLeader": "1"}, "the field allowLeader: '1' is neither true nor false"),
+        ({"waitMs": "1.0"}, "the field waitMs: '1.0' is no integer"),
+    ],
+)
+def test_bulk_requests_take_no_lax_values(given: dict[str, str], reason: str, serialization: int) -> None:
+    ext = {"topic": "T", "bytesMax": "1000"} | given
+    with pytest.raises(HeaderError, match=f": {re.escape(reason)}$"):
+        decoded(encode_request(RequestCode.BULK_READ, 1, ext=ext, serialization=serialization))
