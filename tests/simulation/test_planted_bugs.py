@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from chaos.__main__ import LOG, LOGS
 from chaos.planted.__main__ import (
     PROJECT,
     UNIT_TEST,
+    Finding,
     PatchRefused,
     hunt,
     main,
@@ -36,7 +39,6 @@ QUICKLY_FOUND = (
     "silence-judged-before-input",
     "vote-not-persisted",
 )
-BROKER_SEEDS_MAX = 60
 ALWAYS_HUNTED = ("double-vote", "one-attempt-more")
 """One for the log and one for brokers; `make test-all` hunts them all."""
 
@@ -66,22 +68,36 @@ def test_patch_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.
         plant("no", tmp_path / "copy")
 
 
+@pytest.fixture(scope="module")
+def hunted(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Finding]]:
+    """What became of a mistake; all that tests of this session ask for are hunted at once, one on each processor."""
+    wanted = [item.callspec.params["name"] for item in request.session.items if "hunted" in _fixtures(item)]  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        findings = {name: pool.submit(hunt, name, SEEDS_MAX) for name in wanted}
+        yield lambda name: findings[name].result()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
 @pytest.mark.parametrize("name", hunts(QUICKLY_FOUND))
-def test_simulation_finds(name: str) -> None:
-    finding = hunt(name, SEEDS_MAX)
+def test_simulation_finds(name: str, hunted: Callable[[str], Finding]) -> None:
+    finding = hunted(name)
     assert finding.seeds is not None, f"{name} went unnoticed in {SEEDS_MAX} seeds"
     assert name in table([finding], SEEDS_MAX)
 
 
 @pytest.mark.parametrize("name", hunts(name for name in names() if workload(name) not in (*LOGS, UNIT_TEST)))
-def test_simulated_brokers_find(name: str) -> None:
-    assert hunt(name, BROKER_SEEDS_MAX).seeds is not None, f"{name} went unnoticed in {BROKER_SEEDS_MAX} seeds"
+def test_simulated_brokers_find(name: str, hunted: Callable[[str], Finding]) -> None:
+    assert hunted(name).seeds is not None, f"{name} went unnoticed in {SEEDS_MAX} seeds"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in names() if workload(name) == UNIT_TEST])
-def test_named_test_finds(name: str) -> None:
-    assert hunt(name).seeds is not None, f"{unit_test(name)} does not notice {name}"
+def test_named_test_finds(name: str, hunted: Callable[[str], Finding]) -> None:
+    assert hunted(name).seeds is not None, f"{unit_test(name)} does not notice {name}"
 
 
 def test_named_tests_exist() -> None:

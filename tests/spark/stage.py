@@ -116,17 +116,21 @@ class Stage:
 
     def move_leader(self) -> str:
         """Let another replica lead; returns its node id."""
-        old = self.leader()
-        self._admin(lambda admin: admin.manage_group(self.address(old), GroupCommand("transfer")))
+        return self._portal.call(self._move_leader)
 
-        async def changed() -> str:
-            with anyio.fail_after(SECONDS_MAX):
-                while (new := await self._cluster.leader()) == old:  # noqa: ASYNC110 - nobody tells us
+    async def _move_leader(self) -> str:
+        old = await self._cluster.leader()
+        with anyio.fail_after(SECONDS_MAX):
+            async with Admin(self.namesrv) as admin:
+                address, command = self.address(old), GroupCommand("transfer")
+                # A replica that has just been heard of is given time, one that was too slow another chance.
+                while not (answer := await admin.manage_group(address, command, timeout=SECONDS_MAX)).done:
+                    assert answer.code in ("NOT_CAUGHT_UP", "TRANSFER_FAILED"), answer
                     await anyio.sleep(0.1)
-                await self._cluster.wait_ready()
-                return new
-
-        return self._portal.call(changed)
+            while (new := await self._cluster.leader()) == old:  # noqa: ASYNC110 - nobody tells us
+                await anyio.sleep(0.1)
+            await self._cluster.wait_ready()
+        return new
 
     def address(self, node_id: str) -> str:
         """Where clients reach a replica."""
