@@ -113,6 +113,8 @@ class DevCluster:
     ports: Ports
     settings: Mapping[str, str]
     group: str
+    listen_host: str
+    client_host: str
     _nursery: trio.Nursery
     _children: dict[str, _Child] = field(default_factory=dict)
 
@@ -126,6 +128,8 @@ class DevCluster:
         ports: Ports | None = None,
         settings: Mapping[str, str] | None = None,
         group: str = "broker-a",
+        listen_host: str = HOST,
+        client_host: str = HOST,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> AsyncIterator[DevCluster]:
         """Start everything, wait until the group has a leader and all replicas are registered, and stop it at the end.
@@ -133,6 +137,7 @@ class DevCluster:
         Args:
             ports: default: those of the last time in this directory, else the conventional ones.
             settings: further settings of every broker, by the names of BrokerSettings.
+            listen_host, client_host: where brokers wait for clients, and where these are told to find them.
             on_progress: told in words what is being waited for.
 
         Raises:
@@ -146,7 +151,7 @@ class DevCluster:
             ports = _choose_ports(directory, nodes, ports)
             create_secret(str(directory / FILE_NAME))
             async with lone_errors(), trio.open_nursery() as nursery:
-                cluster = cls(directory, ports, dict(settings or {}), group, nursery)
+                cluster = cls(directory, ports, dict(settings or {}), group, listen_host, client_host, nursery)
                 try:
                     on_progress("starting the name server")
                     await cluster._start_namesrv()
@@ -178,7 +183,7 @@ class DevCluster:
 
     def address(self, node_id: str) -> str:
         """Where clients reach a replica."""
-        return f"{HOST}:{self.port(node_id)}"
+        return f"{self.client_host}:{self.port(node_id)}"
 
     def port(self, node_id: str) -> int:
         """The port of `address`."""
@@ -204,7 +209,9 @@ class DevCluster:
             f"{name}@{HOST}:{port}" for name, port in zip(self.node_ids, self.ports.replication, strict=True)
         )
         arguments = ["broker", "--group", self.group, "--node-id", node_id, "--peers", peers]
-        arguments += ["--listen", f"{HOST}:{self.ports.clients[number]}", "--namesrv", self.namesrv]
+        arguments += ["--listen", f"{self.listen_host}:{self.ports.clients[number]}", "--namesrv", self.namesrv]
+        if self.client_host != self.listen_host:
+            arguments += ["--set", f"advertise={self.address(node_id)}"]
         arguments += ["--data-dir", str(self.directory / node_id), "--set", f"secret_file={self.secret_file}"]
         for name, value in self.settings.items():
             arguments += ["--set", f"{name}={value}"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import trio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.consumer import PushConsumer
 from mq.client.message import Message, ReceivedMessage, SendResult
@@ -21,6 +23,7 @@ from mq.protocol.group_admin import GroupCommand
 from mq.protocol.operator_bodies import GroupProgress
 
 SECONDS_MAX = 120
+RELAY_HOST = "127.0.0.2"
 SETTINGS = {"segment_bytes": str(16 * 1024 * 1024)}
 
 _numbers = itertools.count(1)
@@ -35,10 +38,23 @@ class Stage:
 
     @classmethod
     @contextmanager
-    def open(cls, directory: Path) -> Iterator[Stage]:
-        """Three replicas in ``directory`` until the block ends."""
-        with start_blocking_portal("trio") as portal:
-            opened = DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS)
+    def open(cls, directory: Path, *, settings: Mapping[str, str] | None = None, ipv6: bool = False) -> Iterator[Stage]:
+        """Three replicas in ``directory`` until the block ends.
+
+        With ``ipv6`` brokers listen on an IPv6 address only, so all clients have such addresses. Brokers are always
+        known by IPv4 addresses; what listens there hands each connection on.
+        """
+        ports = Ports.free(3)
+        opened = DevCluster.open(
+            directory,
+            ports=ports,
+            settings={**SETTINGS, **(settings or {})},
+            listen_host="[::1]" if ipv6 else HOST,
+            client_host=RELAY_HOST if ipv6 else HOST,
+        )
+        with start_blocking_portal("trio") as portal, ExitStack() as relays:
+            for port in ports.clients if ipv6 else ():
+                relays.enter_context(portal.wrap_async_context_manager(_relayed(port)))
             with portal.wrap_async_context_manager(opened) as cluster:
                 yield cls(cluster, portal)
 
@@ -77,6 +93,10 @@ class Stage:
                     return [await each for each in pending]
 
         return self._portal.call(main)
+
+    def call(self, do: Callable[[], Awaitable[Any]]) -> Any:
+        """What an asynchronous function returns; it must bound its time itself."""
+        return self._portal.call(do)
 
     def give_up(self, message: Message, group: str) -> None:
         """Send a message that the consumers of ``group`` give up at once: it becomes a dead letter."""
@@ -165,3 +185,28 @@ class Stage:
 def bodies_of(rows: Iterable[Any]) -> Counter[bytes]:
     """How often each body is among these rows."""
     return Counter(bytes(row.body) for row in rows)
+
+
+@asynccontextmanager
+async def _relayed(port: int) -> AsyncIterator[None]:
+    """Hand connections to this port on to the same one of the IPv6 loopback address, until the block ends."""
+
+    async def pump(source: trio.SocketStream, sink: trio.SocketStream, scope: trio.CancelScope) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for data in source:
+                await sink.send_all(data)
+        scope.cancel()
+
+    async def relay(client: trio.SocketStream) -> None:
+        try:
+            broker = await trio.open_tcp_stream("::1", port)
+        except OSError:
+            return  # the client's connection is closed
+        async with broker, trio.open_nursery() as nursery:
+            nursery.start_soon(pump, client, broker, nursery.cancel_scope)
+            nursery.start_soon(pump, broker, client, nursery.cancel_scope)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(trio.serve_tcp, relay, port, host=RELAY_HOST))
+        yield
+        nursery.cancel_scope.cancel()
