@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from jepsen.deployments.cluster import GROUP, ROOT, Cluster, ClusterFailed, open_cluster
+from jepsen.deployments.cluster import GROUP, ROOT, Cluster, ClusterFailed, node_names, open_cluster
 from jepsen.deployments.netns import Networks, open_networks
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.client.errors import ClientError
@@ -94,7 +94,7 @@ def _is_settled(status: GroupStatus) -> bool:
 @asynccontextmanager
 async def open_failover_cluster(directory: Path) -> AsyncIterator[FailoverCluster]:
     """Start everything, and end it with the block. Raises ClusterFailed, OSError, subprocess.CalledProcessError."""
-    async with open_networks(NODES) as networks, open_cluster(directory, networks, count=NODES) as cluster:
+    async with open_networks(NODES) as networks, open_cluster(directory, networks, node_names(NODES)) as cluster:
         failover = FailoverCluster(cluster, networks)
         await failover.wait_settled()
         yield failover

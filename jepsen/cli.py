@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -20,8 +21,9 @@ from jepsen.deployments import BACKENDS, default_backend, why_not
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
 from jepsen.judge import REPORT, NotARun, judge
-from jepsen.nemeses import why_not as why_no_fault
+from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.run import Plan, carry_out, new_directory
+from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS
 from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, Verdict, exit_code, in_words
 from jepsen.workloads import WORKLOADS
@@ -59,6 +61,40 @@ def run(
 ) -> None:
     """Start brokers, let clients work, break things, mend them, read every replica, and judge."""
     nemeses = tuple(_known("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
+    _tell(*_run(_plan(workload, nemeses, seconds, seed, backend, planted), store))
+
+
+@app.command("scenario")
+def scenario(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(SCENARIOS)}; or list.")],
+    workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "log",
+    seconds: Annotated[float, typer.Option("--time", help="Of rounds; at least one is played.", min=1)] = 60,
+    seed: Annotated[int | None, typer.Option(help="Whom it hits; drawn if not given.")] = None,
+    backend: Annotated[str | None, typer.Option(help=f"One of {', '.join(BACKENDS)}.")] = None,
+    store: Annotated[Path, typer.Option(help="Where directories of runs are made.")] = Path("store"),
+    planted: Annotated[str, typer.Option(help="As of run.", metavar="NAME")] = "",
+) -> None:
+    """Play faults in an order that has lost messages of other systems, again and again, and judge."""
+    if name == "list":
+        for each in SCENARIOS.values():
+            missing = [reason for kind in each.kinds if (reason := why_no_fault(kind)) is not None]
+            typer.echo(f"{each.name:<18} {each.summary}" + (f" (cannot be had here: {missing[0]})" if missing else ""))
+        return
+    kinds = SCENARIOS[_known("scenario", name, SCENARIOS)].kinds
+    _tell(*_run(_plan(workload, kinds, seconds, seed, backend, planted, scenario=name), store))
+
+
+def _plan(
+    workload: str,
+    nemeses: tuple[str, ...],
+    seconds: float,
+    seed: int | None,
+    backend: str | None,
+    planted: str,
+    *,
+    scenario: str = "",
+) -> Plan:
+    """A plan that can be carried out here. Raises CannotRun."""
     chosen = _known("back end", backend or default_backend(), BACKENDS)
     if (reason := why_not(chosen)) is not None:
         raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
@@ -68,7 +104,11 @@ def run(
     if planted:
         _known("planted mistake", planted, planted_names())
     drawn = random.randrange(1_000_000) if seed is None else seed
-    plan = Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted)
+    return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario)
+
+
+def _run(plan: Plan, store: Path) -> tuple[Verdict, Path]:
+    """Carry out a plan and judge what there is of it. Raises CannotRun, NotARun."""
     began = time.gmtime()
     directory = new_directory(store, plan, time.strftime("%Y%m%dT%H%M%SZ", began))
     typer.echo(plan.command)
@@ -83,9 +123,11 @@ def run(
         raise CannotRun(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("interrupted; what there is, is judged", err=True)
+    except shutil.Error as error:
+        typer.echo(f"the run failed: {len(error.args[0])} files could not be copied: {error.args[0][0]}", err=True)
     except (ClusterFailed, ClientError, OSError, subprocess.CalledProcessError) as error:
         typer.echo(f"the run failed: {error}", err=True)
-    _tell(judge(directory), directory)
+    return judge(directory), directory
 
 
 @app.command("check")

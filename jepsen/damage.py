@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -12,6 +12,11 @@ from random import Random
 TAIL_BYTES_MAX = 5000
 SLOT_BYTES, SLOTS, SLOT_USED_BYTES = 4096, 2, 200
 """The vote file has two slots; the second is used while the first is written."""
+
+BLOCK_BYTES = 4096
+ENTRY_BYTES_MAX = 96 * 1024
+"""More than any entry of a log takes, in a run."""
+STRETCH_BYTES = 64 * 1024
 
 BALLAST = "ballast"
 
@@ -77,6 +82,46 @@ def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Dama
         damaged.append(Damaged(path, before, returns=True))
         for at in {rng.randrange(len(before.rstrip(b"\0"))) for _ in range(rng.randrange(1, bits_max + 1))}:
             flip(path, at, rng.randrange(8))
+    return damaged
+
+
+def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:
+    """A block of what was written is as if it had never been, or holds what belongs elsewhere in the file."""
+    before = path.read_bytes()
+    blocks = len(before.rstrip(b"\0")) // BLOCK_BYTES
+    if blocks < 2:
+        return flip_bits(rng, [path], bits_max=1)
+    source, target = rng.sample(range(blocks), 2)
+    block = before[source * BLOCK_BYTES : (source + 1) * BLOCK_BYTES] if misdirected else bytes(BLOCK_BYTES)
+    with path.open("r+b") as file:
+        file.seek(target * BLOCK_BYTES)
+        file.write(block)
+    return [Damaged(path, before, returns=True)]
+
+
+def helix(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[Damaged]]:
+    """Damage every replica, no two of them near the same place; by replica, what was damaged.
+
+    Files that all replicas have closed, and that are equal, are damaged in turns: in each stretch of a file one
+    replica has a flipped bit in each block, and then so much is left alone that no entry reaches the next stretch.
+    """
+    common = set.intersection(*({path.name for path in closed_files(log)} for log in logs.values()))
+    damaged: dict[str, list[Damaged]] = {node: [] for node in logs}
+    nodes = sorted(logs)
+    turn = rng.randrange(len(nodes))
+    for name in sorted(common):
+        contents = {node: (logs[node] / name).read_bytes() for node in nodes}
+        whole = contents[nodes[0]]
+        if any(content != whole for content in contents.values()):
+            continue
+        used = len(whole.rstrip(b"\0"))
+        for begin in range(0, used, STRETCH_BYTES + ENTRY_BYTES_MAX):
+            node = nodes[turn % len(nodes)]
+            turn += 1
+            for block in range(begin, min(begin + STRETCH_BYTES, used), BLOCK_BYTES):
+                flip(logs[node] / name, rng.randrange(block, min(block + BLOCK_BYTES, used)), rng.randrange(8))
+            if not any(each.path.name == name for each in damaged[node]):
+                damaged[node].append(Damaged(logs[node] / name, whole, returns=True))
     return damaged
 
 

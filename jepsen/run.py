@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +16,16 @@ import trio
 from chaos.planted.__main__ import plant
 from jepsen.checkers.servers import errors_in
 from jepsen.deployments import open_network
-from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, open_cluster
+from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, node_names, open_cluster
+from jepsen.deployments.disks import open_disks
+from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.final import read_replicas
 from jepsen.history import FORMAT
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection
+from jepsen.nemeses.needs import needs_disks
 from jepsen.recorder import Recorder
+from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import draw
 from jepsen.workloads import WORKLOADS
 from jepsen.workloads.workload import QUEUES, Workload
@@ -46,20 +51,23 @@ class Plan:
     backend: str
     planted: str = ""
     """A mistake that is made in the brokers' code on purpose, by its name in chaos/planted; empty for none."""
+    scenario: str = ""
+    """The name of a scenario, instead of faults that are drawn; empty for none."""
 
     @property
     def command(self) -> str:
         """What repeats it."""
         nemeses = ",".join(self.nemeses)
-        return (
-            f"raftmq-jepsen run --workload {self.workload} --nemesis {nemeses} "
-            f"--time {self.seconds:g} --seed {self.seed} --backend {self.backend}"
-        ) + (f" --planted {self.planted}" if self.planted else "")
+        workload = f"--workload {self.workload}"
+        what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} --nemesis {nemeses}"
+        return (f"raftmq-jepsen {what} --time {self.seconds:g} --seed {self.seed} --backend {self.backend}") + (
+            f" --planted {self.planted}" if self.planted else ""
+        )
 
 
 def new_directory(store: Path, plan: Plan, began: str) -> Path:
     """A directory that nobody has, for one run that began at that time. Raises OSError."""
-    stem = f"{began}-{plan.workload}-{'+'.join(plan.nemeses)}"
+    stem = f"{began}-{plan.workload}-{plan.scenario or '+'.join(plan.nemeses)}"
     store = store.resolve()
     store.mkdir(parents=True, exist_ok=True)
     for number in range(100):
@@ -85,19 +93,26 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     if plan.planted:
         source = directory / "planted"
         await trio.to_thread.run_sync(plant, plan.planted, source)
-    async with lone_errors():
-        with Recorder(directory / HISTORY, time.monotonic_ns) as recorder:
-            async with open_network(plan.backend, NODES) as network:
-                say(f"starting a name server and {NODES} brokers ({plan.backend}); logs are in {directory / 'logs'}")
-                async with open_cluster(
-                    directory, network, count=NODES, settings=workload_class.settings, source=source
-                ) as cluster:
-                    workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
-                    await _create_topic(cluster, workload.topic)
-                    recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
-                    await _run_with(plan, cluster, recorder, workload, say)
-                await _look_at_what_is_left(cluster, recorder)
-            recorder.note("end")
+    for each in remove_leftovers():
+        say(f"removed what a run that is gone left: {each}")
+    async with lone_errors(), AsyncExitStack() as stack:
+        stack.enter_context(held(directory))
+        recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
+        network = await stack.enter_async_context(open_network(plan.backend, NODES))
+        nodes = node_names(NODES)
+        disks = {}
+        if needs_disks(plan.nemeses):
+            disks = await stack.enter_async_context(open_disks(directory, nodes))
+        say(f"starting a name server and {NODES} brokers ({plan.backend}); logs are in {directory / 'logs'}")
+        async with open_cluster(
+            directory, network, nodes, settings=workload_class.settings, source=source, disks=disks
+        ) as cluster:
+            workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
+            await _create_topic(cluster, workload.topic)
+            recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
+            await _run_with(plan, cluster, recorder, workload, say)
+        await _look_at_what_is_left(cluster, recorder)
+        recorder.note("end")
 
 
 async def _run_with(
@@ -111,9 +126,11 @@ async def _run_with(
         async with trio.open_nursery() as producers:
             producers.start_soon(workload.produce)
             await trio.sleep(CALM_SECONDS)
-            steps = draw(random.Random(plan.seed), plan.nemeses, plan.seconds)
             until = trio.current_time() + plan.seconds
-            await torment(injection, steps)
+            if plan.scenario:
+                await play(injection, SCENARIOS[plan.scenario], plan.seconds)
+            else:
+                await torment(injection, draw(random.Random(plan.seed), plan.nemeses, plan.seconds))
             await trio.sleep_until(until)
             say("healing")
             await heal(cluster)
@@ -136,6 +153,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "nemeses": plan.nemeses,
         "backend": plan.backend,
         "planted": plan.planted,
+        "scenario": plan.scenario,
         "seed": plan.seed,
         "seconds": plan.seconds,
         "command": plan.command,

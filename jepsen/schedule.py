@@ -60,10 +60,18 @@ KINDS: dict[str, tuple[Variant, ...]] = {
     "damage": (
         Variant("one bit of a closed file", 0.0, 2.0, majority=True),
         Variant("many bits of many files", 0.0, 2.0, majority=True),
+        Variant("a block of a closed file lost", 0.0, 2.0, majority=True),
+        Variant("a block of a closed file written over another", 0.0, 2.0, majority=True),
         Variant("end of the newest file", 0.0, 2.0, majority=True),
         Variant("one slot of the vote file", 0.0, 2.0, majority=True),
     ),
     "disk-full": (Variant("follower", 2.0, 5.0, majority=True),),
+    "power-loss": (
+        Variant("all", 0.0, 1.0, majority=False),
+        Variant("leader", 0.0, 3.0, majority=True),
+        Variant("follower", 0.0, 3.0, majority=True),
+        Variant("leader and a follower", 0.0, 2.0, majority=False),
+    ),
 }
 """Kinds of faults by name, each in all its variants."""
 
@@ -95,7 +103,7 @@ def draw(rng: Random, kinds: Sequence[str], seconds: float) -> list[Step]:
 
 
 def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[str, ...]:
-    """The nodes that a variant of "kill", "pause" or "restart" is aimed at, in order."""
+    """The nodes that a variant of a kind is aimed at, in order."""
     followers = [node for node in nodes if node != leader]
     match what:
         case "leader" | "leader shortly":
@@ -104,6 +112,8 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
             return (rng.choice(followers),)
         case "both followers":
             return tuple(followers)
+        case "leader and a follower":
+            return leader, rng.choice(followers)
         case "all":
             return tuple(nodes)
         case "all, one after the other":
@@ -112,14 +122,16 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
             raise ValueError(f"nobody knows whom {what!r} is aimed at")
 
 
+def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
+    """By node, from whom it hears nothing when one and some others are apart."""
+    return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
+
+
 def grudges(
     what: str, leader: str, nodes: Sequence[str], rng: Random, *, clients: str = "clients"
 ) -> dict[str, frozenset[str]]:
     """By node, from whom it hears nothing under a variant of "partition"."""
     followers = [node for node in nodes if node != leader]
-
-    def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
-        return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
 
     match what:
         case "leader alone":

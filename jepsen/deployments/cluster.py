@@ -21,6 +21,8 @@ from pathlib import Path
 
 import trio
 
+from jepsen.deployments.disks import Disk
+from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
 from jepsen.deployments.network import Network
 from jepsen.wire import ask_figures
 
@@ -46,6 +48,8 @@ class Cluster:
     settings: Mapping[str, str]
     source: Path
     """The checkout whose servers run."""
+    disks: Mapping[str, Disk]
+    """File systems of their own, by broker; empty if all are in ``directory``."""
     _nursery: trio.Nursery
     _processes: dict[str, trio.Process] = field(default_factory=dict)
     _wanted: set[str] = field(default_factory=set)
@@ -58,7 +62,10 @@ class Cluster:
 
     def data_dir(self, node: str) -> Path:
         """Where a broker keeps everything."""
-        return self._moved.get(node, self.directory / node)
+        return self._moved.get(node) or self._home(node)
+
+    def _home(self, node: str) -> Path:
+        return self.disks[node].point / "data" if node in self.disks else self.directory / node
 
     def log_file(self, name: str) -> Path:
         """What a server writes to its standard output, over all its lives."""
@@ -167,7 +174,7 @@ class Cluster:
                     check=False,
                     start_new_session=True,
                     cwd=self.source,
-                    env={**os.environ, "PYTHONPATH": str(self.source)},
+                    env={**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory)},
                 )
             )
         self._wanted.add(name)
@@ -250,7 +257,7 @@ class Cluster:
 
         Raises PermissionError if mounting is not allowed.
         """
-        small = self.directory / f"small-{node}"
+        small = self.directory / f"{PREFIX}small-{node}"
         small.mkdir(exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(small)]
         done = await trio.run_process(mount, check=False, capture_stderr=True)
@@ -283,14 +290,20 @@ def _text(address: tuple[str, int]) -> str:
     return "{}:{}".format(*address)
 
 
+def node_names(count: int) -> tuple[str, ...]:
+    """n0, n1, ..."""
+    return tuple(f"n{number}" for number in range(count))
+
+
 @asynccontextmanager
 async def open_cluster(
     directory: Path,
     network: Network,
+    nodes: tuple[str, ...],
     *,
-    count: int = 3,
     settings: Mapping[str, str] | None = None,
     source: Path = ROOT,
+    disks: Mapping[str, Disk] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Start everything and wait for a leader; stop what still runs at the end. Raises ClusterFailed, OSError."""
     assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
@@ -298,9 +311,8 @@ async def open_cluster(
     secret = directory / "group.secret"
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32) + "\n")
-    nodes = tuple(f"n{number}" for number in range(count))
     async with trio.open_nursery() as nursery:
-        cluster = Cluster(directory, network, nodes, dict(settings or {}), source, nursery)
+        cluster = Cluster(directory, network, nodes, dict(settings or {}), source, dict(disks or {}), nursery)
         try:
             await cluster.start_namesrv()
             for node in nodes:

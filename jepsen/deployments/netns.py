@@ -25,6 +25,7 @@ import trio
 from jepsen.deployments.network import CLIENTS, Address, Grudges
 
 PREFIX = "rmqf"
+BRIDGE = f"{PREFIX}-br"
 NETWORK = "10.78.0"
 OUTSIDE = f"{NETWORK}.254"
 """The address of whoever is in no namespace."""
@@ -40,13 +41,16 @@ _HEAL = f"table inet {PREFIX} {{ }}\ndelete table inet {PREFIX}\n"
 """Made first, so that there is something to delete in any case."""
 
 
+_LET_PASS = ("-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT")
+
+
 class NetworksInUse(OSError):
     """Another run has the namespaces."""
 
 
 def unavailable() -> str | None:
     """Why namespaces cannot be used here, in words; None when they can."""
-    missing = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "nft", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
     return None if os.geteuid() == 0 else "only root may make network namespaces"
@@ -157,7 +161,8 @@ class Networks:
             await _run(*self._inside(number), "nft", "-f", "-", stdin=_HEAL)
 
     def _inside(self, number: int) -> list[str]:
-        return ["ip", "netns", "exec", _name(number)]
+        # Not `ip netns exec`: each would have mounts of its own, and keep disks mounted that are detached here.
+        return ["nsenter", f"--net=/run/netns/{_name(number)}"]
 
 
 def _number(node: str) -> int:
@@ -171,13 +176,15 @@ def _name(number: int) -> str:
 @asynccontextmanager
 async def open_networks(count: int) -> AsyncIterator[Networks]:
     """Make bridge and namespaces, and remove them at the end. Raises NetworksInUse, subprocess.CalledProcessError."""
-    bridge = f"{PREFIX}-br"
+    bridge = BRIDGE
     with _held():
         await _remove(count)
         try:
             await _run("ip", "link", "add", bridge, "type", "bridge")
             await _run("ip", "addr", "add", f"{OUTSIDE}/24", "dev", bridge)
             await _run("ip", "link", "set", bridge, "up")
+            if _is_filtered():
+                await _run("iptables", "-I", "FORWARD", *_LET_PASS)
             for number in range(count):
                 name, outer = _name(number), f"{PREFIX}-v{number}"
                 inside = ("ip", "-n", name)
@@ -208,8 +215,18 @@ def _held() -> Iterator[None]:
 async def _remove(count: int) -> None:
     """Remove what this run or an interrupted one made."""
     commands: list[Sequence[str]] = [("ip", "netns", "del", _name(number)) for number in range(count)]
-    for command in [*commands, ("ip", "link", "del", f"{PREFIX}-br")]:
+    for command in [*commands, ("ip", "link", "del", BRIDGE)]:
         await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
+    if _is_filtered():
+        drop_rule = ["iptables", "-D", "FORWARD", *_LET_PASS]
+        while not (await trio.run_process(drop_rule, check=False, capture_stderr=True)).returncode:
+            pass  # each interrupted run left one
+
+
+def _is_filtered() -> bool:
+    """Whether packets of bridges go through the rules of this machine, which may drop them, as those of Docker do."""
+    called = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+    return called.exists() and called.read_text().strip() == "1" and shutil.which("iptables") is not None
 
 
 async def _run(*command: str, stdin: str = "") -> None:

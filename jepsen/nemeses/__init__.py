@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from jepsen.nemeses.disks import damage, fill_disk
 from jepsen.nemeses.injection import CarryOut, Injection
 from jepsen.nemeses.operations import kill_name_server, restart, transfer
 from jepsen.nemeses.partitions import partition
+from jepsen.nemeses.power import power_loss
 from jepsen.nemeses.processes import kill, pause
 from jepsen.schedule import Step
 
@@ -25,15 +25,9 @@ NEMESES: dict[str, CarryOut] = {
     "partition": partition,
     "damage": damage,
     "disk-full": fill_disk,
+    "power-loss": power_loss,
 }
 """By kind, as in `jepsen.schedule.KINDS`."""
-
-
-def why_not(kind: str) -> str | None:
-    """Why a kind of fault cannot be had here, whatever the back end; None when it can."""
-    if kind == "disk-full" and os.geteuid() != 0:
-        return "only root may mount a small file system"
-    return None
 
 
 async def torment(injection: Injection, steps: Sequence[Step]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from jepsen.damage import Damaged, break_end, break_vote, closed_files, fill, flip_bits, forget_sidecars
+from jepsen.damage import Damaged, break_block, break_end, break_vote, closed_files, fill, flip_bits, forget_sidecars
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step
 
@@ -36,8 +36,7 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
     forget_sidecars(commitlog)
     await trio.sleep(step.seconds)
     await cluster.start(node)
-    if not await _is_repaired(injection, node, [each for each in damaged if each.returns]):
-        injection.recorder.note("not-repaired", n=node, v=[each.path.name for each in damaged if each.is_changed])
+    await repaired(injection, node, damaged)
     injection.end(number)
 
 
@@ -48,6 +47,10 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
             return flip_bits(rng, [rng.choice(closed_files(commitlog))], bits_max=1)
         case "many bits of many files":
             return flip_bits(rng, closed_files(commitlog), bits_max=BITS_MAX)
+        case "a block of a closed file lost":
+            return break_block(rng, rng.choice(closed_files(commitlog)), misdirected=False)
+        case "a block of a closed file written over another":
+            return break_block(rng, rng.choice(closed_files(commitlog)), misdirected=True)
         case "end of the newest file":
             return break_end(rng, commitlog)
         case "one slot of the vote file":
@@ -56,14 +59,18 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
             raise ValueError(f"nobody knows how to do {what!r}")
 
 
-async def _is_repaired(injection: Injection, node: str, damaged: list[Damaged]) -> bool:
-    """Wait until the broker has caught up, and files that come back have. Raises ClusterFailed if it does not."""
+async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> None:
+    """Wait until a broker has caught up, and files that must come back have; notes those that do not.
+
+    Raises ClusterFailed if it does not catch up.
+    """
     await injection.cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
+    due = [each for each in damaged if each.returns]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
-        while any(each.is_changed for each in damaged):  # noqa: ASYNC110 (files tell nobody)
+        while any(each.is_changed for each in due):  # noqa: ASYNC110 (files tell nobody)
             await trio.sleep(0.1)
-        return True
-    return False
+        return
+    injection.recorder.note("not-repaired", n=node, v=[each.path.name for each in due if each.is_changed])
 
 
 async def fill_disk(injection: Injection, step: Step, leader: str) -> None:

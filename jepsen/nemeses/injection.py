@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -24,9 +25,19 @@ class Injection:
 
     def begin(self, step: Step, nodes: tuple[str, ...]) -> int:
         """A fault begins. Returns its number."""
-        what = f"{step.kind} {step.variant.what} ({', '.join(nodes)})"
-        self.say(f"{what} for {step.seconds:.1f} s")
-        return self.recorder.fault_begins(step.kind, what, nodes, majority=step.variant.majority)
+        return self._begin(step.kind, step.variant.what, nodes, f" for {step.seconds:.1f} s", step.variant.majority)
+
+    @asynccontextmanager
+    async def fault(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool = True) -> AsyncIterator[int]:
+        """A fault of a scenario, over when the block is; yields its number."""
+        number = self._begin(kind, what, nodes, "", majority)
+        yield number
+        self.end(number)
+
+    def _begin(self, kind: str, what: str, nodes: tuple[str, ...], lasts: str, majority: bool) -> int:
+        described = f"{kind} {what} ({', '.join(nodes)})"
+        self.say(described + lasts)
+        return self.recorder.fault_begins(kind, described, nodes, majority=majority)
 
     def confirm(self, number: int, seen: str) -> None:
         """Its effect was seen from outside."""

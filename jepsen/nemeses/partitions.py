@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
 
+from jepsen.deployments.network import Grudges
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.schedule import Step, grudges
 
 
 async def partition(injection: Injection, step: Step, leader: str) -> None:
     """Some hear nothing of others for a while."""
-    network = injection.cluster.network
     planned = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, tuple(sorted(planned)))
+    async with cut(injection, number, planned):
+        await trio.sleep(step.seconds)
+    injection.end(number)
+
+
+@asynccontextmanager
+async def cut(injection: Injection, number: int, planned: Grudges) -> AsyncIterator[None]:
+    """Links are cut until the block ends; confirmed by what was dropped."""
+    network = injection.cluster.network
     try:
         await network.drop(planned)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
             while not (dropped := await network.dropped()):  # noqa: ASYNC110 (counters tell nobody)
                 await trio.sleep(0.1)
             injection.confirm(number, f"{dropped} packets were dropped or held back at once")
-        await trio.sleep(step.seconds)
+        yield
     finally:
         with trio.CancelScope(shield=True):  # a few short commands
             await network.heal()
-    injection.end(number)

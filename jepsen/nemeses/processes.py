@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -38,15 +40,23 @@ async def pause(injection: Injection, step: Step, leader: str) -> None:
     number = injection.begin(step, (node,))
     repeats = SHORT_PAUSES if step.variant.what == "leader shortly" else 1
     for repeat in range(repeats):
-        cluster.send_signal(node, signal.SIGSTOP)
-        try:
-            if repeat == 0:
-                await _confirm_paused(injection, number, cluster.pid(node))
+        async with paused(injection, number if repeat == 0 else None, node):
             await trio.sleep(step.seconds)
-        finally:
-            cluster.send_signal(node, signal.SIGCONT)
         await trio.sleep(0.1)
     injection.end(number)
+
+
+@asynccontextmanager
+async def paused(injection: Injection, number: int | None, node: str) -> AsyncIterator[None]:
+    """A broker stands still until the block ends; confirmed by the kernel, unless ``number`` is None."""
+    cluster = injection.cluster
+    cluster.send_signal(node, signal.SIGSTOP)
+    try:
+        if number is not None:
+            await _confirm_paused(injection, number, cluster.pid(node))
+        yield
+    finally:
+        cluster.send_signal(node, signal.SIGCONT)
 
 
 async def _confirm_paused(injection: Injection, number: int, pid: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from jepsen.damage import break_end, break_vote, closed_files, flip_bits, forget_sidecars
+from jepsen.damage import break_block, break_end, break_vote, closed_files, flip_bits, forget_sidecars, helix
 
 CONTENT = bytes(range(1, 251)) * 40
 
@@ -86,3 +87,55 @@ def test_sidecars_go_and_files_stay(commitlog: Path) -> None:
     forget_sidecars(commitlog)
     assert not list(commitlog.glob("*.index"))
     assert len(closed_files(commitlog)) == 3
+
+
+def _log(directory: Path, contents: list[bytes]) -> Path:
+    directory.mkdir(parents=True)
+    for number, content in enumerate(contents):
+        (directory / f"{number:020}").write_bytes(content)
+    return directory
+
+
+def test_helix_damages_every_replica_and_no_place_twice(tmp_path: Path) -> None:
+    contents = [Random(number).randbytes(512 * 1024) for number in range(4)]
+    logs = {node: _log(tmp_path / node, contents) for node in ("n0", "n1", "n2")}
+    damaged = helix(Random(1), logs)
+    assert all(damaged.values())
+    assert all(each.is_changed for its in damaged.values() for each in its)
+    hit: dict[str, list[tuple[int, int]]] = {}
+    for node, its in damaged.items():
+        hit[node] = [
+            (number, at)
+            for number, content in enumerate(contents)
+            for at, (a, b) in enumerate(zip((logs[node] / f"{number:020}").read_bytes(), content, strict=True))
+            if a != b
+        ]
+        assert {number for number, _ in hit[node]} <= {0, 1, 2}, f"the newest file of {node} is still written"
+        assert {each.path.name for each in its} == {f"{number:020}" for number, _ in hit[node]}
+    near = [
+        (one, other)
+        for one, other in combinations(hit, 2)
+        for number, at in hit[one]
+        for other_number, other_at in hit[other]
+        if number == other_number and abs(at - other_at) < 65536 + 4096
+    ]
+    assert not near, "an entry may be damaged on two replicas"
+
+
+def test_helix_leaves_files_alone_that_differ(tmp_path: Path) -> None:
+    logs = {node: _log(tmp_path / node, [node.encode() * 9000, b"x"]) for node in ("n0", "n1", "n2")}
+    assert helix(Random(1), logs) == {"n0": [], "n1": [], "n2": []}
+
+
+@pytest.mark.parametrize("misdirected", [False, True])
+def test_lost_and_misdirected_blocks_differ_in_one_block(tmp_path: Path, misdirected: bool) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(Random(1).randbytes(10 * 4096))
+    (damaged,) = break_block(Random(2), path, misdirected=misdirected)
+    assert damaged.is_changed
+    assert 4000 < damaged.changed_bytes <= 4096
+    now = path.read_bytes()
+    (at,) = (at for at in range(10) if now[at * 4096 :][:4096] != damaged.before[at * 4096 :][:4096])
+    assert now[at * 4096 :][:4096] in (
+        [damaged.before[n * 4096 :][:4096] for n in range(10)] if misdirected else [bytes(4096)]
+    )

@@ -1,0 +1,152 @@
+"""A file system of its own for each broker, in an image file: its power can be cut, so that unsynced data are gone.
+
+ext4 is told to shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as that
+of xfs), and mounted again. What was synced is there, what was not is gone, as after the loss of power. Needs root,
+`mkfs.ext4` (e2fsprogs) and loop devices.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from jepsen.deployments.leftovers import PREFIX
+
+IMAGE_BYTES = 1024 * 1024 * 1024
+"""Sparse: takes as much as is written."""
+_SHUTDOWN, _WITHOUT_LOG = 0x8004587D, 2
+_CANARY_BYTES = 65536
+_SYNCED, _UNSYNCED = "synced", "unsynced"
+
+
+def unavailable() -> str | None:
+    """Why disks cannot be had here, in words; None when they can."""
+    if os.geteuid() != 0:
+        return "only root may mount the disks of brokers"
+    if shutil.which("mkfs.ext4") is None:
+        return "not installed: mkfs.ext4 (e2fsprogs)"
+    return None if Path("/dev/loop-control").exists() else "this machine has no loop devices"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a loss of power took: whether the unsynced file of the test is gone, and the synced one is there."""
+
+    unsynced_gone: bool
+    synced_kept: bool
+    nbytes: int
+    """By how many bytes the files of the broker differ from what was in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of one broker, mounted at ``point`` from the file ``image``."""
+
+    image: Path
+    point: Path
+
+    async def mount(self) -> None:
+        """Attach it. Raises subprocess.CalledProcessError."""
+        await _run("mount", "-o", "loop", str(self.image), str(self.point))
+
+    async def unmount(self) -> None:
+        """Detach it, and write what is in memory unless it was shut down. Raises subprocess.CalledProcessError."""
+        await _run("umount", str(self.point))
+
+    def shut_down(self) -> None:
+        """Cut it off at once: nothing that is in memory is written any more, and every write fails. Raises OSError."""
+        descriptor = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))
+        finally:
+            os.close(descriptor)
+
+    async def lose_power(self) -> Lost:
+        """As if the machine of a broker that was just killed lost power, and had it again.
+
+        Raises OSError, subprocess.CalledProcessError.
+        """
+        before = await trio.to_thread.run_sync(self._last_writes)
+        self.shut_down()
+        await self.unmount()
+        await self.mount()
+        return await trio.to_thread.run_sync(self._compare, before)
+
+    def _last_writes(self) -> dict[Path, bytes]:
+        """Write a file that is synced and one that is not; all files, as they are in memory."""
+        for name, sync in ((_SYNCED, True), (_UNSYNCED, False)):
+            (self.point / name).unlink(missing_ok=True)
+            _write(self.point / name, sync=sync)
+        return _contents(self.point)
+
+    def _compare(self, before: dict[Path, bytes]) -> Lost:
+        after = _contents(self.point)
+        synced, unsynced = self.point / _SYNCED, self.point / _UNSYNCED
+        others = (before.keys() | after.keys()) - {synced, unsynced}
+        nbytes = sum(_difference(before.get(path, b""), after.get(path, b"")) for path in others)
+        return Lost(after.get(unsynced) != before[unsynced], after.get(synced) == before[synced], nbytes)
+
+
+def _write(path: Path, *, sync: bool) -> None:
+    with path.open("wb") as file:
+        file.write(b"x" * _CANARY_BYTES)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    if sync:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(directory)
+        os.close(directory)
+
+
+def _contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def _difference(one: bytes, other: bytes) -> int:
+    if one == other:
+        return 0
+    differing = sum(a != b for a, b in zip(one, other, strict=False))
+    return differing + abs(len(one) - len(other))
+
+
+@asynccontextmanager
+async def open_disks(directory: Path, nodes: tuple[str, ...]) -> AsyncIterator[dict[str, Disk]]:
+    """A disk for each broker until the block ends; then its files are in ``directory`` by the name of the broker.
+
+    Raises OSError, subprocess.CalledProcessError.
+    """
+    disks: dict[str, Disk] = {}
+    mounted: list[str] = []
+    try:
+        for node in nodes:
+            disks[node] = disk = Disk(directory / f"{node}.img", directory / f"{PREFIX}{node}")
+            with disk.image.open("wb") as image:
+                image.truncate(IMAGE_BYTES)
+            disk.point.mkdir()
+            await _run("mkfs.ext4", "-q", "-F", str(disk.image))
+            await disk.mount()
+            mounted.append(node)
+        yield disks
+    finally:
+        with trio.CancelScope(shield=True):  # copies of the files of this run
+            for node in mounted:
+                disk = disks[node]
+                if (data := disk.point / "data").is_dir():
+                    await trio.to_thread.run_sync(shutil.copytree, data, directory / node)
+                await disk.unmount()
+                disk.point.rmdir()
+                disk.image.unlink()
+
+
+async def _run(*command: str) -> None:
+    await trio.run_process(command, capture_stdout=True, stderr=subprocess.STDOUT)

@@ -1,0 +1,95 @@
+"""What a run that was killed left behind, removed by the next one: mounts, stopped servers, control groups.
+
+Everything that a run makes outside its directory tells which directory it belongs to. A run holds a lock in its
+directory while it lives; only what belongs to a directory that nobody holds is removed. So two runs at once leave each
+other alone, and nothing that no run made is touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = "rmqf-"
+"""How names of mount points begin that runs make."""
+RUN_VARIABLE = "RAFTMQ_JEPSEN_RUN"
+"""In the environment of every server: the directory of its run."""
+CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+"""Where a run may have made control groups: version 1, version 2."""
+
+_LOCK = "run.lock"
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a run's directory until the block ends, or this process does. Raises OSError if another process has it."""
+    with (directory / _LOCK).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def is_held(directory: Path) -> bool:
+    """Whether the run of this directory is alive."""
+    try:
+        with (directory / _LOCK).open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def mount_points(mounts: Iterable[str]) -> list[Path]:
+    """Those that runs made, of the lines of /proc/self/mounts; what was mounted last comes first."""
+    points = (line.split()[1].encode().decode("unicode_escape") for line in mounts if line.count(" ") >= 2)
+    return [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)][::-1]
+
+
+def run_of(environ: bytes) -> Path | None:
+    """The directory of the run that a process belongs to, from its /proc/PID/environ."""
+    for each in environ.split(b"\0"):
+        name, _, value = each.partition(b"=")
+        if name == RUN_VARIABLE.encode() and value:
+            return Path(os.fsdecode(value))
+    return None
+
+
+def remove_leftovers() -> list[str]:
+    """Remove what dead runs left; returns what that was, for people."""
+    removed = []
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        run = run_of(_content(pid))
+        if run is not None and pid != os.getpid() and not is_held(run):
+            try:
+                os.kill(pid, signal.SIGKILL)  # a stopped one does not notice that its run is gone
+            except OSError:
+                continue
+            removed.append(f"process {pid} of {run}")
+    with open("/proc/self/mounts", encoding="ascii") as mounts:
+        points = mount_points(mounts)
+    for point in points:
+        if not is_held(point.parent):
+            done = subprocess.run(["umount", "--lazy", str(point)], check=False, capture_output=True)
+            removed += [] if done.returncode else [f"mount {point}"]
+    for group in (path for root in CGROUPS if root.is_dir() for path in root.glob(f"{PREFIX}*")):
+        _, _, pid_text = group.name.rpartition("-")
+        if pid_text.isdigit() and not Path(f"/proc/{pid_text}").exists():
+            try:
+                group.rmdir()
+            except OSError:
+                continue
+            removed.append(f"control group {group}")
+    return removed
+
+
+def _content(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""  # it has ended, or is somebody else's

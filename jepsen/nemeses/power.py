@@ -1,0 +1,42 @@
+"""The power of brokers' machines goes: they die, and what they had not synced is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from jepsen.deployments.disks import Lost
+from jepsen.nemeses.injection import Injection
+from jepsen.schedule import Step, targets
+
+
+async def power_loss(injection: Injection, step: Step, leader: str) -> None:
+    """All at once; they start again after a while."""
+    cluster = injection.cluster
+    nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, nodes)
+    await lose_power(injection, number, nodes)
+    await trio.sleep(step.seconds)
+    for node in nodes:
+        await cluster.start(node)
+    injection.end(number)
+
+
+async def lose_power(injection: Injection, number: int, nodes: Sequence[str]) -> None:
+    """Kill brokers and take from their disks what was not synced. Confirmed by two files that are none of theirs."""
+    cluster = injection.cluster
+    lost: dict[str, Lost] = {}
+
+    async def lose(node: str) -> None:
+        lost[node] = await cluster.disks[node].lose_power()
+
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            nursery.start_soon(cluster.kill, node)
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            nursery.start_soon(lose, node)
+    if all(each.unsynced_gone and each.synced_kept for each in lost.values()):
+        told = ", ".join(f"{each.nbytes} bytes of {node}" for node, each in sorted(lost.items()))
+        injection.confirm(number, f"a file that was not synced is gone, a synced one is not; changed: {told}")

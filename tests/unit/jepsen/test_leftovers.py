@@ -1,0 +1,39 @@
+"""What dead runs left is told by name, and what living runs have is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jepsen.deployments.leftovers import RUN_VARIABLE, held, is_held, mount_points, run_of
+
+MOUNTS = (
+    "/dev/vda / ext4 rw,relatime 0 0",
+    "/dev/loop0 /home/someone/store/run\\0401/rmqf-n0 ext4 rw,relatime 0 0",
+    "tmpfs /home/someone/store/run\\0401/rmqf-small-n1 tmpfs rw,size=65536k 0 0",
+    "/dev/loop1 /home/someone/rmqf/data ext4 rw,relatime 0 0",
+)
+
+
+def test_mounts_of_runs_are_told_by_name_and_come_in_reverse() -> None:
+    run = Path("/home/someone/store/run 1")
+    assert mount_points(MOUNTS) == [run / "rmqf-small-n1", run / "rmqf-n0"]
+
+
+def test_server_tells_its_run() -> None:
+    assert run_of(f"PATH=/bin\0{RUN_VARIABLE}=/store/run 1\0HOME=/\0".encode()) == Path("/store/run 1")
+    assert run_of(b"PATH=/bin\0HOME=/\0") is None
+
+
+def test_living_run_holds_its_directory(tmp_path: Path) -> None:
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        assert is_held(tmp_path)
+        with pytest.raises(BlockingIOError), held(tmp_path):
+            pass
+    assert not is_held(tmp_path)
+
+
+def test_directory_that_is_gone_is_held_by_nobody(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "gone")
