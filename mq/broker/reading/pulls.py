@@ -234,8 +234,9 @@ class Pulls:
         if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
             return None
         other = self._slow_consumers.other_replica()
+        suggested = LEADER_ID if other is None else other
         return self._empty(
-            pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested=other
+            pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested
         )
 
     def _hold(self, pull: HeldPull, until: float) -> bool:
@@ -286,7 +287,7 @@ class Pulls:
         except StorageCorrupt:
             # This replica is about to repair its log; another one has the message.
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
-            other = self._slow_consumers.elsewhere(position + size)
+            other = self._slow_consumers.other_replica(position + size)
             if other is None:
                 raise
             return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "DAMAGED_HERE", other)

@@ -83,15 +83,11 @@ class SlowConsumers:
             return config.which_broker_when_consume_slowly
         return fit[zlib.crc32(f"{group}\n{topic}\n{queue_id}".encode()) % len(fit)]
 
-    def other_replica(self) -> int:
-        """The broker id of another replica that serves pulls, or this one's when there is none."""
-        if not self._replica.is_leader:
-            return LEADER_ID
-        return min((follower.broker_id for follower in self._heard()), default=LEADER_ID)
+    def other_replica(self, behind: int = 0) -> int | None:
+        """The broker id of another replica that serves what lies before the physical offset ``behind``.
 
-    def elsewhere(self, behind: int) -> int | None:
-        """The broker id of another replica for what lies before the physical offset ``behind`` and is damaged here;
-        None if nobody is known who has it."""
+        None if none is known: no follower was heard lately, or this is a follower and knows no leader.
+        """
         if not self._replica.is_leader:
             return LEADER_ID if self._replica.core.leader_id is not None else None
         return next((follower.broker_id for follower in self._heard() if follower.applied_pos >= behind), None)
