@@ -275,10 +275,15 @@ class Offsets:
         self._appender.check_room()
         key = (ext.consumer_group, ext.topic, ext.queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            # The change may be a reset, or a commit of the reader that has gone back.
+            what = (
+                "is being changed right now: commit again"
+                if key in self._resetting
+                else "was reset, and no consumer has gone on from there yet"
+            )
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"the offset of {ext.consumer_group} in queue {ext.queue_id} of {ext.topic} was reset,"
-                " and no consumer has gone on from there yet",
+                f"the offset of {ext.consumer_group} in queue {ext.queue_id} of {ext.topic} {what}",
             )
 
         def committed(known: bool) -> None:
@@ -310,8 +315,8 @@ class Offsets:
         if self._client_id(connection, group) is not None or self._has_members(group):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"the offset of {group} in queue {queue_id} of {topic} is {known}; while the group has members, only"
-                f" who reads the queue from {offset} or before moves it back to {offset}: reset the offset instead",
+                f"the offset of {group} in queue {queue_id} of {topic} is {known}; while the group has members, only a"
+                f" client that reads the queue from {offset} or before can move it back to {offset}. A reset can, too",
             )
 
     def _rereads(self, connection: ClientConnection, key: Key, offset: int) -> bool:

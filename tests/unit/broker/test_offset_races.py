@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from mq.broker.consuming.offsets import Offsets
+from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
+from mq.protocol.headers import UpdateConsumerOffset
+from mq.protocol.requests import UpdateConsumerOffsetExt
 from tests.unit.broker.rounds import Rounds
 
 
@@ -133,3 +138,25 @@ def test_who_reads_again_is_not_taken_for_who_waits_for_a_reset() -> None:
     assert stage.pull(40) is None
     stage.offsets.commit(reader, "G", "T", 0, 11)
     assert (stage.rounds.waiting, stage.stored) == (0, 40)
+
+
+def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
+    stage = Stage()
+    reader: Any = object()
+    other: Any = object()
+    request = UpdateConsumerOffset(
+        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=51)
+    )
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    with pytest.raises(RequestRefused, match=r"is being changed right now: commit again$"):
+        stage.offsets.handle_update(other, request, b"", 0)
+    stage.rounds.commit(2)
+    stage.reset(20)
+    with pytest.raises(RequestRefused, match=r"is being changed right now: commit again$"):
+        stage.offsets.handle_update(other, request, b"", 0)
+    stage.rounds.commit(2)
+    with pytest.raises(RequestRefused, match=r"was reset, and no consumer has gone on from there yet$"):
+        stage.offsets.handle_update(other, request, b"", 0)
