@@ -131,8 +131,9 @@ def cut(
     first = report.ranges[0]
     if not accept_loss:
         raise CommandFailed(
-            f"{where}: nothing was changed. Behind {first.pos} {_more_behind(report.ranges)}; what this replica "
-            "acknowledged and loses may exist nowhere else: say so with --accept-loss"
+            f"{where}: nothing was changed. The log would end with entry {first.before.index}, in front of the damage "
+            f"at position {first.pos}. {_lost_behind(report.ranges)} What this replica acknowledged may exist "
+            "nowhere else. To lose it all the same: --accept-loss"
         )
     try:
         end = cut(RealDisk(), LogDamaged(where, report.ranges, first.pos, report.verdict))
@@ -244,11 +245,13 @@ def dump(
         Console().print(table)
 
 
-def _more_behind(ranges: Sequence[DamagedRange]) -> str:
-    last = ranges[-1]
-    if last.behind is None:
-        return "there is nothing that is certainly intact"
-    return f"there are intact entries, from index {last.behind.index} on at the latest"
+def _lost_behind(ranges: Sequence[DamagedRange]) -> str:
+    """What a cut at the first of ``ranges`` loses."""
+    intact = [each.behind.index for each in ranges if each.behind is not None]
+    if not intact:
+        return "No entry behind the damage is known to be intact."
+    more = f" (the log is damaged in {len(ranges)} places)" if len(ranges) > 1 else ""
+    return f"Intact entries from index {intact[0]} on would be lost, too{more}."
 
 
 @contextmanager

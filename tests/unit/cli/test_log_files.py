@@ -113,10 +113,17 @@ def test_directory_without_a_log(tmp_path: Path) -> None:
 def test_cut_gives_up_what_lies_behind_the_damage_when_a_person_says_so(data_dir: Path) -> None:
     assert "there is no damage" in str(refusal(run("cut", data_dir, "--accept-loss")))
     with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
-        file.seek(1000)
-        file.write(b"\xff")
+        for position in (1000, 3000):
+            file.seek(position)
+            file.write(b"\xff")
     before = {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()}
-    assert "intact entries, from index" in str(refusal(run("cut", data_dir)))
+    rows = json.loads(run("dump", data_dir, "--json").output)
+    first = next(at for at, row in enumerate(rows) if row.get("note") == "damaged")
+    said = str(refusal(run("cut", data_dir)))
+    assert f"would end with entry {rows[first - 1]['index']}, in front of the damage" in said
+    assert (
+        f"Intact entries from index {rows[first + 1]['index']} on would be lost, too (the log is damaged in 2" in said
+    )
     assert {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()} == before
     assert "the replica abstains" in run("cut", data_dir, "--accept-loss").output
     found = json.loads(run("verify", data_dir, "--json").output)
