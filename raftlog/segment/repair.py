@@ -221,9 +221,7 @@ class Repair:
         while self._ranges:
             damage = self._ranges[0]
             self._behind = damage.behind
-            self._behind_header = b""
-            if damage.behind is not None:
-                self._behind_header = self._files.pread(damage.behind.pos, HEADER_BYTES)
+            self._behind_header = b"" if self._behind is None else self._files.pread(self._behind.pos, HEADER_BYTES)
             self._rewind()
             # If only a blank is damaged, nobody has to be asked.
             if not self._links():
@@ -241,9 +239,12 @@ class Repair:
     def _end(self) -> int:
         return self._last.pos + self._last.size
 
+    def _file_end(self, pos: int) -> int:
+        return self._files.start_of(pos) + self._segment_bytes
+
     def _limit(self) -> int:
         """Where the present file ends, or the intact entry begins if it lies in this file."""
-        file_end = self._files.start_of(self._at) + self._segment_bytes
+        file_end = self._file_end(self._at)
         return file_end if self._behind is None else min(file_end, self._behind.pos)
 
     def _links(self) -> bool:
@@ -260,14 +261,14 @@ class Repair:
     def _take(self) -> None:
         """Accept what is whole of the bytes held. Raises `FrameCorrupt` for the first that does not belong here."""
         while self._held and not self.done:
-            file_end = self._files.start_of(self._at) + self._segment_bytes
+            file_end = self._file_end(self._at)
             if is_blank(self._held, file_end - self._at):
                 self._write_side(self._at, blank(file_end - self._at))
                 self._held = b""
                 self._at = file_end
-                self._forget_refusals()
             elif not self._take_entry(file_end):
                 return
+            self._forget_refusals()
             self._look_ahead()
 
     def _take_entry(self, file_end: int) -> bool:
@@ -297,7 +298,6 @@ class Repair:
         ref = verify_entry(memoryview(self._held), 0, last.index + 1, last.term, self._at, last.chain)
         self._write_side(self._at, self._held[:size])
         self._last, self._at, self._held = ref, self._at + size, self._held[size:]
-        self._forget_refusals()
         return True
 
     def _look_ahead(self) -> None:
@@ -348,6 +348,7 @@ class Repair:
         notes[ABSTAINING] = b"1"
         start = self._files.start_of(end)
         data_end = max(end, self._data_end())
+        zeroed_end = min(data_end, self._file_end(end))
         # What is left may end with entries of a stale block, which were not the committed ones.
         self._write_meta(
             notes=notes,
@@ -355,22 +356,21 @@ class Repair:
             durable_chain=self._last.chain,
             commit_hint=min(self._state.commit_hint, base.index),
             clean=False,
-            cut_end=min(data_end, start + self._segment_bytes),
+            cut_end=zeroed_end,
         )
         self._replacing(end, data_end)
         self._files.drop_behind(start)
         if start in self._files.starts:
             self._files.restore_length(start)
-            self._files.zero(end, min(data_end, start + self._segment_bytes))
+            self._files.zero(end, zeroed_end)
         self._ranges.clear()
         self.cut_at = self._good_end = end
 
     def _complete(self, end: int) -> None:
         """Write what came to where it belongs: everything up to ``end``, with a blank at the end of each file."""
         last_end = self._end()
-        file_end = self._files.start_of(last_end) + self._segment_bytes
-        if last_end < end == file_end:
-            self._write_side(last_end, blank(file_end - last_end))
+        if last_end < end == self._file_end(last_end):
+            self._write_side(last_end, blank(end - last_end))
         self._copy(end)
         del self._ranges[0]
         if not self._ranges:
@@ -384,11 +384,11 @@ class Repair:
             self._write_meta(notes={**self._state.notes, REPLACING: b"%d %d" % (begin, end)})
         while pos < end:
             start = self._files.start_of(pos)
-            file_end = min(end, start + self._segment_bytes)
+            last = min(end, self._file_end(pos))
             self._files.ensure(start)
             self._files.restore_length(start)
-            while pos < file_end:
-                nbytes = min(SYNC_BYTES_MAX, file_end - pos)
+            while pos < last:
+                nbytes = min(SYNC_BYTES_MAX, last - pos)
                 data = self._side_call(self._disk.pread, self._side, nbytes, pos - begin)
                 self._files.write(pos, [data.ljust(nbytes, b"\0")])
                 pos += nbytes
@@ -398,9 +398,9 @@ class Repair:
         crc, nbytes, pos = 0, end - begin, begin
         present = set(self._files.starts)
         while pos < end:
-            start = self._files.start_of(pos)
-            piece = min(SYNC_BYTES_MAX, end - pos, start + self._segment_bytes - pos)
-            crc = zlib.crc32(self._files.pread_padded(pos, piece) if start in present else b"", crc)
+            piece = min(SYNC_BYTES_MAX, end - pos, self._file_end(pos) - pos)
+            if self._files.start_of(pos) in present:
+                crc = zlib.crc32(self._files.pread_padded(pos, piece), crc)
             pos += piece
         self.replaced.append(Replaced(begin, nbytes, crc))
 
