@@ -2,6 +2,8 @@
 
 Each answer says for each queue where to go on. Position is the next offset of each queue, so another replica goes on
 exactly where one failed; an answer counts only if the offsets of its records continue there without a gap.
+
+What one replica has deleted another one may still have: messages are lost when all replicas have been asked for them.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ class BulkTaskReader(TaskReader):
     _bytes_max = _FIRST_BYTES
     _hold_at = 0.0
     _holds: Connection | None = None
+    _asked: frozenset[str] = frozenset()
+    """The replicas that gave nothing since the last progress."""
+    _gone: dict[int, int] | None = None
+    """Where the queues begin of which all those have deleted something that is wanted; None while none has said so."""
 
     def read(self) -> Iterator[Any]:
         """All messages of the partition as record batches, in the order of the log. Raises as `TaskReader.read`."""
@@ -68,7 +74,7 @@ class BulkTaskReader(TaskReader):
                     self._next_replica(error)
                     continue
                 self._progressed(connection, chunk)
-                if left:
+                if left and self._connection is connection:
                     # The broker works on the next answer while this one is taken apart.
                     try:
                         sent = self._ask_bulk(connection, left)
@@ -159,13 +165,13 @@ class BulkTaskReader(TaskReader):
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
-        """What is left behind an answer, and the records that it brings. Raises AnswerDamaged, DataLoss."""
+        """What is left behind an answer, and the records that it brings. Raises AnswerDamaged, Behind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
             raise AnswerDamaged(f"an answer about queues {list(answer.offsets)[:10]}")
         skipped = 0
         if answer.status is BulkStatus.GONE:
             following = {}
-            for queue_id, first in answer.offsets.items():
+            for queue_id, first in self._gone_everywhere(answer, left).items():
                 each = left[queue_id]
                 lost = self._lost(each, each.start, first)
                 skipped += lost.skipped
@@ -182,6 +188,34 @@ class BulkTaskReader(TaskReader):
             raise AnswerDamaged(f"an answer leads from {list(left.values())[:10]} to {list(following.items())[:10]}")
         data = answer.data if answer.status is BulkStatus.RECORDS else memoryview(b"")
         return still, Chunk(data, list(answer.sizes), 0, skipped)
+
+    def _gone_everywhere(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> dict[int, int]:
+        """Where the queues begin of which no replica has the first message that is wanted.
+
+        Raises Behind as long as a replica was not asked for it, AnswerDamaged.
+        """
+        address = self._replicas[self._turn]
+        firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(answer.offsets.items())[:10])
+        if any(first <= left[queue_id].start for queue_id, first in answer.offsets.items()):
+            raise AnswerDamaged(f"{address} has deleted nothing that is wanted: it begins {firsts}")
+        known = answer.offsets if self._gone is None else self._gone
+        self._gone = {
+            queue_id: min(known[queue_id], answer.offsets[queue_id]) for queue_id in known.keys() & answer.offsets
+        }
+        if not set(self._replicas) <= self._asked | {address}:
+            raise Behind(f"{address} has deleted messages: it begins {firsts}")
+        # The replica that has most may be an earlier one, and the last one may lead.
+        self._disconnect()
+        self._turn = 0
+        return self._gone
+
+    def _next_replica(self, error: Exception) -> None:
+        self._asked |= set(self._replicas[self._turn : self._turn + 1])
+        super()._next_replica(error)
+
+    def _progressed(self, connection: Connection, chunk: Chunk) -> None:
+        self._asked, self._gone = frozenset(), None
+        super()._progressed(connection, chunk)
 
     def _check_offsets(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> None:
         """Raises AnswerDamaged unless the records of each queue continue where it was left, up to where it goes on."""

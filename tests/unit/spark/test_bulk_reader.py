@@ -305,6 +305,47 @@ def test_deleted_messages_fail_the_query_or_are_counted() -> None:
     assert reader.statistics.skipped == 18
 
 
+def test_what_one_replica_has_deleted_is_read_from_another_one() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].first = 10
+    reader = cluster.reader(*RANGES, on_data_loss="skip")
+
+    assert rows(reader) == cluster.expected(*RANGES)
+    assert (reader.statistics.skipped, list(reader.statistics.replicas)) == (0, ["f2:1"])
+
+
+def test_only_the_leader_has_not_deleted_the_messages() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].first = cluster.bulk_replicas["f2:1"].first = 10
+
+    assert rows(cluster.reader(*RANGES)) == cluster.expected(*RANGES)
+
+
+def test_what_all_replicas_have_deleted_is_lost_and_no_more() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].first = 30
+    cluster.bulk_replicas["f2:1"].first = 10
+    cluster.bulk_replicas["leader:1"].first = 20
+    reader = cluster.reader(*RANGES, on_data_loss="skip")
+
+    assert rows(reader) == cluster.expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
+    assert reader.statistics.skipped == 18
+    assert list(reader.statistics.replicas) == ["leader:1", "f2:1"]
+    assert cluster.bulk_replicas["leader:1"].served == 0
+    with pytest.raises(DataLoss, match=r"offsets 3 to 9 \(7 messages\)"):
+        rows(cluster.reader(*RANGES))
+
+
+def test_a_replica_that_is_down_does_not_hold_up_what_is_lost() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f2:1"].is_down = True
+    cluster.bulk_replicas["f1:1"].first = cluster.bulk_replicas["leader:1"].first = 10
+    reader = cluster.reader(*RANGES, on_data_loss="skip")
+
+    assert rows(reader) == cluster.expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
+    assert reader.statistics.skipped == 18
+
+
 def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one() -> None:
     cluster = BulkCluster()
     for replica in cluster.bulk_replicas.values():
