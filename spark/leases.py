@@ -4,10 +4,15 @@ All tasks that read a topic from a broker group share one lease, which reaches f
 driver takes it when it plans, at each replica; a task takes it anew where it reads, and renews it while it does. It
 ends by itself, some minutes after the last task. A broker that refuses because it has too many leases is read as if
 nobody had asked, and one whose disk is almost full deletes files all the same.
+
+A streaming query has one lease for all of its micro-batches, which is moved on once a minute: so a micro-batch holds
+what the query has read in the minute before it, too.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -17,36 +22,49 @@ from spark.plan import LogRange
 from spark.survey import Survey
 
 LEASE_SECONDS: Final = 600
+LEASE_ANSWER_SECONDS_MAX: Final = 1.0
+"""Planning does not wait longer for a replica that is to hold its log."""
 RENEWAL_SECONDS: Final = 60.0
 
 
-def lease_fields(part: LogRange) -> dict[str, str]:
-    """The header of a request that takes or renews the lease of a partition's scan."""
-    return {"leaseId": part.lease_id, "position": str(part.lease_position), "seconds": str(LEASE_SECONDS)}
+LeaseKey = tuple[str, str]
+"""Topic and broker name."""
 
 
-def with_leases(parts: Sequence[LogRange], found: Survey, new_id: Callable[[], str]) -> list[LogRange]:
+def new_lease_id() -> str:
+    """An id that nobody else has."""
+    return f"spark-{uuid.uuid4().hex}"
+
+
+def lease_fields(part: LogRange, seconds: int = LEASE_SECONDS) -> dict[str, str]:
+    """The header of a request that takes or renews the lease of a partition's scan; 0 seconds give it back."""
+    return {"leaseId": part.lease_id, "position": str(part.lease_position), "seconds": str(seconds)}
+
+
+def with_leases(parts: Sequence[LogRange], found: Survey, id_of: Callable[[LeaseKey], str]) -> list[LogRange]:
     """The partitions of a scan with the leases that they share, as far as it is known where they lie in the log."""
-    starts: dict[tuple[str, str], dict[int, int]] = {}
+    starts: dict[LeaseKey, dict[int, int]] = {}
     for part in parts:
-        firsts = starts.setdefault((part.topic, part.broker_name), {})
+        firsts = starts.setdefault(_key(part), {})
         for each in part.ranges:
             firsts[each.queue_id] = min(each.start, firsts.get(each.queue_id, each.start))
     leases = {
-        key: (new_id(), position)
+        key: (id_of(key), position)
         for key, firsts in starts.items()
         if (position := _position(found, key, firsts)) is not None
     }
     return [
-        replace(part, lease_id=lease[0], lease_position=lease[1])
-        if (lease := leases.get((part.topic, part.broker_name)))
-        else part
+        replace(part, lease_id=lease[0], lease_position=lease[1]) if (lease := leases.get(_key(part))) else part
         for part in parts
     ]
 
 
 def take_leases(
-    parts: Iterable[LogRange], timeout: float, connect: Callable[[str, float], Connection] = Connection
+    parts: Iterable[LogRange],
+    timeout: float,
+    connect: Callable[[str, float], Connection] = Connection,
+    *,
+    seconds: int = LEASE_SECONDS,
 ) -> None:
     """Take each lease of these partitions at each replica that answers within ``timeout`` seconds."""
     wanted = {(address, part.lease_id): part for part in parts if part.lease_id for address in part.replicas}
@@ -56,14 +74,70 @@ def take_leases(
         except Unreachable:
             continue
         try:
-            connection.receive(connection.send(HOLD_LOG, lease_fields(part)))
+            connection.receive(connection.send(HOLD_LOG, lease_fields(part, seconds)))
         except Unreachable:
             continue
         finally:
             connection.close()
 
 
-def _position(found: Survey, key: tuple[str, str], firsts: dict[int, int]) -> int | None:
+class StreamLeases:
+    """The leases of a streaming query, one for each topic and broker group.
+
+    Args:
+        timeout: seconds to wait for the answer of a replica.
+        connect: makes a connection to an address with a timeout in seconds.
+        new_id: makes an id that nobody else has.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        connect: Callable[[str, float], Connection],
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._timeout = timeout
+        self._connect = connect
+        self._clock = clock
+        self._ids: defaultdict[LeaseKey, str] = defaultdict(new_id)
+        self._held: dict[LeaseKey, LogRange | None] = {}
+        """What was asked for last; None where it is not known where the messages lie in the log."""
+        self._renew_at = clock()
+
+    def held(self, parts: Sequence[LogRange], detailed: Callable[[], Survey]) -> list[LogRange]:
+        """The partitions of a micro-batch with leases that hold all they have, taken at each replica if it is time.
+
+        A lease that was taken for an earlier micro-batch holds a later one, too. ``detailed`` asks where messages lie.
+        """
+        if not parts:
+            return []
+        keys = {_key(part) for part in parts}
+        if self._clock() >= self._renew_at or not keys <= self._held.keys():
+            leased = with_leases(parts, detailed(), self._ids.__getitem__)
+            take_leases(leased, self._timeout, self._connect)
+            found = {_key(part): part for part in leased if part.lease_id}
+            self._held.update((key, found.get(key)) for key in keys)
+            self._renew_at = self._clock() + RENEWAL_SECONDS
+        return [part if (lease := self._held[_key(part)]) is None else _same_lease(part, lease) for part in parts]
+
+    def give_back(self) -> None:
+        """The query has ended."""
+        leases = [lease for lease in self._held.values() if lease is not None]
+        self._held.clear()
+        take_leases(leases, self._timeout, self._connect, seconds=0)
+
+
+def _key(part: LogRange) -> LeaseKey:
+    return part.topic, part.broker_name
+
+
+def _same_lease(part: LogRange, other: LogRange) -> LogRange:
+    return replace(part, lease_id=other.lease_id, lease_position=other.lease_position)
+
+
+def _position(found: Survey, key: LeaseKey, firsts: dict[int, int]) -> int | None:
     """Where the log begins that is needed from these queue offsets on; a place before it, at the furthest a file."""
     position: int | None = None
     places = found.places.get(key, ())

@@ -7,14 +7,13 @@ seen by another one, so all that a task needs is in its partition and in the opt
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spark.bulk_survey import surveyor_of
 from spark.filters import Narrowing, narrow_all, narrowed
-from spark.leases import take_leases, with_leases
+from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases
 from spark.options import OptionRefused, ReadOptions, columns_in, parse_read_options, parse_write_options
 from spark.partitions import plan_partitions, resolved
 from spark.plan import LogRange, scan
@@ -43,8 +42,6 @@ except ImportError as error:
     raise ImportError("the format raftmq needs PySpark 4.2 or later: pip install 'raftmq[spark]'") from error
 
 FORMAT = "raftmq"
-LEASE_SECONDS_MAX = 1.0
-"""Planning does not wait longer for a replica that is to hold its log."""
 
 
 class RaftmqDataSource(DataSource):
@@ -110,8 +107,8 @@ class TopicReader(DataSourceReader):
         starts = resolved(surveyor, found, options, options.starting, "starting")
         ranges = narrowed(self._narrowing, scan(starts, stops, found.ends))
         found = surveyor.detailed(found)
-        parts = with_leases(plan_partitions(found, ranges, options), found, lambda: f"spark-{uuid.uuid4().hex}")
-        take_leases(parts, min(LEASE_SECONDS_MAX, options.fetch_timeout_ms / 1000))
+        parts = with_leases(plan_partitions(found, ranges, options), found, lambda _: new_lease_id())
+        take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000))
         return [TopicPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

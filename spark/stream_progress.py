@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from spark.bulk_survey import surveyor_of
@@ -20,6 +21,7 @@ from spark.client import Connection, Refused, Unreachable
 from spark.errors import DataLoss
 from spark.group_offsets import GroupOffsets
 from spark.kept_connections import KeptConnections
+from spark.leases import LEASE_ANSWER_SECONDS_MAX, StreamLeases, new_lease_id
 from spark.micro_batches import (
     Limits,
     Loss,
@@ -90,6 +92,8 @@ class StreamProgress:
         self._turn = 0
         self._missed_since: dict[tuple[LossKind, QueueName], float] = {}
         self._told: set[tuple[LossKind, QueueName]] = set()
+        lease_timeout = min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000)
+        self._leases = StreamLeases(lease_timeout, connect, new_lease_id, clock)
         self._group = (
             None if options.commit_to_group is None else GroupOffsets(options.commit_to_group, self._connections, clock)
         )
@@ -159,7 +163,8 @@ class StreamProgress:
                 self._turn += 1
                 # A micro-batch that comes again must be that of before, task by task and row by row: a sink numbers
                 # the rows of each task, and takes a row whose number it knows for one that it has.
-                return plan_partitions(found, ranges, self._options, self._turn, repeatable=True)
+                parts = plan_partitions(found, ranges, self._options, self._turn, repeatable=True)
+                return self._leases.held(parts, partial(self._surveyor.detailed, found))
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
@@ -169,9 +174,10 @@ class StreamProgress:
             self._commit(parse_position(end), self._found)
 
     def stop(self) -> None:
-        """Store what the consumer group was not told yet, and close all connections."""
+        """Store what the consumer group was not told yet, give leases back, and close all connections."""
         if self._group is not None and self._found is not None:
             self._group.flush(self._found.routes)
+        self._leases.give_back()
         self._connections.close()
 
     def _position(self, found: dict[str, Any]) -> Position:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from spark.client import HOLD_LOG, Answer, Connection, Unreachable
-from spark.leases import take_leases, with_leases
+from spark.leases import RENEWAL_SECONDS, StreamLeases, take_leases, with_leases
 from spark.plan import LogRange, QueueRange
 from spark.survey import Survey
 
@@ -21,7 +21,7 @@ def parts(*ranges: tuple[QueueRange, ...], topic: str = "T") -> list[LogRange]:
 
 def positions(*ranges: tuple[QueueRange, ...]) -> set[tuple[str, int]]:
     names = (f"id{number}" for number in itertools.count())
-    return {(part.lease_id, part.lease_position) for part in with_leases(parts(*ranges), FOUND, lambda: next(names))}
+    return {(part.lease_id, part.lease_position) for part in with_leases(parts(*ranges), FOUND, lambda _: next(names))}
 
 
 def test_a_lease_begins_in_the_file_where_the_scan_begins() -> None:
@@ -37,7 +37,7 @@ def test_all_partitions_of_a_scan_share_their_lease() -> None:
 
 
 def test_where_nothing_is_known_of_the_log_there_is_no_lease() -> None:
-    [part] = with_leases(parts((QueueRange(0, 0, 5),), topic="Other"), FOUND, lambda: "id")
+    [part] = with_leases(parts((QueueRange(0, 0, 5),), topic="Other"), FOUND, lambda _: "id")
     assert part.lease_id == ""
 
 
@@ -66,7 +66,7 @@ class Line(Connection):
 
 def test_each_replica_is_asked_once_whatever_it_answers() -> None:
     asked: list[tuple[str, dict[str, str]]] = []
-    held = with_leases(parts((QueueRange(0, 0, 5),), (QueueRange(1, 0, 5),)), FOUND, lambda: "id")
+    held = with_leases(parts((QueueRange(0, 0, 5),), (QueueRange(1, 0, 5),)), FOUND, lambda _: "id")
     take_leases(held, 1.0, lambda address, _: Line(address, asked))
     fields = {"leaseId": "id", "position": "100", "seconds": "600"}
     assert asked == [("f1:1", fields), ("f1:1", {}), ("f2:1", fields), ("f2:1", {})]
@@ -76,4 +76,62 @@ def test_a_replica_that_is_gone_is_left_out() -> None:
     def connect(address: str, timeout: float) -> Connection:
         raise Unreachable(address, "cannot connect")
 
-    take_leases(with_leases(parts((QueueRange(0, 0, 5),)), FOUND, lambda: "id"), 1.0, connect)
+    take_leases(with_leases(parts((QueueRange(0, 0, 5),)), FOUND, lambda _: "id"), 1.0, connect)
+
+
+class Stream:
+    """A streaming query with a clock, and replicas that note what they are asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.looks = 0
+        names = (f"id{number}" for number in itertools.count())
+        self.leases = StreamLeases(
+            1.0, lambda address, _: Line(address, self.asked), lambda: next(names), lambda: self.now
+        )
+
+    def detailed(self) -> Survey:
+        self.looks += 1
+        return FOUND
+
+    def batch(self, start: int, topic: str = "T") -> tuple[str, int]:
+        [part] = self.leases.held(parts((QueueRange(0, start, start + 5),), topic=topic), self.detailed)
+        return part.lease_id, part.lease_position
+
+    def taken(self) -> list[tuple[str, ...]]:
+        """What was asked since the last time."""
+        found = [(address, *ext.values()) for address, ext in self.asked if ext]
+        self.asked.clear()
+        return found
+
+
+def test_a_stream_moves_its_one_lease_on_once_a_minute() -> None:
+    stream = Stream()
+    assert stream.batch(10) == ("id0", 1000)
+    assert stream.taken() == [("f1:1", "id0", "1000", "600"), ("f2:1", "id0", "1000", "600")]
+    stream.now = RENEWAL_SECONDS - 1
+    assert stream.batch(30) == ("id0", 1000)  # what holds an earlier micro-batch holds a later one
+    assert (stream.taken(), stream.looks) == ([], 1)
+    stream.now = RENEWAL_SECONDS
+    assert stream.batch(30) == ("id0", 3000)
+    assert stream.taken() == [("f1:1", "id0", "3000", "600"), ("f2:1", "id0", "3000", "600")]
+    stream.leases.give_back()
+    assert stream.taken() == [("f1:1", "id0", "3000", "0"), ("f2:1", "id0", "3000", "0")]
+    stream.leases.give_back()
+    assert stream.taken() == []
+
+
+def test_a_topic_that_comes_later_is_held_at_once() -> None:
+    stream = Stream()
+    assert stream.batch(0, topic="Other") == ("", 0)  # nothing is known of its place in the log
+    assert stream.batch(0, topic="Other") == ("", 0)
+    assert stream.looks == 1
+    assert stream.batch(0) == ("id0", 100)
+    assert stream.looks == 2
+
+
+def test_a_micro_batch_without_messages_asks_nobody() -> None:
+    stream = Stream()
+    assert stream.leases.held([], stream.detailed) == []
+    assert (stream.taken(), stream.looks) == ([], 0)
