@@ -12,7 +12,7 @@ log and others are not, as after a repeat that is divided into other batches, th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +34,9 @@ from raftlog.segment import EntryGone
 _WAITING_MAX = 16
 """Repeats that wait for the outcome of one message."""
 _PLACES_MAX = 1024
-"""Messages of a batch whose places are looked up for a repeat: each costs a look into the log."""
+"""Messages of a batch whose places are looked up for a repeat: their records are read and taken apart."""
+_READ_BYTES = 256 * 1024
+"""Of the log, read at once for such a look."""
 _WAITING_BYTES = 1024
 """What one takes in memory besides its body; counted with what is pending."""
 
@@ -303,16 +305,29 @@ class Repeats:
     def _messages_at(self, stored: Stored) -> list[tuple[int, StoredMessage]]:
         """These messages, which lie behind each other, and where. Raises EntryGone, SegmentError, RecordError."""
         assert stored.position is not None
-        position, log = stored.position, self._log
-        found: list[tuple[int, StoredMessage]] = []
-        for number in range(stored.skip + stored.last - stored.first + 1):
-            size = int.from_bytes(log.pread(position, 4), "big")
-            if not FIXED <= size <= min(self._record_bytes_max, log.end_pos - position):
+        count = stored.skip + stored.last - stored.first + 1
+        # The log has verified what it returns, bodies included.
+        return [
+            (position, decode_record(data, verify=False))
+            for number, (position, data) in enumerate(self._records_at(stored.position, count))
+            if number >= stored.skip
+        ]
+
+    def _records_at(self, position: int, count: int) -> Iterator[tuple[int, memoryview]]:
+        """So many records back to back, and where each is. Raises EntryGone, SegmentError, RecordError.
+
+        Those of a batch are mostly of one size: they are read together. A single one is read by itself.
+        """
+        log, ahead = self._log, memoryview(b"")
+        for left in range(count, 0, -1):
+            size = int.from_bytes(ahead[:4] if len(ahead) >= 4 else log.pread(position, 4), "big")
+            rest = log.end_pos - position
+            if not FIXED <= size <= min(self._record_bytes_max, rest):
                 raise RecordError(position, f"its size is {size}, the log ends at {log.end_pos}")
-            if number >= stored.skip:
-                found.append((position, decode_record(memoryview(log.pread(position, size)))))
-            position += size
-        return found
+            if len(ahead) < size:
+                ahead = memoryview(log.pread(position, min(max(size, min(size * left, _READ_BYTES)), rest)))
+            yield position, ahead[:size]
+            position, ahead = position + size, ahead[size:]
 
 
 def numbers_of(properties: Mapping[str, str], count: int = 1) -> SequenceRange:

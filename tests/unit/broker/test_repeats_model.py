@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mq.broker.delayed.waiting import WaitingPlaces
 from mq.broker.requests.refusal import RequestRefused
+from mq.broker.sending import repeats
 from mq.broker.sending.appender import Appender
 from mq.broker.sending.batches import BatchSends
 from mq.broker.sending.made import MadeSends
@@ -181,6 +182,8 @@ class RepeatsMachine(RuleBasedStateMachine):
         super().__init__()
         self._window = mock.patch.object(table, "WINDOW", 4)
         self._window.start()
+        self._read_bytes = mock.patch.object(repeats, "_READ_BYTES", 200)  # a batch is read in several pieces
+        self._read_bytes.start()
         self.log = Log()
         self.follower = Metadata()
         self.stored: dict[tuple[str, int], StoredMessage] = {}
@@ -192,6 +195,7 @@ class RepeatsMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._window.stop()
+        self._read_bytes.stop()
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
