@@ -18,13 +18,16 @@ import typer
 from chaos.planted.__main__ import PatchRefused
 from chaos.planted.__main__ import names as planted_names
 from jepsen.deployments import BACKENDS, default_backend, why_not
-from jepsen.deployments.cluster import ClusterFailed
+from jepsen.deployments.cluster import ROOT, ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
 from jepsen.judge import REPORT, NotARun, judge
+from jepsen.matrix import not_run, read_rows, row_of, table, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
+from jepsen.profiles import PROFILES, SMOKE, cells, part_of
 from jepsen.run import Plan, carry_out, new_directory
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS
+from jepsen.serve import HOST, open_server
 from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, Verdict, exit_code, in_words
 from jepsen.workloads import WORKLOADS
 from mq.cli.errors import run_trio
@@ -76,8 +79,9 @@ def scenario(
 ) -> None:
     """Play faults in an order that has lost messages of other systems, again and again, and judge."""
     if name == "list":
+        backend = backend or default_backend()
         for each in SCENARIOS.values():
-            missing = [reason for kind in each.kinds if (reason := why_no_fault(kind)) is not None]
+            missing = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
             typer.echo(f"{each.name:<18} {each.summary}" + (f" (cannot be had here: {missing[0]})" if missing else ""))
         return
     kinds = SCENARIOS[_known("scenario", name, SCENARIOS)].kinds
@@ -99,7 +103,7 @@ def _plan(
     if (reason := why_not(chosen)) is not None:
         raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
     for kind in nemeses:
-        if (reason := why_no_fault(kind)) is not None:
+        if (reason := why_no_fault(kind, chosen)) is not None:
             raise CannotRun(f"{kind} cannot be had: {reason}")
     if planted:
         _known("planted mistake", planted, planted_names())
@@ -107,8 +111,8 @@ def _plan(
     return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario)
 
 
-def _run(plan: Plan, store: Path) -> tuple[Verdict, Path]:
-    """Carry out a plan and judge what there is of it. Raises CannotRun, NotARun."""
+def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
+    """Carry out a plan and judge what there is of it; whether ctrl-C ended it. Raises CannotRun, NotARun."""
     began = time.gmtime()
     directory = new_directory(store, plan, time.strftime("%Y%m%dT%H%M%SZ", began))
     typer.echo(plan.command)
@@ -123,11 +127,84 @@ def _run(plan: Plan, store: Path) -> tuple[Verdict, Path]:
         raise CannotRun(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("interrupted; what there is, is judged", err=True)
+        return judge(directory), directory, True
     except shutil.Error as error:
         typer.echo(f"the run failed: {len(error.args[0])} files could not be copied: {error.args[0][0]}", err=True)
     except (ClusterFailed, ClientError, OSError, subprocess.CalledProcessError) as error:
         typer.echo(f"the run failed: {error}", err=True)
-    return judge(directory), directory
+    return judge(directory), directory, False
+
+
+@app.command("matrix")
+def matrix(
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = SMOKE,
+    seed: Annotated[int, typer.Option(help="Of the first run; each other one has the next.")] = 1,
+    backend: Annotated[str | None, typer.Option(help=f"One of {', '.join(BACKENDS)}.")] = None,
+    store: Annotated[Path, typer.Option(help="Where directories of runs are made.")] = Path("store"),
+    part: Annotated[str, typer.Option(help="Only the first of five pieces; reports add up.", metavar="1/5")] = "1/1",
+    report: Annotated[
+        Path | None, typer.Option(help="Where the report is written; default: docs/reports, nowhere for smoke.")
+    ] = None,
+) -> None:
+    """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
+    chosen = _known("back end", backend or default_backend(), BACKENDS)
+    every = cells(
+        _known("profile", profile, PROFILES), list(WORKLOADS), [(each.name, each.kinds) for each in SCENARIOS.values()]
+    )
+    number, parts = _part(part)
+    goes_to = report or (ROOT / "docs" / "reports" / "jepsen.md" if profile != SMOKE else None)
+    rows = read_rows(goes_to, profile) if goes_to is not None and parts > 1 else []
+    before = len(rows)
+    missing: dict[str, None] = {}
+    for at, cell in enumerate(part_of(every, number, parts)):
+        typer.echo(f"\n{cell.workload} under {cell.faults}")
+        try:
+            plan = _plan(cell.workload, cell.nemeses, cell.seconds, seed + at, chosen, "", scenario=cell.scenario)
+            verdict, directory, interrupted = _run(plan, store)
+        except (CannotRun, NotARun) as reason:
+            typer.echo(f"not run: {reason}")
+            rows.append(not_run(cell, str(reason)))
+            missing[str(reason)] = None
+            continue
+        typer.echo(f"{in_words(verdict.valid)}; the page is {directory / REPORT}")
+        rows.append(row_of(cell, verdict))
+        if interrupted:
+            break
+        if goes_to is not None:
+            write_report(goes_to, profile, rows, list(missing))
+    typer.echo("\n" + table(rows[before:]))
+    if goes_to is not None:
+        write_report(goes_to, profile, rows, list(missing))
+        typer.echo(f"the report is {goes_to}")
+    raise typer.Exit(worst(rows[before:]))
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Which piece of how many. Raises CannotRun."""
+    number, _, parts = text.partition("/")
+    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        raise CannotRun(f"{text!r} is no piece of a profile, as 1/5 is")
+    return int(number), int(parts)
+
+
+@app.command("serve")
+def serve(
+    store: Annotated[Path, typer.Option(help="The directory of runs.")] = Path("store"),
+    port: Annotated[int, typer.Option(help="On the loopback address.", min=0, max=65535)] = 8011,
+) -> None:
+    """Show stored runs in a browser, and compare two of them; until ctrl-C."""
+    if not store.is_dir():
+        raise CannotRun(f"there is no directory {store}; runs make it")
+    try:
+        server = open_server(store, port)
+    except OSError as error:
+        raise CannotRun(f"port {port} cannot be listened on: {error.strerror}") from error
+    with server:
+        typer.echo(f"runs in {store} at http://{HOST}:{server.server_address[1]}/")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
 
 
 @app.command("check")
@@ -144,13 +221,14 @@ def names() -> None:
         typer.echo(f"  {workload.name:<12} {workload.summary}")
     typer.echo("faults")
     typer.echo(f"  {CALM:<12} none")
+    backend = default_backend()
     for kind, variants in KINDS.items():
-        missing = "" if (reason := why_no_fault(kind)) is None else f" (cannot be had here: {reason})"
+        missing = "" if (reason := why_no_fault(kind, backend)) is None else f" (cannot be had here: {reason})"
         typer.echo(f"  {kind:<12} {', '.join(variant.what for variant in variants)}{missing}")
     typer.echo("back ends")
-    for backend in BACKENDS:
-        reason = why_not(backend)
-        typer.echo(f"  {backend:<12} {'can be used' if reason is None else f'cannot be used here: {reason}'}")
+    for each in BACKENDS:
+        reason = why_not(each)
+        typer.echo(f"  {each:<12} {'can be used' if reason is None else f'cannot be used here: {reason}'}")
 
 
 def _known(what: str, name: str, names: Collection[str]) -> str:
@@ -160,7 +238,7 @@ def _known(what: str, name: str, names: Collection[str]) -> str:
     raise CannotRun(f"there is no {what} {name!r}; there are {', '.join(nearest or names)}")
 
 
-def _tell(verdict: Verdict, directory: Path) -> None:
+def _tell(verdict: Verdict, directory: Path, _interrupted: bool = False) -> None:
     """Print the verdict by promise and end with its exit code."""
     for result in verdict.results:
         typer.echo(f"{in_words(result.valid):<8} {result.name}: {result.promise}")

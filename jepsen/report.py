@@ -9,7 +9,7 @@ from jepsen.history import Fault, History
 from jepsen.timeline import draw
 from jepsen.verdict import Result, Verdict, in_words
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1060px; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; margin: 1em 0 } td, th { border: 1px solid #ccc; padding: .3em .6em;
 text-align: left; vertical-align: top } th { background: #f3f3f3 } code { background: #f3f3f3; padding: .1em .3em }
@@ -25,7 +25,7 @@ def page(history: History, verdict: Verdict) -> str:
     title = f"{plan.get('workload')} under {', '.join(plan.get('nemeses', ()))}"
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        f"<title>{escape(title)}: {word}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(title)}: {word}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}: <span class='{word}'>{word}</span></h1>",
         f"<p>raftmq {escape(str(plan.get('version')))}, {escape(str(plan.get('began')))}, back end "
         f"{escape(str(plan.get('backend')))}, load average at the beginning {escape(str(plan.get('load')))}.<br>",

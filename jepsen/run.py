@@ -19,11 +19,12 @@ from jepsen.deployments import open_network
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, node_names, open_cluster
 from jepsen.deployments.disks import open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
+from jepsen.deployments.shim import open_shims
 from jepsen.final import read_replicas
 from jepsen.history import FORMAT
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection
-from jepsen.nemeses.needs import needs_disks
+from jepsen.nemeses.needs import needs
 from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import draw
@@ -37,7 +38,6 @@ CALM_SECONDS = 2.0
 """Before the first fault and after the last one."""
 PROGRESS_SECONDS = 5.0
 STOP_SENDING_SECONDS_MAX = 60.0
-NODES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,19 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     if plan.planted:
         source = directory / "planted"
         await trio.to_thread.run_sync(plant, plan.planted, source)
+    deployed = needs(plan.nemeses)
     for each in remove_leftovers():
         say(f"removed what a run that is gone left: {each}")
     async with lone_errors(), AsyncExitStack() as stack:
         stack.enter_context(held(directory))
         recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
-        network = await stack.enter_async_context(open_network(plan.backend, NODES))
-        nodes = node_names(NODES)
-        disks = {}
-        if needs_disks(plan.nemeses):
-            disks = await stack.enter_async_context(open_disks(directory, nodes))
-        say(f"starting a name server and {NODES} brokers ({plan.backend}); logs are in {directory / 'logs'}")
+        network = await stack.enter_async_context(open_network(plan.backend, deployed.count, switched=deployed.switch))
+        nodes = node_names(deployed.count)
+        disks = await stack.enter_async_context(open_disks(directory, nodes)) if deployed.disks else {}
+        shims = await stack.enter_async_context(open_shims(directory, nodes)) if deployed.shims else {}
+        say(f"starting a name server and {len(nodes)} brokers ({plan.backend}); logs are in {directory / 'logs'}")
         async with open_cluster(
-            directory, network, nodes, settings=workload_class.settings, source=source, disks=disks
+            directory, network, nodes, settings=workload_class.settings, source=source, disks=disks, shims=shims
         ) as cluster:
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic)

@@ -72,6 +72,47 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("follower", 0.0, 3.0, majority=True),
         Variant("leader and a follower", 0.0, 2.0, majority=False),
     ),
+    "packets": (
+        Variant("all: delay", 3.0, 6.0, majority=True),
+        Variant("leader: loss", 3.0, 6.0, majority=True),
+        Variant("all: duplicates", 3.0, 6.0, majority=True),
+        Variant("all: reordering", 3.0, 6.0, majority=True),
+        Variant("leader: low rate", 3.0, 6.0, majority=True),
+        Variant("follower: large packets lost", 3.0, 6.0, majority=True),
+        Variant("leader: large packets lost", 3.0, 6.0, majority=True),
+        Variant("follower: low rate", 3.0, 6.0, majority=True),
+    ),
+    "bridge": (
+        Variant("two halves and a broker that hears both", 4.0, 8.0, majority=True),
+        Variant("ring: each hears its neighbours", 4.0, 8.0, majority=True),
+    ),
+    "clock": (
+        Variant("leader: steps ahead", 2.0, 5.0, majority=True),
+        Variant("leader: steps back", 2.0, 5.0, majority=True),
+        Variant("leader: strobes", 2.0, 5.0, majority=True),
+        Variant("follower: a day ahead", 2.0, 5.0, majority=True),
+        Variant("all: steps back", 2.0, 5.0, majority=True),
+    ),
+    "disk-error": (
+        Variant("leader: syncs", 0.0, 3.0, majority=True),
+        Variant("follower: writes", 0.0, 3.0, majority=True),
+        Variant("leader: writes", 0.0, 3.0, majority=True),
+        Variant("follower: syncs", 0.0, 3.0, majority=True),
+    ),
+    "slow-disk": (
+        Variant("leader", 3.0, 6.0, majority=True),
+        Variant("follower", 3.0, 6.0, majority=True),
+        Variant("all", 3.0, 6.0, majority=True),
+    ),
+    "starve": (
+        Variant("leader", 3.0, 6.0, majority=True),
+        Variant("follower", 3.0, 6.0, majority=True),
+        Variant("all", 3.0, 6.0, majority=True),
+    ),
+    "members": (
+        Variant("follower", 0.0, 2.0, majority=True),
+        Variant("leader", 0.0, 2.0, majority=True),
+    ),
 }
 """Kinds of faults by name, each in all its variants."""
 
@@ -127,6 +168,21 @@ def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
     return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
 
 
+def bridge(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
+    """The first half and the second hear nothing of each other; the node in the middle hears all."""
+    half = len(nodes) // 2
+    first, second = nodes[:half], nodes[half + 1 :]
+    return {node: frozenset(second if node in first else first) for node in (*first, *second)}
+
+
+def ring(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Each node hears a majority, itself included, and no two hear the same one."""
+    count = len(nodes)
+    beside = count // 2 // 2
+    heard = {node: {nodes[(at + by) % count] for by in range(-beside, beside + 1)} for at, node in enumerate(nodes)}
+    return {node: frozenset(set(nodes) - heard[node]) for node in nodes}
+
+
 def grudges(
     what: str, leader: str, nodes: Sequence[str], rng: Random, *, clients: str = "clients"
 ) -> dict[str, frozenset[str]]:
@@ -149,5 +205,9 @@ def grudges(
             return {node: frozenset({leader}) for node in followers}
         case "clients cut off from the leader":
             return {leader: frozenset({clients})}
+        case "two halves and a broker that hears both":
+            return bridge(rng.sample(nodes, len(nodes)))
+        case "ring: each hears its neighbours":
+            return ring(rng.sample(nodes, len(nodes)))
         case _:
             raise ValueError(f"nobody knows who hears nothing under {what!r}")

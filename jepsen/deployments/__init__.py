@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from jepsen.deployments import netns
 from jepsen.deployments.local import open_loopback
@@ -22,16 +23,19 @@ def why_not(backend: str) -> str | None:
     return netns.unavailable() if backend == "netns" else None
 
 
-def open_network(backend: str, count: int) -> AbstractAsyncContextManager[Network]:
-    """The network of a back end, for brokers n0, n1, ... Raises what the back end does."""
+def open_network(backend: str, count: int, *, switched: bool = False) -> AbstractAsyncContextManager[Network]:
+    """The network of a back end, for brokers n0, n1, ... Raises what the back end does.
+
+    ``switched``: links of "netns" can be made slow, or lose packets.
+    """
     opened: dict[str, Callable[[int], AbstractAsyncContextManager[Network]]] = {
-        "netns": _namespaces,
+        "netns": partial(_namespaces, switched=switched),
         "local": open_loopback,
     }
     return opened[backend](count)
 
 
 @asynccontextmanager
-async def _namespaces(count: int) -> AsyncIterator[Network]:
-    async with netns.open_networks(count) as networks:
+async def _namespaces(count: int, *, switched: bool) -> AsyncIterator[Network]:
+    async with netns.open_networks(count, switched=switched) as networks:
         yield networks

@@ -24,6 +24,7 @@ import trio
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
 from jepsen.deployments.network import Network
+from jepsen.deployments.shim import Shim
 from jepsen.wire import ask_figures
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,10 +51,13 @@ class Cluster:
     """The checkout whose servers run."""
     disks: Mapping[str, Disk]
     """File systems of their own, by broker; empty if all are in ``directory``."""
+    shims: Mapping[str, Shim]
+    """What brokers are told of clocks and disks; empty if that is the truth."""
     _nursery: trio.Nursery
     _processes: dict[str, trio.Process] = field(default_factory=dict)
     _wanted: set[str] = field(default_factory=set)
     _moved: dict[str, Path] = field(default_factory=dict)
+    _joining: set[str] = field(default_factory=set)
 
     @property
     def namesrv(self) -> str:
@@ -91,7 +95,8 @@ class Cluster:
         """Start a broker, the first time or again; does not wait until it serves."""
         network = self.network
         peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.nodes)
-        arguments = ["broker", "--group", GROUP, "--node-id", node, "--peers", peers, "--namesrv", self.namesrv]
+        arguments = ["broker", "--group", GROUP, "--node-id", node, "--namesrv", self.namesrv]
+        arguments += ["--join"] if node in self._joining else ["--peers", peers]
         arguments += ["--listen", _text(network.listens(node)), "--data-dir", str(self.data_dir(node))]
         arguments += ["--replication-listen", _text(network.replicates(node))]
         settings = {
@@ -122,6 +127,10 @@ class Cluster:
         if process.poll() is None:
             process.send_signal(number)
         await process.wait()
+
+    def may_end(self, name: str) -> None:
+        """It is no surprise if this life of a server ends by itself."""
+        self._wanted.discard(name)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal, without waiting."""
@@ -163,6 +172,7 @@ class Cluster:
 
     async def _spawn(self, name: str, prefix: Sequence[str], arguments: Sequence[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
+        shim = self.shims[name].environment if name in self.shims else {}
         with self.log_file(name).open("ab") as log:
             self._processes[name] = await self._nursery.start(
                 partial(
@@ -174,7 +184,7 @@ class Cluster:
                     check=False,
                     start_new_session=True,
                     cwd=self.source,
-                    env={**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory)},
+                    env={**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory), **shim},
                 )
             )
         self._wanted.add(name)
@@ -250,7 +260,21 @@ class Cluster:
             cwd=self.source,
         )
 
+    async def members(self) -> dict[str, str]:
+        """Roles of the group's members by node, as its leader sees them; empty if nobody says so."""
+        done = await self.command("group", "status", "--json", "--namesrv", self.namesrv)
+        try:
+            return {each["node_id"]: each["role"] for each in json.loads(done.stdout)["view"]["members"]}
+        except (ValueError, KeyError):
+            return {}
+
     # -- directories -------------------------------------------------------------------------------------------------
+
+    async def forget(self, node: str) -> None:
+        """Remove everything that a stopped broker has; from now on it waits until the group takes it in."""
+        assert not self.is_running(node), f"{node} runs"
+        await trio.to_thread.run_sync(shutil.rmtree, self.data_dir(node))
+        self._joining.add(node)
 
     async def move_to_small_disk(self, node: str, size_bytes: int) -> Path:
         """Move a stopped broker's directory to a file system of its own; returns where that is.
@@ -304,6 +328,7 @@ async def open_cluster(
     settings: Mapping[str, str] | None = None,
     source: Path = ROOT,
     disks: Mapping[str, Disk] | None = None,
+    shims: Mapping[str, Shim] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Start everything and wait for a leader; stop what still runs at the end. Raises ClusterFailed, OSError."""
     assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
@@ -312,7 +337,7 @@ async def open_cluster(
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32) + "\n")
     async with trio.open_nursery() as nursery:
-        cluster = Cluster(directory, network, nodes, dict(settings or {}), source, dict(disks or {}), nursery)
+        cluster = Cluster(directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, nursery)
         try:
             await cluster.start_namesrv()
             for node in nodes:

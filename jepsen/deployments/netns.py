@@ -14,18 +14,23 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from jepsen.deployments.network import CLIENTS, Address, Grudges
+from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
 
 PREFIX = "rmqf"
 BRIDGE = f"{PREFIX}-br"
+_CHECKOUT = Path(__file__).parent.parent.parent
 NETWORK = "10.78.0"
 OUTSIDE = f"{NETWORK}.254"
 """The address of whoever is in no namespace."""
@@ -42,6 +47,10 @@ _HEAL = f"table inet {PREFIX} {{ }}\ndelete table inet {PREFIX}\n"
 
 
 _LET_PASS = ("-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT")
+
+
+class NetworksFailed(OSError):
+    """The switch between the namespaces ended."""
 
 
 class NetworksInUse(OSError):
@@ -86,6 +95,8 @@ class Networks:
     """One namespace for each of ``count`` nodes n0, n1, ...; made by `open_networks`."""
 
     count: int
+    switch: trio.Process | None = None
+    """Through which all packets go, if links shall be slow or lose some; a bridge of the kernel otherwise."""
 
     # -- a network of a deployment -----------------------------------------------------------------------------------
 
@@ -145,6 +156,17 @@ class Networks:
         """Remove all rules in all namespaces."""
         await self.heal_all()
 
+    async def shape(self, shapes: Mapping[tuple[str, str], Shape]) -> dict[str, int]:
+        """Make links so, by who sends and who receives, brokers or `CLIENTS`; all others are good.
+
+        Returns what became of packets of the shapes that there were until now, see `packets.Link`. Needs the switch.
+        """
+        assert self.switch is not None, "links have no shape without the switch"
+        assert self.switch.stdin is not None, "the switch is told by its input"
+        orders = [(_port(source), _port(target), shape) for (source, target), shape in shapes.items()]
+        await self.switch.stdin.send_all(msgspec.json.encode(orders) + b"\n")
+        return msgspec.json.decode(await _line(self.switch), type=dict[str, int])
+
     # -- one node at a time ------------------------------------------------------------------------------------------
 
     def host(self, number: int) -> str:
@@ -165,6 +187,22 @@ class Networks:
         return ["nsenter", f"--net=/run/netns/{_name(number)}"]
 
 
+async def _line(process: trio.Process) -> bytes:
+    """The next line of its output. Raises NetworksFailed if it ends."""
+    assert process.stdout is not None, "the switch answers by its output"
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = await process.stdout.receive_some()
+        if not piece:
+            raise NetworksFailed(f"the switch ended with exit code {await process.wait()}")
+        line += piece
+    return line
+
+
+def _port(name: str) -> int:
+    return OUTSIDE_PORT if name == CLIENTS else _number(name)
+
+
 def _number(node: str) -> int:
     return int(node[1:])
 
@@ -174,30 +212,68 @@ def _name(number: int) -> str:
 
 
 @asynccontextmanager
-async def open_networks(count: int) -> AsyncIterator[Networks]:
-    """Make bridge and namespaces, and remove them at the end. Raises NetworksInUse, subprocess.CalledProcessError."""
-    bridge = BRIDGE
+async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[Networks]:
+    """Make namespaces and what joins them, and remove all at the end.
+
+    Args:
+        switched: packets pass a switch of ours and not a bridge of the kernel, so that links can be of poor quality.
+
+    Raises NetworksInUse, NetworksFailed, subprocess.CalledProcessError.
+    """
     with _held():
         await _remove(count)
         try:
-            await _run("ip", "link", "add", bridge, "type", "bridge")
-            await _run("ip", "addr", "add", f"{OUTSIDE}/24", "dev", bridge)
-            await _run("ip", "link", "set", bridge, "up")
-            if _is_filtered():
-                await _run("iptables", "-I", "FORWARD", *_LET_PASS)
             for number in range(count):
-                name, outer = _name(number), f"{PREFIX}-v{number}"
-                inside = ("ip", "-n", name)
-                await _run("ip", "netns", "add", name)
-                await _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
-                await _run("ip", "link", "set", outer, "master", bridge, "up")
-                await _run(*inside, "addr", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
-                await _run(*inside, "link", "set", "eth0", "up")
-                await _run(*inside, "link", "set", "lo", "up")
-            yield Networks(count)
+                await _run("ip", "netns", "add", _name(number))
+            if switched:
+                async with _open_switch(count) as switch:
+                    await _address(count, OUTSIDE_CARD)
+                    yield Networks(count, switch)
+            else:
+                await _make_bridge(count)
+                await _address(count, BRIDGE)
+                yield Networks(count)
         finally:
             with trio.CancelScope(shield=True):  # a dozen short commands
                 await _remove(count)
+
+
+async def _make_bridge(count: int) -> None:
+    await _run("ip", "link", "add", BRIDGE, "type", "bridge")
+    if _is_filtered():
+        await _run("iptables", "-I", "FORWARD", *_LET_PASS)
+    for number in range(count):
+        name, outer = _name(number), f"{PREFIX}-v{number}"
+        await _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
+        await _run("ip", "link", "set", outer, "master", BRIDGE, "up")
+
+
+@asynccontextmanager
+async def _open_switch(count: int) -> AsyncIterator[trio.Process]:
+    """Ends when its input does, also if this process is killed, and its cards with it."""
+    command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(_name, range(count))]
+    async with trio.open_nursery() as nursery:
+        process: trio.Process = await nursery.start(
+            partial(
+                trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False, cwd=_CHECKOUT
+            )
+        )
+        await _line(process)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def _address(count: int, outside: str) -> None:
+    """Give all cards their addresses, and set them up."""
+    await _run("ip", "addr", "add", f"{OUTSIDE}/24", "dev", outside)
+    await _run("ip", "link", "set", outside, "up")
+    for number in range(count):
+        inside = ("ip", "-n", _name(number))
+        await _run(*inside, "addr", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
+        await _run(*inside, "link", "set", "eth0", "up")
+        await _run(*inside, "link", "set", "lo", "up")
 
 
 @contextmanager

@@ -10,10 +10,14 @@ import trio
 from jepsen.deployments.cluster import NAMESRV, Cluster
 from jepsen.nemeses.disks import damage, fill_disk
 from jepsen.nemeses.injection import CarryOut, Injection
+from jepsen.nemeses.members import members
 from jepsen.nemeses.operations import kill_name_server, restart, transfer
+from jepsen.nemeses.packets import packets
 from jepsen.nemeses.partitions import partition
 from jepsen.nemeses.power import power_loss
 from jepsen.nemeses.processes import kill, pause
+from jepsen.nemeses.resources import starve
+from jepsen.nemeses.shims import clock, disk_error, slow_disk
 from jepsen.schedule import Step
 
 NEMESES: dict[str, CarryOut] = {
@@ -26,6 +30,13 @@ NEMESES: dict[str, CarryOut] = {
     "damage": damage,
     "disk-full": fill_disk,
     "power-loss": power_loss,
+    "packets": packets,
+    "bridge": partition,
+    "clock": clock,
+    "disk-error": disk_error,
+    "slow-disk": slow_disk,
+    "starve": starve,
+    "members": members,
 }
 """By kind, as in `jepsen.schedule.KINDS`."""
 

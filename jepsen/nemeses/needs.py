@@ -1,25 +1,55 @@
-"""What a kind of fault needs beyond processes and links, and why that cannot be had here."""
+"""What kinds of faults need beyond processes and links that can be cut, and why that cannot be had here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 
-from jepsen.deployments import disks
+from jepsen.deployments import disks, shim
+from jepsen.nemeses import resources
 
 OWN_DISKS = frozenset({"power-loss"})
-"""Kinds under which each broker has a file system of its own."""
+SHIMS = frozenset({"clock", "slow-disk", "disk-error"})
+SWITCH = frozenset({"packets"})
+FIVE_BROKERS = frozenset({"bridge"})
+NAMESPACES = SWITCH | {"members"}
+"""Kinds that only the back end "netns" has: the others know a broker by another address each."""
 
 
-def why_not(kind: str) -> str | None:
-    """Why a kind of fault cannot be had here, whatever the back end; None when it can."""
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What a deployment is made of: so many brokers, and whether they have what some kinds of faults need."""
+
+    count: int
+    disks: bool
+    shims: bool
+    switch: bool
+
+
+def needs(kinds: Collection[str]) -> Deployed:
+    """What is needed for all of these kinds."""
+    return Deployed(
+        count=5 if FIVE_BROKERS.intersection(kinds) else 3,
+        disks=bool(OWN_DISKS.intersection(kinds)),
+        shims=bool(SHIMS.intersection(kinds)),
+        switch=bool(SWITCH.intersection(kinds)),
+    )
+
+
+def why_not(kind: str, backend: str) -> str | None:
+    """Why a kind of fault cannot be had here with this back end; None when it can."""
+    if kind in NAMESPACES and backend != "netns":
+        return f"the back end {backend} does not have it, netns does"
     if kind == "disk-full" and os.geteuid() != 0:
         return "only root may mount a small file system"
     if kind in OWN_DISKS:
         return disks.unavailable()
+    if kind in SHIMS:
+        return shim.unavailable()
+    if kind in SWITCH and not Path("/dev/net/tun").exists():
+        return "this machine has no TUN devices (/dev/net/tun)"
+    if kind == "starve":
+        return resources.unavailable()
     return None
-
-
-def needs_disks(kinds: Iterable[str]) -> bool:
-    """Whether one of the kinds needs disks."""
-    return not OWN_DISKS.isdisjoint(kinds)

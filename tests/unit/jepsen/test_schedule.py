@@ -7,8 +7,10 @@ from random import Random
 import pytest
 
 from jepsen.nemeses import NEMESES
+from jepsen.nemeses.needs import Deployed, needs, why_not
 from jepsen.nemeses.processes import state_of
-from jepsen.schedule import CALM, KINDS, draw, grudges, targets
+from jepsen.nemeses.resources import throttled
+from jepsen.schedule import CALM, KINDS, bridge, draw, grudges, ring, targets
 
 NODES = ("n0", "n1", "n2")
 
@@ -87,6 +89,35 @@ def test_link_between_two_is_cut_and_both_reach_the_third() -> None:
 def test_every_partition_separates_somebody(variant: object) -> None:
     what = str(getattr(variant, "what", ""))
     assert any(grudges(what, "n1", NODES, Random(1)).values())
+
+
+def test_bridge_joins_two_halves_that_do_not_hear_each_other() -> None:
+    assert bridge(["a", "b", "c", "d", "e"]) == {
+        "a": frozenset({"d", "e"}),
+        "b": frozenset({"d", "e"}),
+        "d": frozenset({"a", "b"}),
+        "e": frozenset({"a", "b"}),
+    }
+
+
+def test_everybody_in_a_ring_hears_another_majority() -> None:
+    nodes = ["a", "b", "c", "d", "e"]
+    unheard = ring(nodes)
+    heard = [frozenset(nodes) - unheard[node] for node in nodes]
+    assert all(node in its and len(its) == 3 for node, its in zip(nodes, heard, strict=True))
+    assert len(set(heard)) == 5
+
+
+def test_kinds_say_what_they_need() -> None:
+    assert needs(["kill", "bridge"]).count == 5
+    assert needs(["kill"]) == Deployed(count=3, disks=False, shims=False, switch=False)
+    assert needs(["clock", "packets", "power-loss"]) == Deployed(count=3, disks=True, shims=True, switch=True)
+    assert "netns does" in str(why_not("packets", "local"))
+
+
+def test_waits_for_a_processor_are_read_from_either_version() -> None:
+    assert throttled("nr_periods 12\nnr_throttled 7\nthrottled_time 99\n") == 7
+    assert throttled("usage_usec 12\n") == 0
 
 
 def test_every_kind_can_be_carried_out() -> None:

@@ -1,0 +1,76 @@
+"""What becomes of each packet on a link that is slow, loses packets, or mixes them up. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import msgspec
+
+OUTSIDE_CARD, OUTSIDE_PORT = "rmqf-out", -1
+"""The card of whoever is in no namespace, and its number at the switch."""
+QUEUE_SECONDS_MAX = 0.5
+"""How long a packet may wait for a link of low rate; one that would wait longer is lost."""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What a link does to packets in one direction.
+
+    Attributes:
+        delay: seconds that each takes.
+        jitter: up to so many seconds more or less; each is delayed for itself, so that packets overtake each other.
+        loss: part that is lost, 0 to 1.
+        duplicate: part that comes twice.
+        reorder: part that is not delayed, and overtakes those before it.
+        rate: bytes a second, 0 for no limit.
+        large: packets of more bytes vanish, 0 for none.
+    """
+
+    delay: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    rate: float = 0.0
+    large: int = 0
+
+
+class Link:
+    """One direction between two ports.
+
+    Attributes:
+        counts: how many packets were delayed, lost, duplicated, reordered, or had to wait for the link.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.counts: Counter[str] = Counter()
+        self._free_at = 0.0
+
+    def due(self, now: float, nbytes: int, rng: Random) -> list[float]:
+        """When a packet that is sent now arrives: once, twice or never."""
+        shape = self.shape
+        if shape.large and nbytes > shape.large:
+            self.counts["lost"] += 1
+            return []
+        if shape.loss and rng.random() < shape.loss:
+            self.counts["lost"] += 1
+            return []
+        at = now
+        if shape.rate:
+            begins = max(now, self._free_at)
+            if begins - now > QUEUE_SECONDS_MAX:
+                self.counts["lost"] += 1
+                return []
+            self.counts["waited"] += begins > now
+            self._free_at = at = begins + nbytes / shape.rate
+        if shape.delay:
+            if shape.reorder and rng.random() < shape.reorder:
+                self.counts["reordered"] += 1
+            else:
+                self.counts["delayed"] += 1
+                at += max(0.0, shape.delay + rng.uniform(-shape.jitter, shape.jitter))
+        if shape.duplicate and rng.random() < shape.duplicate:
+            self.counts["duplicated"] += 1
+            return [at, at]
+        return [at]

@@ -1,0 +1,150 @@
+"""What the runs of a profile came to: a table, the worst verdict, and the report in docs/reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from jepsen.profiles import PROFILES, Cell
+from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
+
+NOT_RUN = "not run"
+_BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One run. ``told``: each broken promise, or why there is no verdict."""
+
+    workload: str
+    faults: str
+    seconds: float
+    verdict: str
+    command: str = ""
+    began: str = ""
+    load: str = ""
+    version: str = ""
+    backend: str = ""
+    operations: int = 0
+    acknowledged: int = 0
+    injected: int = 0
+    confirmed: int = 0
+    told: list[str] = []
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    profile: str
+    rows: list[Row]
+
+
+def row_of(cell: Cell, verdict: Verdict) -> Row:
+    """A run that was judged."""
+    counts = next((result.counts for result in verdict.results if result.name == "coverage"), {})
+    told = [
+        f"{result.name}: {anomaly}, {count:,} times: {result.examples[anomaly][0]}"
+        for result in verdict.results
+        for anomaly, count in result.anomalies.items()
+    ]
+    told += [f"{result.name}: {reason}" for result in verdict.results for reason in result.unknown]
+    plan = verdict.plan
+    return Row(
+        cell.workload,
+        cell.faults,
+        cell.seconds,
+        in_words(verdict.valid),
+        command=str(plan.get("command", "")),
+        began=str(plan.get("began", "")),
+        load=str(plan.get("load", "")),
+        version=str(plan.get("version", "")),
+        backend=str(plan.get("backend", "")),
+        operations=counts.get("operations", 0),
+        acknowledged=counts.get("acknowledged", 0),
+        injected=counts.get("faults", 0),
+        confirmed=counts.get("faults confirmed", 0),
+        told=told,
+    )
+
+
+def not_run(cell: Cell, reason: str) -> Row:
+    """A run that cannot be had here, or that failed before clients began."""
+    return Row(cell.workload, cell.faults, cell.seconds, NOT_RUN, told=[reason])
+
+
+def worst(rows: Sequence[Row]) -> int:
+    """The exit code of all runs: broken before unknown before what could not be run; unknown for none at all."""
+    verdicts = {row.verdict for row in rows}
+    for verdict, code in ((_BROKEN, EXIT_BROKEN), (_UNKNOWN, EXIT_UNKNOWN), (NOT_RUN, EXIT_CANNOT_RUN)):
+        if verdict in verdicts:
+            return code
+    return EXIT_VALID if verdicts else EXIT_UNKNOWN
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For a terminal."""
+    lines = [("workload", "faults", "verdict", "operations", "faults seen")]
+    for row in rows:
+        seen = f"{row.confirmed} of {row.injected}" if row.verdict != NOT_RUN else row.told[0]
+        lines.append((row.workload, row.faults, row.verdict, f"{row.operations:,}", seen))
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    texts = [
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=False)) + f"  {line[4]}"
+        for line in lines
+    ]
+    return "\n".join([texts[0], "-" * len(texts[0]), *texts[1:]])
+
+
+def read_rows(report: Path, profile: str) -> list[Row]:
+    """The rows of a report on the same profile; none if there is no such report. Raises OSError."""
+    try:
+        stored = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=_Stored)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
+    return stored.rows if stored.profile == profile else []
+
+
+def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str]) -> None:
+    """The page for people and, beside it, the same for programs. ``missing``: what this machine does not have.
+
+    Raises OSError.
+    """
+    total = sum(row.operations for row in rows)
+    faults = sum(row.confirmed for row in rows)
+    lines = [
+        "# Real brokers under faults",
+        "",
+        f"Written by `raftmq-jepsen matrix --profile {profile}`; what is checked and how is in "
+        "[checking the promises](../jepsen.md).",
+        f"The profile {profile}: {PROFILES[profile]}.",
+        "",
+        f"{len(rows)} runs, {total:,} operations checked, {sum(row.acknowledged for row in rows):,} messages "
+        f"acknowledged, {faults} of {sum(row.injected for row in rows)} faults seen to take effect. "
+        + ", ".join(
+            f"{count} {verdict}"
+            for verdict in (_VALID, _BROKEN, _UNKNOWN, NOT_RUN)
+            if (count := sum(row.verdict == verdict for row in rows))
+        )
+        + ".",
+        "",
+        "| workload | faults | seconds of faults | back end | verdict | operations | acknowledged | faults seen |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.workload} | {row.faults} | {row.seconds:g} | {row.backend} | {row.verdict} | {row.operations:,} "
+        f"| {row.acknowledged:,} | {row.confirmed} of {row.injected} |"
+        for row in rows
+    ]
+    bad = [row for row in rows if row.verdict != _VALID]
+    if bad:
+        lines += ["", "## Not valid", ""]
+        for row in bad:
+            lines.append(f"- {row.workload} under {row.faults}: {row.verdict}. `{row.command}`")
+            lines += [f"  - {told}" for told in row.told]
+    if missing:
+        lines += ["", "## What could not be had there", "", *(f"- {each}" for each in missing)]
+    lines += ["", "## The runs again", ""]
+    lines += [f"- {row.began}, raftmq {row.version}, load {row.load}: `{row.command}`" for row in rows if row.command]
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text("\n".join(lines) + "\n")
+    stored = msgspec.json.format(msgspec.json.encode(_Stored(profile, list(rows))), indent=1)
+    report.with_suffix(".json").write_bytes(stored + b"\n")

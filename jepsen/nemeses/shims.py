@@ -1,0 +1,93 @@
+"""Wall clocks that are wrong, and disks that fail or are slow: what brokers are told instead of the truth."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import trio
+
+from jepsen.deployments.shim import Shim
+from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
+from jepsen.schedule import Step, targets
+
+SKEWS_SECONDS = {"steps ahead": 60.0, "a day ahead": 86_400.0, "steps back": -3600.0, "strobes": 2.0}
+STROBE_SECONDS = 0.01
+SLOW_SYNC_SECONDS = (0.05, 0.5)
+_END_SECONDS_MAX = 15.0
+
+
+async def clock(injection: Injection, step: Step, leader: str) -> None:
+    """A wall clock steps, and steps back in the end; or it strobes. Confirmed by the wrong times that were told."""
+    whose, _, how = step.variant.what.partition(": ")
+    nodes = targets(whose, leader, injection.cluster.nodes, injection.rng)
+    number = injection.begin(step, nodes)
+    for node in nodes:
+        # Several clocks are wrong by different amounts: they are not wrong together.
+        by = SKEWS_SECONDS[how] * (injection.rng.uniform(-1, 1) if len(nodes) > 1 else 1)
+        strobe = STROBE_SECONDS if how == "strobes" else 0.0
+        injection.cluster.shims[node].order(skew_seconds=by, strobe_seconds=strobe)
+    try:
+        await _confirm(injection, number, nodes, lambda shim: shim.wrong_times, "wrong times were told to")
+        await trio.sleep(step.seconds)
+    finally:
+        _release(injection, nodes)
+    injection.end(number)
+
+
+async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
+    """Each sync takes much longer."""
+    nodes = targets(step.variant.what, leader, injection.cluster.nodes, injection.rng)
+    number = injection.begin(step, nodes)
+    for node in nodes:
+        injection.cluster.shims[node].order(sync_seconds=injection.rng.uniform(*SLOW_SYNC_SECONDS))
+    try:
+        await _confirm(injection, number, nodes, lambda shim: shim.hit_syncs, "syncs were slow of")
+        await trio.sleep(step.seconds)
+    finally:
+        _release(injection, nodes)
+    injection.end(number)
+
+
+async def disk_error(injection: Injection, step: Step, leader: str) -> None:
+    """Writes or syncs of a broker fail with EIO. It ends by itself, as it should, and is started on a good disk.
+
+    One that goes on without its disk is killed: what it acknowledged since must be on the others.
+    """
+    cluster = injection.cluster
+    whose, _, what = step.variant.what.partition(": ")
+    (node,) = targets(whose, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, (node,))
+    cluster.may_end(node)
+    if what == "writes":
+        cluster.shims[node].order(write_errno=errno.EIO)
+        await _confirm(injection, number, (node,), lambda shim: shim.failed_writes, "writes failed of")
+    else:
+        cluster.shims[node].order(sync_errno=errno.EIO)
+        await _confirm(injection, number, (node,), lambda shim: shim.hit_syncs, "syncs failed of")
+    with trio.move_on_after(_END_SECONDS_MAX):
+        while cluster.is_running(node):  # noqa: ASYNC110 (processes tell nobody)
+            await trio.sleep(0.1)
+    running = cluster.is_running(node)
+    injection.say(f"  {node} goes on" if running else f"  {node} ended with exit code {cluster.exit_code(node)}")
+    await cluster.kill(node)
+    await trio.sleep(step.seconds)
+    _release(injection, (node,))
+    await cluster.start(node)
+    injection.end(number)
+
+
+def _release(injection: Injection, nodes: tuple[str, ...]) -> None:
+    for node in nodes:
+        injection.cluster.shims[node].order()
+
+
+async def _confirm(
+    injection: Injection, number: int, nodes: tuple[str, ...], count: Callable[[Shim], int], told: str
+) -> None:
+    shims = injection.cluster.shims
+    with trio.move_on_after(CONFIRM_SECONDS_MAX):
+        while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (a page tells nobody)
+            await trio.sleep(0.1)
+        seen = ", ".join(f"{count(shims[node])} {told} {node}" for node in nodes)
+        injection.confirm(number, f"{seen} within the first moments")

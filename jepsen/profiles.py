@@ -1,0 +1,102 @@
+"""Which runs a profile has: workloads and faults put together so that each comes at least once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jepsen.schedule import CALM
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a profile: faults that are drawn, or a scenario."""
+
+    workload: str
+    nemeses: tuple[str, ...]
+    seconds: float
+    scenario: str = ""
+
+    @property
+    def faults(self) -> str:
+        """What breaks, for people."""
+        return self.scenario or ", ".join(self.nemeses)
+
+
+EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage"))
+"""Groups of faults that nobody needs root for."""
+GROUPS: tuple[tuple[str, ...], ...] = (
+    *EVERYWHERE,
+    ("power-loss",),
+    ("packets",),
+    ("clock",),
+    ("disk-error", "slow-disk"),
+    ("members",),
+    ("starve", "transfer"),
+    ("disk-full", "name-server"),
+    ("bridge",),
+)
+"""Faults that take turns in one run; together they are all there are."""
+NOT_TOGETHER = frozenset({("delays", "clock")})
+"""A delay is over when the leader's clock says so: with a clock that is wrong by an hour it says nothing."""
+SCENARIO_WORKLOAD = "log"
+
+SMOKE, CI, NIGHTLY, RELEASE = "smoke", "ci", "nightly", "release"
+PROFILES = {
+    SMOKE: "at most 3 minutes: kills, pauses, partitions, restarts, damage; needs no root",
+    CI: "at most 10 minutes on two quiet processors: each workload, each fault and two scenarios once",
+    NIGHTLY: "2 hours: each workload under each group of faults and without any, each scenario",
+    RELEASE: "8 hours: the same, four times as long each",
+}
+"""Names and what they are."""
+
+SHORT_SECONDS, NIGHTLY_SECONDS, RELEASE_SECONDS = 10.0, 45.0, 240.0
+CI_SCENARIOS = ("pause-kill", "helix")
+
+
+def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str, tuple[str, ...]]]) -> list[Cell]:
+    """The runs of a profile, in order; ``scenarios``: names and their kinds of faults."""
+    match profile:
+        case "smoke":
+            return _in_turns(workloads, EVERYWHERE, len(EVERYWHERE), SHORT_SECONDS)
+        case "ci":
+            once = _in_turns(workloads, GROUPS, max(len(GROUPS), len(workloads)), SHORT_SECONDS)
+            return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], SHORT_SECONDS)
+        case "nightly" | "release":
+            seconds = NIGHTLY_SECONDS if profile == NIGHTLY else RELEASE_SECONDS
+            every = [
+                Cell(workload, group, seconds)
+                for group in ((CALM,), *GROUPS)
+                for workload in workloads
+                if _together(workload, group)
+            ]
+            return every + _scenarios(scenarios, seconds)
+        case _:
+            raise ValueError(f"there is no profile {profile!r}")
+
+
+def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
+    """The ``part``-th of so many pieces, from 1; all pieces together are the profile."""
+    assert 1 <= part <= parts, f"there is no part {part} of {parts}"
+    return list(planned[part - 1 :: parts])
+
+
+def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:
+    """So many runs; workloads and groups take turns, each for itself."""
+    found = []
+    turn = 0
+    for number in range(count):
+        group = groups[number % len(groups)]
+        while not _together(workloads[turn % len(workloads)], group):
+            turn += 1
+        found.append(Cell(workloads[turn % len(workloads)], group, seconds))
+        turn += 1
+    return found
+
+
+def _together(workload: str, group: tuple[str, ...]) -> bool:
+    return not any((workload, kind) in NOT_TOGETHER for kind in group)
+
+
+def _scenarios(scenarios: Sequence[tuple[str, tuple[str, ...]]], seconds: float) -> list[Cell]:
+    return [Cell(SCENARIO_WORKLOAD, kinds, seconds, name) for name, kinds in scenarios]

@@ -1,0 +1,79 @@
+"""Profiles: everything that there is comes in them, and pieces add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jepsen.matrix import Row, read_rows, table, worst, write_report
+from jepsen.profiles import CI, GROUPS, NIGHTLY, NOT_TOGETHER, PROFILES, SMOKE, cells, part_of
+from jepsen.scenarios import SCENARIOS
+from jepsen.schedule import KINDS
+from jepsen.workloads import WORKLOADS
+
+ALL = [(scenario.name, scenario.kinds) for scenario in SCENARIOS.values()]
+
+
+@pytest.mark.parametrize("profile", [CI, NIGHTLY])
+def test_profile_has_every_workload_and_every_fault(profile: str) -> None:
+    planned = cells(profile, list(WORKLOADS), ALL)
+    assert {cell.workload for cell in planned} == set(WORKLOADS)
+    assert {kind for cell in planned for kind in cell.nemeses} >= set(KINDS)
+
+
+def test_groups_are_all_faults_once() -> None:
+    grouped = [kind for group in GROUPS for kind in group]
+    assert sorted(grouped) == sorted(KINDS)
+
+
+def test_ci_fits_into_ten_minutes_and_smoke_into_three() -> None:
+    """By what a run took on two quiet processors: 20 s for starting, draining, reading and verifying."""
+    assert sum(cell.seconds + 20 for cell in cells(CI, list(WORKLOADS), ALL)) <= 600
+    assert sum(cell.seconds + 20 for cell in cells(SMOKE, list(WORKLOADS), ALL)) <= 180
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_does_not_go_together_is_not_put_together(profile: str) -> None:
+    for cell in cells(profile, list(WORKLOADS), ALL):
+        assert not any((cell.workload, kind) in NOT_TOGETHER for kind in cell.nemeses)
+
+
+def test_pieces_add_up() -> None:
+    planned = cells(NIGHTLY, list(WORKLOADS), ALL)
+    pieces = [part_of(planned, part, 5) for part in range(1, 6)]
+    assert sorted(repr(cell) for piece in pieces for cell in piece) == sorted(map(repr, planned))
+
+
+def row(verdict: str, **fields: object) -> Row:
+    return Row(**{"workload": "log", "faults": "kill", "seconds": 10.0, "verdict": verdict, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["valid", "valid"], 0),
+        (["valid", "BROKEN", "UNKNOWN", "not run"], 1),
+        (["valid", "UNKNOWN", "not run"], 2),
+        (["valid", "not run"], 3),
+        ([], 2),
+    ],
+)
+def test_exit_code_is_that_of_the_worst(verdicts: list[str], code: int) -> None:
+    assert worst([row(verdict) for verdict in verdicts]) == code
+
+
+def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
+    report = tmp_path / "jepsen.md"
+    write_report(report, NIGHTLY, [row("valid", acknowledged=1000)], [])
+    known = read_rows(report, NIGHTLY)
+    write_report(report, NIGHTLY, [*known, row("BROKEN", faults="clock", told=["log: lost-write, 3 times"])], [])
+    text = report.read_text()
+    assert "| log | kill |" in text
+    assert "lost-write, 3 times" in text
+    assert len(read_rows(report, NIGHTLY)) == 2
+    assert read_rows(report, CI) == [], "rows of another profile are not mixed in"
+
+
+def test_table_has_a_line_for_each_run() -> None:
+    assert len(table([row("valid"), row("not run", told=["only root may"])]).splitlines()) == 4
