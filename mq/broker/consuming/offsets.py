@@ -104,8 +104,8 @@ class Offsets:
         self._rereading.clear()
 
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note a commit that nobody waits for, such as one that came with a pull."""
-        if not self._appender.is_open:
+        """Note a commit that nobody waits for, such as one that came with a pull. A negative offset is ignored."""
+        if offset < 0 or not self._appender.is_open:
             return
         if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
             return
@@ -156,9 +156,15 @@ class Offsets:
         """Replicate the offsets of a group in the queues of a topic, backwards too.
 
         With ``restart`` consumers at work have to begin there. ``on_refused`` is called in place of ``on_committed`` if
-        the disk has no room; some of the queues may be reset then.
+        the disk has no room; some of the queues may be reset then. Raises CommandRefused for what is no offset; nothing
+        has happened then.
         """
         keys = [(group, topic, queue_id) for queue_id in offsets]
+        # Before anything is noted: a reset that is noted and never added would hold up all commits behind it.
+        commands = [
+            encode_command(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart))
+            for queue_id, offset in offsets.items()
+        ]
         this = object()
         self._resetting.update(dict.fromkeys(keys, this))
         self._restarted.difference_update(keys)
@@ -184,9 +190,8 @@ class Offsets:
         for key in keys:
             self._gathered.pop(key, None)
             self._rereading.pop(key, None)
-        for queue_id, offset in offsets.items():
-            command = ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart)
-            self._appender.add_command(encode_command(command))
+        for command in commands:
+            self._appender.add_command(command)
         self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed, on_refused=refused)
 
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -268,6 +273,8 @@ class Offsets:
         if request.flag & 2:
             self.commit(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
             return None
+        if ext.commit_offset < 0:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}")
         if self._locks.fences(connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"

@@ -10,6 +10,8 @@ from mq.broker.consuming.offsets import Offsets
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
+from mq.broker.state.parts import CommandRefused
+from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateConsumerOffset
 from mq.protocol.requests import UpdateConsumerOffsetExt
 from tests.unit.broker.rounds import Rounds
@@ -160,3 +162,37 @@ def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
     stage.rounds.commit(2)
     with pytest.raises(RequestRefused, match=r"was reset, and no consumer has gone on from there yet$"):
         stage.offsets.handle_update(other, request, b"", 0)
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) -> None:
+    stage = Stage()
+    client: Any = object()
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(client, "G", "T", 0, -2)
+    request = UpdateConsumerOffset(
+        opaque=1,
+        flag=2 if oneway else 0,
+        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=-2),
+    )
+    if oneway:
+        assert stage.offsets.handle_update(client, request, b"", 0) is None
+    else:
+        with pytest.raises(RequestRefused) as refused:
+            stage.offsets.handle_update(client, request, b"", 0)
+        assert refused.value.code == ResponseCode.INVALID_PARAMETER
+    assert stage.rounds.waiting == 0
+    stage.commit(60)
+    stage.rounds.commit(1)
+    assert stage.stored == 60
+
+
+def test_a_reset_to_what_is_no_offset_leaves_nothing_behind() -> None:
+    stage = Stage()
+    with pytest.raises(CommandRefused):
+        stage.reset(-1)
+    assert stage.rounds.waiting == 0
+    stage.commit(60)
+    stage.rounds.commit(1)
+    assert stage.stored == 60
