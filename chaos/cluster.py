@@ -198,6 +198,10 @@ class Cluster:
         """See `chaos.node.World`."""
         self.catch_up.offer(process, peer)
 
+    def flip_derived(self, node: Node, place: float) -> bool:
+        """Flip a bit in a file that a node has derived from its log; returns whether there was one. Here is none."""
+        return False
+
     def leads(self, node: Node, term: int) -> None:
         """See `chaos.node.World`."""
         self.elections += 1

@@ -161,6 +161,17 @@ class BitFlip:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueFlip:
+    """A bit of one of a node's consume queue files is another one, whether its process runs or not.
+
+    ``place`` (0 to 1) says in which file, and where in it.
+    """
+
+    node: NodeId
+    place: float
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeMembers:
     """The leader is asked for a change of membership; ``choice`` (0 to 1) says which of those that make sense."""
 
@@ -247,6 +258,7 @@ Fault = (
     | DiskRoom
     | DiskSpeed
     | BitFlip
+    | QueueFlip
     | Depose
     | Nap
     | LateSuccessor

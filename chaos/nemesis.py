@@ -27,6 +27,7 @@ from chaos.faults import (
     Partition,
     Pause,
     PowerCut,
+    QueueFlip,
     Restart,
     Resume,
     Retention,
@@ -171,6 +172,8 @@ class Nemesis:
                 return True
             case BitFlip(node_id, place):
                 return self._flip(cluster.nodes[node_id], place)
+            case QueueFlip(node_id, place):
+                return cluster.flip_derived(cluster.nodes[node_id], place)
             case ChangeMembers(choice):
                 return self._change_members(choice)
             case Transfer(to):

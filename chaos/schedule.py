@@ -31,6 +31,7 @@ from chaos.faults import (
     Partition,
     Pause,
     PowerCut,
+    QueueFlip,
     Restart,
     Resume,
     Retention,
@@ -379,6 +380,18 @@ def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list
     victims = nodes[1 : 1 + (len(nodes) - 1) // 2]
     times = [rng.uniform(1.0, seconds) for _ in range(rng.randint(3, 20))] if victims else []
     return [(at, BitFlip(rng.choice(victims), rng.uniform(0.1, 0.9))) for at in sorted(times)]
+
+
+def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+    """Bits of consume queue files flip, on any machine: while its broker works, or while it is down for a moment."""
+    faults: list[Timed] = []
+    for _ in range(rng.randint(2, 6)):
+        at, node = rng.uniform(1.0, seconds - 1.0), rng.choice(nodes)
+        faults += [(at + rng.uniform(0.0, 0.2), QueueFlip(node, rng.random())) for _ in range(rng.randint(1, 4))]
+        if rng.random() < 0.6:
+            # What the process has verified it keeps in memory, so most of the damage is seen by the next one.
+            faults += [(at, rng.choice((Crash, Stop))(node)), (at + rng.uniform(0.2, 0.5), Restart(node))]
+    return faults
 
 
 def _membership(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:

@@ -21,6 +21,7 @@ from chaos.messages.workload import Workload
 from chaos.node import Node, Process
 from mq.broker.replicas import upstream
 from mq.broker.settings import BrokerSettings
+from mq.store.checkpoint import QUEUE_DIRECTORY
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Role
 
@@ -90,6 +91,25 @@ class BrokerCluster(Cluster):
             "election_timeout_seconds_max": config.election_timeout_seconds_max,
         }
         return BrokerSettings(**chosen).model_copy(update=small | self.workload.settings())
+
+    def flip_derived(self, node: Node, place: float) -> bool:
+        """See `Cluster.flip_derived`."""
+        queues = self._directory / node.node_id / QUEUE_DIRECTORY
+        files = sorted(path for path in queues.rglob("*") if path.is_file() and path.name.isdigit())
+        if not files:
+            return False
+        chosen = place * len(files)
+        path = files[int(chosen)]
+        content = bytearray(path.read_bytes())
+        written = len(content.rstrip(b"\0"))
+        if not written:
+            return False
+        bit = int(chosen % 1 * written * 8)
+        content[bit // 8] ^= 1 << bit % 8
+        with path.open("r+b") as file:  # in place: the broker may have it open
+            file.seek(bit // 8)
+            file.write(content[bit // 8 : bit // 8 + 1])
+        return True
 
     def address_of(self, node: Node) -> tuple[str, int]:
         """Where a broker serves clients."""
@@ -197,7 +217,9 @@ class BrokerCluster(Cluster):
             if least is None or behind < least:
                 least, deadline = behind, self.now + patience
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
-            if quiet and self.workload.is_settled() and self.workload.has_read_all:
+            if not (quiet and self.workload.is_settled() and self.workload.has_read_all):
+                continue
+            if all(self.workload.has_whole_queues(process) for process in running):
                 self._check_end(cast("list[Process]", running))
                 self.workload.check_replicas(running)
                 return

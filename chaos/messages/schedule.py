@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from chaos.faults import Ambush, WallStep, Weather
-from chaos.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops
+from chaos.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
 from raftlog.consensus.types import NodeId
 
 SAFETY_SECONDS = 20.0
@@ -72,6 +72,10 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
     if not hunted and not spares and rot.random() < 0.25:
         kinds += ("bit-rot",)
         faults += bit_rot(rot, nodes, safety_seconds)
+    queues = random.Random(f"{seed} consume queue files")
+    if not spares and queues.random() < 0.15:
+        kinds += ("queue-rot",)
+        faults += queue_rot(queues, nodes, safety_seconds)
     return BrokerScenario(
         seed=seed,
         nodes=nodes,

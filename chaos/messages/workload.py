@@ -18,6 +18,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.records import StoredMessage, decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from mq.store.errors import QueueFileDamaged
 
 if TYPE_CHECKING:
     from chaos.messages.cluster import BrokerCluster
@@ -274,6 +275,22 @@ class Workload:
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    def has_whole_queues(self, process: BrokerProcess) -> bool:
+        """Whether the files of all consume queues are intact; what is damaged is restored from the log from then on."""
+        process.queues.forget_blocks()
+        whole = True
+        for topic, queue_id in self.ledger.queues:
+            queue = process.queues.get(topic, queue_id)
+            low = 0 if queue is None else queue.min_offset
+            while queue is not None and low < queue.max_offset:
+                count = min(queue.entries_per_block - low % queue.entries_per_block, queue.max_offset - low)
+                try:
+                    queue.read(low, count)
+                except QueueFileDamaged:
+                    whole = False
+                low += count
+        return whole
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         """What replicas derived from their logs is the same everywhere, and what the log says."""
