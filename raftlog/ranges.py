@@ -82,6 +82,15 @@ async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> 
         RangeRefused: there are none.
         StorageCorrupt, StorageFailed: the disk does not give them.
     """
+    nbytes = granted_bytes(log, committed_index, request)
+    try:
+        return await trio.to_thread.run_sync(log.read_range, request.pos, nbytes)
+    except EntryGone as error:
+        raise RangeRefused(GONE) from error
+
+
+def granted_bytes(log: SegmentLog, committed_index: int, request: RangeReq) -> int:
+    """How many bytes of an open log `read_log` gives. Raises `RangeRefused` if none."""
     pos = request.pos
     if pos < log.base_pos:
         raise RangeRefused(GONE)
@@ -92,10 +101,7 @@ async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> 
         end = min(end, _end_of(log, committed_index))
     if end <= pos:
         raise RangeRefused(NOT_YET)
-    try:
-        return await trio.to_thread.run_sync(log.read_range, pos, end - pos)
-    except EntryGone as error:
-        raise RangeRefused(GONE) from error
+    return end - pos
 
 
 def _end_of(log: SegmentLog, index: int) -> int:

@@ -26,28 +26,19 @@ from raftlog._runtime import Reactor
 from raftlog.admission import Address, Admission, Identity
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
-from raftlog.ranges import (
-    ANSWER_SECONDS_MAX,
-    DAMAGED_HERE,
-    GONE,
-    NOT_HERE,
-    NOT_YET,
-    RangeRefused,
-    RangeServer,
-)
+from raftlog.ranges import ANSWER_SECONDS_MAX, RangeServer
+from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
 from raftlog.secret_file import SecretFile
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import LogDamaged
 from raftlog.segment.notes import MEMBERS, STORES
 from raftlog.segment.repair import Repair
 from raftlog.transport import Lane, Transport
-from raftlog.wire import RANGE_BYTES_MAX, Kind, RangeReq, RangeResp
+from raftlog.wire import Kind, RangeReq, RangeResp
 
 Log = structlog.stdlib.BoundLogger
 
 _RETRY_SECONDS: Final = 0.2
-_PATIENCE_SECONDS: Final = 3.0
-"""For how long only committed bytes are asked for: a group that works without this replica commits them meanwhile."""
 
 
 class Repairing:
@@ -101,7 +92,6 @@ class Repairing:
             log=log,
         )
         undo.callback(self._transport.close)
-        self._answered: dict[NodeId, str] = {}
         self._transport.set_members(conf_index, dict(conf.addresses))
         self._server = RangeServer(self._transport, self._reactor.wake, self._read, bytes_per_second)
         self._answers_in, self._answers = trio.open_memory_channel[tuple[NodeId, RangeResp]](16)
@@ -132,51 +122,38 @@ class Repairing:
 
     async def _fetch(self) -> None:
         await trio.lowlevel.checkpoint()
-        repair = self._repair
-        moved_at, told = trio.current_time(), False
-        uncommitted = False
-        while not repair.done:
-            repair.peers = {str(peer) for peer in self._peers()}
-            progress = False
-            self._answered = dict.fromkeys(self._peers(), "not connected")
+        dialogue = RepairDialogue(self._repair, trio.current_time())
+        told = False
+        while not self._repair.done:
+            dialogue.begin_round(self._peers())
             for peer in self._peers():
-                while self._transport.connected(peer) and (wanted := repair.wanted()) is not None:
-                    if not await self._ask(peer, RangeReq("log", *wanted, uncommitted=uncommitted)):
+                while self._transport.connected(peer) and (request := dialogue.request(peer)) is not None:
+                    answer = await self._ask(peer, request)
+                    if answer is None or not dialogue.take(peer, answer):
                         break
-                    progress = True
-            if progress:
-                moved_at, told = trio.current_time(), False
+            waits = dialogue.end_round(trio.current_time())
+            if dialogue.has_moved:
+                told = False
                 continue
-            if trio.current_time() - moved_at > _PATIENCE_SECONDS and (wanted := repair.wanted()) is not None:
-                if not told:
-                    self._log.warning("repair_waits", pos=wanted[0], answers=dict(self._answered))
-                told = True
-                # Perhaps nothing is committed any more without this replica. What comes then is no worse: it must lead
-                # to what is intact behind the damage, or this replica abstains until it has heard of a leader.
-                uncommitted = True
+            if waits and not told:
+                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=dict(dialogue.answered))
+            told |= waits
             await trio.sleep(_RETRY_SECONDS)
 
     def _peers(self) -> list[NodeId]:
         return sorted(self._transport.peers)
 
-    async def _ask(self, peer: NodeId, request: RangeReq) -> bool:
-        """Ask ``peer`` for bytes; returns whether it is worth to ask it for more."""
-        pos = request.pos
+    async def _ask(self, peer: NodeId, request: RangeReq) -> RangeResp | None:
+        """What ``peer`` answers, None if it does not."""
         frame = wire.encode_cold(request)
         self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
         self._reactor.wake()
-        self._answered[peer] = "no answer"
         with trio.move_on_after(ANSWER_SECONDS_MAX):
             while True:
                 source, answer = await self._answers.receive()
-                if source == peer and answer.pos == pos:
-                    break
-            self._answered[peer] = answer.refusal or f"{len(answer.data)} bytes"
-            if answer.refusal is None:
-                return self._repair.offer(pos, answer.data, peer)
-            if answer.refusal != NOT_YET:
-                self._repair.refused(pos, peer, damaged=answer.refusal == DAMAGED_HERE)
-        return False
+                if source == peer and answer.pos == request.pos:
+                    return answer
+        return None
 
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
         if kind is Kind.RANGE:
@@ -187,15 +164,7 @@ class Repairing:
 
     async def _read(self, request: RangeReq) -> bytes:
         await trio.lowlevel.checkpoint()
-        repair, pos = self._repair, request.pos
-        if request.source != "log":
-            raise RangeRefused(NOT_YET)
-        if (data := repair.serve(pos, min(request.nbytes, RANGE_BYTES_MAX))) is not None:
-            return data
-        # If it comes back, it comes from a replica that the one who asks will hear, too.
-        if repair.lacks(pos):
-            raise RangeRefused(DAMAGED_HERE)
-        raise RangeRefused(GONE if pos < repair.meta.starts_at.pos else NOT_HERE)
+        return damaged_log_bytes(self._repair, request)
 
     def _learned(self, stores: dict[str, str]) -> None:
         """Nothing that is learned here is relied on later: no vote and no acknowledgement leaves this node."""

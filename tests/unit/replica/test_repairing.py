@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-import raftlog.repairing
+import raftlog.repair_dialogue
 from raftlog import Hosted, Run
 from raftlog.ranges import DAMAGED_HERE
 from raftlog.segment import LogDamaged, RealDisk, SegmentLog
@@ -25,7 +25,7 @@ BODIES = [b"%04d" % number + bytes(196) for number in range(40)]  # all in one f
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.repairing, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(raftlog.repair_dialogue, "PATIENCE_SECONDS", 0.3)
 
 
 async def filled(nodes: Group, *late: Member) -> None:

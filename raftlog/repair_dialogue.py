@@ -1,0 +1,87 @@
+"""What a node with a damaged log asks its peers, what it makes of their answers, and what it answers them itself.
+
+Pure: the caller sends requests and gives back what came. Peers are asked one after the other, again and again, each for
+the next piece as long as it has some. Only committed bytes are asked for at first; when nothing has come for a while,
+perhaps nothing is committed any more without this replica, and what peers have is taken anyway. What comes then is no
+worse: it must lead to what is intact behind the damage, or this replica abstains until it has heard of a leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from raftlog.consensus.types import NodeId
+from raftlog.ranges import DAMAGED_HERE, GONE, NOT_HERE, NOT_YET, RangeRefused
+from raftlog.segment.repair import Repair
+from raftlog.wire import RANGE_BYTES_MAX, RangeReq, RangeResp
+
+PATIENCE_SECONDS: Final = 3.0
+"""For how long only committed bytes are asked for: a group that works without this replica commits them meanwhile."""
+
+
+class RepairDialogue:
+    """The requests of one `Repair`, in rounds: ask every peer that can be reached, then call `end_round`.
+
+    Args:
+        now: seconds, by any clock that the caller goes on using.
+
+    Attributes:
+        answered: what each peer said last.
+        has_moved: whether anything has come in this round.
+    """
+
+    def __init__(self, repair: Repair, now: float) -> None:
+        self.repair = repair
+        self.answered: dict[NodeId, str] = {}
+        self._moved_at = now
+        self.has_moved = False
+        self._uncommitted = False
+
+    def begin_round(self, peers: Iterable[NodeId]) -> None:
+        """These are the other members; the log may be cut when all of them have refused."""
+        self.answered = dict.fromkeys(peers, "not connected")
+        self.repair.peers = set(self.answered)
+        self.has_moved = False
+
+    def request(self, peer: NodeId) -> RangeReq | None:
+        """What to ask ``peer`` for next; None if nothing is missing any more."""
+        wanted = self.repair.wanted()
+        if wanted is None:
+            return None
+        self.answered[peer] = "no answer"
+        return RangeReq("log", *wanted, uncommitted=self._uncommitted)
+
+    def take(self, peer: NodeId, answer: RangeResp) -> bool:
+        """Take an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
+        self.answered[peer] = answer.refusal or f"{len(answer.data)} bytes"
+        if answer.refusal is None:
+            goes_on = self.repair.offer(answer.pos, answer.data, peer)
+            self.has_moved |= goes_on
+            return goes_on
+        if answer.refusal != NOT_YET:
+            self.repair.refused(answer.pos, peer, damaged=answer.refusal == DAMAGED_HERE)
+        return False
+
+    def end_round(self, now: float) -> bool:
+        """All peers were asked; returns whether nothing has come for so long that somebody should be told."""
+        if self.has_moved:
+            self._moved_at = now
+            return False
+        if now - self._moved_at <= PATIENCE_SECONDS or self.repair.done:
+            return False
+        self._uncommitted = True
+        return True
+
+
+def damaged_log_bytes(repair: Repair, request: RangeReq) -> bytes:
+    """What a node that repairs its log gives a peer. Raises `RangeRefused`, StorageCorrupt, StorageFailed."""
+    pos = request.pos
+    if request.source != "log":
+        raise RangeRefused(NOT_YET)
+    if (data := repair.serve(pos, min(request.nbytes, RANGE_BYTES_MAX))) is not None:
+        return data
+    # If it comes back, it comes from a replica that the one who asks will hear, too.
+    if repair.lacks(pos):
+        raise RangeRefused(DAMAGED_HERE)
+    raise RangeRefused(GONE if pos < repair.meta.starts_at.pos else NOT_HERE)
