@@ -24,6 +24,7 @@ from mq.protocol.bulk import (
     encode_ranges,
 )
 from spark.client import BULK_READ, HOLD_LOG, NOT_SUPPORTED, SUCCESS, Answer, Connection, Refused, Unreachable
+from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
 from spark.plan import LogRange, QueueRange
@@ -65,6 +66,7 @@ class BulkTaskReader(TaskReader):
                         sent = self._ask_bulk(connection, left)
                     answer = self._answered(connection.receive(sent), connection)
                     sent = None
+                    before = left
                     left, chunk = self._advance(answer, left)
                 except Busy:
                     sent = None
@@ -80,10 +82,22 @@ class BulkTaskReader(TaskReader):
                         sent = self._ask_bulk(connection, left)
                     except Unreachable as error:
                         self._next_replica(error)
-                if chunk.sizes:
+                if answer.without_records:
+                    yield from self._offset_rows(before, left)
+                elif chunk.sizes:
                     yield from self._batches(chunk, without_bodies=answer.without_bodies)
         finally:
             self._disconnect()
+
+    def _offset_rows(self, before: dict[int, QueueRange], left: dict[int, QueueRange]) -> Iterator[Any]:
+        """What is known of messages without a look at them."""
+        done = [
+            QueueRange(queue_id, each.start, left[queue_id].start if queue_id in left else each.end)
+            for queue_id, each in before.items()
+        ]
+        for batch in offset_batches(done, self._options.columns, self._source):
+            self.statistics.rows += batch.num_rows
+            yield batch
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -108,8 +122,14 @@ class BulkTaskReader(TaskReader):
             "allowLeader": "true" if self._may_ask_leader() else "false",
             "waitMs": str(wait_ms),
         }
+        if self._offsets_suffice():
+            fields["offsetsOnly"] = "true"
         self._bytes_max = min(self._bytes_max * _GROWTH, options.fetch_bytes, BULK_BYTES_MAX)
         return connection.send(BULK_READ, fields, encode_ranges(ReadRange(*each) for each in left.values()))
+
+    def _offsets_suffice(self) -> bool:
+        """Whether a message need only be there: what its place says is all that is wanted."""
+        return self._options.tags is None and OFFSET_COLUMNS.issuperset(self._options.columns)
 
     def _may_ask_leader(self) -> bool:
         """Whether a replica may answer also if it leads: those before the last one have failed, or it does not matter.
@@ -178,7 +198,10 @@ class BulkTaskReader(TaskReader):
                 following[queue_id] = lost.next_offset
         else:
             following = {queue_id: min(offset, left[queue_id].end) for queue_id, offset in answer.offsets.items()}
-            self._check_offsets(answer, left)
+            if not answer.without_records:
+                self._check_offsets(answer, left)
+            elif not self._offsets_suffice():
+                raise AnswerDamaged("an answer without records")
         still = {
             queue_id: QueueRange(queue_id, following.get(queue_id, each.start), each.end)
             for queue_id, each in left.items()

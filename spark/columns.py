@@ -8,7 +8,7 @@ through `spark.rows`, with equal results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,6 +46,10 @@ BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """A batch ends behind the record with which its inflated bodies reach this, so that a worker's memory is bounded."""
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """No body inflates to more."""
+
+OFFSET_COLUMNS: Final = frozenset({"topic", "broker_name", "queue_id", "queue_offset"})
+"""What is known of a message without a look at it."""
+OFFSET_ROWS_MAX: Final = 64 * 1024
 
 _TEXT_COLUMNS: Final = frozenset({"message_id", "tags", "keys", "properties"})
 _HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
@@ -109,6 +113,26 @@ def decode_batches(
         columns = {name: column.slice(begin, len(bodies)) for name, column in table.columns.items()}
         columns["body"] = bodies
         yield pa.record_batch([columns[name] for name in names], schema=schema)
+
+
+def offset_batches(ranges: Iterable[tuple[int, int, int]], names: Sequence[str], source: Source) -> Iterator[Any]:
+    """A row for each message of these ranges, each (queue id, start, end); ``names`` are of `OFFSET_COLUMNS` only."""
+    schema = schema_of(names)
+    for queue_id, start, end in ranges:
+        for begin in range(start, end, OFFSET_ROWS_MAX):
+            offsets = np.arange(begin, min(begin + OFFSET_ROWS_MAX, end), dtype=np.int64)
+            yield pa.record_batch([_place_column(name, queue_id, offsets, source) for name in names], schema=schema)
+
+
+def _place_column(name: str, queue_id: int, offsets: np.ndarray[Any, Any], source: Source) -> Any:
+    match name:
+        case "topic" | "broker_name":
+            return _constant(getattr(source, name), len(offsets))
+        case "queue_id":
+            return pa.array(np.full(len(offsets), queue_id, dtype=np.int32))
+        case _:
+            assert name == "queue_offset", f"column {name} of a message that nobody has looked at"
+            return pa.array(offsets)
 
 
 class _Table(NamedTuple):

@@ -29,6 +29,7 @@ _WORD: Final = 4
 _LONG: Final = 8
 
 _WITHOUT_BODIES: Final = 1
+_WITHOUT_RECORDS: Final = 2
 
 
 class BulkError(ProtocolError):
@@ -71,6 +72,7 @@ class BulkAnswer(NamedTuple):
         data: RECORDS: the records back to back; else text that says more. NOT_FOLLOWER: the addresses of the other
             replicas, joined by commas.
         without_bodies: the bodies are cut out of the records, of which nothing else is changed.
+        without_records: no records are sent; all messages up to where to go on are there.
     """
 
     status: BulkStatus
@@ -80,6 +82,7 @@ class BulkAnswer(NamedTuple):
     sizes: array[int]
     data: memoryview
     without_bodies: bool = False
+    without_records: bool = False
 
     @property
     def text(self) -> str:
@@ -126,13 +129,23 @@ def decode_ranges(body: bytes | memoryview) -> list[ReadRange]:
 
 
 def encode_answer_head(
-    offsets: dict[int, int], queue_ids: Sequence[int], sizes: Sequence[int], *, without_bodies: bool
+    offsets: dict[int, int],
+    queue_ids: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    without_bodies: bool = False,
+    flags: int = 0,
 ) -> bytes:
     """What comes ahead of the records in an answer that has some, or leads over what is not wanted."""
-    flags = _WITHOUT_BODIES if without_bodies else 0
+    flags |= _WITHOUT_BODIES if without_bodies else 0
     head = _HEAD.pack(BulkStatus.RECORDS, flags, len(offsets), len(sizes))
     places = b"".join(_QUEUE_OFFSET.pack(*each) for each in offsets.items())
     return b"".join((head, places, _words(queue_ids), _words(sizes)))
+
+
+def encode_offsets(offsets: dict[int, int]) -> bytes:
+    """An answer that leaves the records out: where to go on behind messages that are all there."""
+    return encode_answer_head(offsets, (), (), flags=_WITHOUT_RECORDS)
 
 
 def encode_no_records(
@@ -163,7 +176,10 @@ def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
     sizes, at = _read_words(view, at, number), at + _WORD * number
     if number and (min(sizes) <= 0 or sum(sizes) != len(view) - at):
         raise BulkError(f"{number} records of {sum(sizes)} bytes in sum are announced, {len(view) - at} bytes came")
-    return BulkAnswer(status, offsets, 0, queue_ids, sizes, view[at:], bool(flags & _WITHOUT_BODIES))
+    if number and flags & _WITHOUT_RECORDS:
+        raise BulkError(f"{number} records in an answer without records")
+    without = bool(flags & _WITHOUT_BODIES), bool(flags & _WITHOUT_RECORDS)
+    return BulkAnswer(status, offsets, 0, queue_ids, sizes, view[at:], *without)
 
 
 _STATUSES: Final = frozenset(map(int, BulkStatus))

@@ -35,13 +35,15 @@ class BulkReadExt(Ext):
     """What is wanted of a topic, besides the ranges in the body.
 
     ``topic_identity`` empty means any; ``bytes_max`` is of records in the answer; without ``bodies`` they are cut out
-    of them. ``client_id`` is for figures. ``wait_ms`` is how long the answer may wait for messages.
+    of them. With ``offsets_only`` the answer only says up to where messages are there, unless some tags are wanted.
+    ``client_id`` is for figures. ``wait_ms`` is how long the answer may wait for messages.
     """
 
     topic: str
     bytes_max: I32
     topic_identity: str = ""
     bodies: bool = True
+    offsets_only: bool = False
     tags: str = "*"
     client_id: str = ""
     allow_leader: bool = False

@@ -21,7 +21,14 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PERM_READ, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import SubscriptionError, parse_tags
-from mq.protocol.bulk import BULK_BYTES_MAX, BulkStatus, ReadRange, decode_ranges, encode_no_records
+from mq.protocol.bulk import (
+    BULK_BYTES_MAX,
+    BulkStatus,
+    ReadRange,
+    decode_ranges,
+    encode_no_records,
+    encode_offsets,
+)
 from mq.protocol.bulk_requests import BulkRead, BulkReadExt
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import encode_prefix
@@ -203,7 +210,8 @@ class BulkReads:
         bytes_max = min(ext.bytes_max, self._settings.bulk_bytes_max)
         limit_pos = self._replica.log.durable_pos
         try:
-            found = self._look(ext.topic, read.ranges, bytes_max, limit_pos)
+            offsets_only = ext.offsets_only and not read.codes
+            found = self._look(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
         except QueueFileDamaged as damage:
             return self._damaged(damage)
         if found.is_behind and self._clock() < read.deadline:
@@ -263,8 +271,13 @@ class BulkReads:
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
-    def _look(self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: int) -> _Found:
-        """Consume queue entries for an answer of ``bytes_max``. Raises QueueFileDamaged, OSError."""
+    def _look(
+        self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: int, *, offsets_only: bool
+    ) -> _Found:
+        """Consume queue entries for an answer of ``bytes_max``, or all of an answer without records.
+
+        Raises QueueFileDamaged, OSError.
+        """
         get = self._store.get
         gone: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -279,6 +292,8 @@ class BulkReads:
                 there.append((queue, start, min(end, queue.max_offset)))
         if gone:
             return _Found([], encode_no_records(BulkStatus.GONE, offsets=gone))
+        if offsets_only and there:
+            return _Found([], encode_offsets({queue.queue_id: end for queue, _, end in there}))
         spans = list(self._spans(there, bytes_max, limit_pos))
         if spans:
             return _Found(spans)

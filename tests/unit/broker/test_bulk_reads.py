@@ -94,6 +94,22 @@ async def test_only_wanted_tags_come_and_the_others_are_passed(tmp_path: Path) -
         assert (answer.status, answer.offsets, len(answer.sizes)) == (BulkStatus.RECORDS, {0: 20}, 0)
 
 
+async def test_where_messages_are_is_told_without_them(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 3)
+        await sent(client, 60)
+        answer = await bulk(client, (0, 3, 50), (2, 0, 10), offsetsOnly=True)
+        assert (answer.status, answer.offsets) == (BulkStatus.RECORDS, {0: 20, 2: 10})
+        assert (answer.without_records, len(answer.sizes), len(answer.data)) == (True, 0, 0)
+        behind = await bulk(client, (0, 20, 50), offsetsOnly=True)
+        assert (behind.status, behind.offsets) == (BulkStatus.BEHIND, {0: 20})
+        tagged = await bulk(client, (0, 0, 20), offsetsOnly=True, tags="even")
+        assert (tagged.without_records, len(tagged.sizes)) == (False, 10)
+        whole = await bulk(client, (0, 0, 20))
+        assert (whole.without_records, len(whole.sizes)) == (False, 20)
+
+
 async def test_without_bodies_everything_else_is_as_it_is_stored(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()

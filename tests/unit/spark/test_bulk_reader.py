@@ -17,6 +17,7 @@ from mq.protocol.bulk import (
     decode_ranges,
     encode_answer_head,
     encode_no_records,
+    encode_offsets,
 )
 from spark.bulk_reader import BulkTaskReader, task_reader
 from spark.client import BULK_READ, GET_ROUTE, HOLD_LOG, Answer, Connection, Unreachable
@@ -36,6 +37,9 @@ class BulkReplica:
         self.first, self.end = 0, end
         self.leads = leads
         self.is_down = False
+        self.is_old = False
+        """Whether it always sends records."""
+        self.counted = 0
         self.identity = "1-1000"
         self.faults: list[Callable[[Answer], Answer | None]] = []
         self.reads: list[dict[str, str]] = []
@@ -55,6 +59,9 @@ class BulkReplica:
         offsets = {queue: each.start for queue, each in there.items() if each.start < each.end}
         if not offsets:
             return encode_no_records(BulkStatus.BEHIND, offsets=dict.fromkeys(ranges, self.end))
+        if ext.get("offsetsOnly") == "true" and not self.is_old:
+            self.counted += 1
+            return encode_offsets({queue: there[queue].end for queue in offsets})
         looked = [
             (queue, offset)
             for queue, offset in self.order
@@ -176,6 +183,65 @@ def test_messages_come_in_the_order_of_the_log_from_the_first_replica() -> None:
     assert cluster.open_lines == 0
     assert (reader.statistics.rows, reader.statistics.switches, list(reader.statistics.replicas)) == (88, 0, ["f1:1"])
     assert reader.statistics.nbytes == cluster.bulk_replicas["f1:1"].served
+
+
+PLACES = ("topic", "queue_offset", "queue_id", "broker_name")
+
+
+def places(reader: TaskReader) -> list[tuple[int, int]]:
+    found = []
+    for batch in reader.read():
+        assert batch.schema.names == list(PLACES)
+        for row in batch.to_pylist():
+            assert (row["topic"], row["broker_name"]) == ("T", "a")
+            found.append((row["queue_id"], row["queue_offset"]))
+    return found
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_of_messages_that_need_only_be_there_none_is_sent(is_old: bool) -> None:
+    cluster = BulkCluster()
+    replica = cluster.bulk_replicas["f1:1"]
+    replica.is_old = is_old
+    reader = cluster.reader(*RANGES, columns=PLACES)
+
+    assert sorted(places(reader)) == [row[:2] for row in sorted(cluster.expected(*RANGES))]
+    assert (replica.counted, bool(replica.served)) == ((0, True) if is_old else (1, False))
+    assert reader.statistics.rows == 88
+
+
+def test_messages_that_need_only_be_there_are_counted_where_they_are() -> None:
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].end = 20  # the rest is at another replica
+
+    assert sorted(places(cluster.reader(*RANGES, columns=PLACES))) == [
+        row[:2] for row in sorted(cluster.expected(*RANGES))
+    ]
+    for replica in cluster.bulk_replicas.values():
+        replica.first = 5
+    with pytest.raises(DataLoss, match="were deleted"):
+        places(cluster.reader(*RANGES, columns=PLACES))
+    assert len(places(cluster.reader(*RANGES, columns=PLACES, on_data_loss="skip"))) == 88 - 2 - 5
+
+
+def test_with_tags_messages_have_to_be_looked_at() -> None:
+    cluster = BulkCluster()
+    reader = cluster.reader(*RANGES, columns=("queue_offset",), tags=("even",))
+
+    list(reader.read())
+    assert all("offsetsOnly" not in ext for ext in cluster.bulk_replicas["f1:1"].reads)
+
+
+def test_an_answer_without_records_that_nobody_asked_for_is_damaged() -> None:
+    def without(answer: Answer) -> Answer:
+        return answer._replace(body=memoryview(encode_offsets({0: 40})))
+
+    cluster = BulkCluster()
+    cluster.bulk_replicas["f1:1"].faults = [without]
+    reader = cluster.reader(*RANGES)
+
+    assert sorted(rows(reader)) == sorted(cluster.expected(*RANGES))
+    assert reader.statistics.switches == 1
 
 
 def cut(answer: Answer) -> Answer:
