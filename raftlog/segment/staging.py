@@ -373,7 +373,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
 
     A log that has the replacement's last entry, or is known to have been committed beyond it, is kept, and the
     replacement is removed. Whoever installs keeps term, vote and notes; only the note `CONF` becomes the replacement's.
-    A log known to be damaged that goes, and was committed beyond the replacement, leaves the note `ABSTAINING`.
+    A log known to be damaged that goes, and held more than the replacement, leaves the note `ABSTAINING`.
 
     It also keeps whether the last process ended in order: the replacement is whole and synced in any case, but one that
     did not may have acknowledged entries which neither log has.
@@ -415,7 +415,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     disk.sync_directory(root)
     notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
     notes[CONF] = manifest.conf
-    if is_damaged and stored.commit_hint > manifest.end_index:
+    if is_damaged and (stored.commit_hint > manifest.end_index or stored.durable_pos > manifest.end_pos):
         notes[ABSTAINING] = b"1"
     newer_term = manifest.last.term > stored.term
     state = msgspec.structs.replace(

@@ -34,12 +34,12 @@ def leader() -> Iterator[LogHome]:
     home.close_all()
 
 
-def fill(home: LogHome, count: int) -> SegmentLog:
+def fill(home: LogHome, count: int, committed: int = 1000) -> SegmentLog:
     log = home.open()
     rng = random.Random(5)
     for index in range(1, count + 1):
         log.append(CONFIG if index % 20 == 0 else NORMAL, index, 1 + index // 33, rng.randbytes(330 + index % 7))
-        home.submit(log, term=9, commit_hint=index)
+        home.submit(log, term=9, commit_hint=min(index, committed))
     if count > 30:
         log.drop_prefix(2 * 4096, b"conf at the base")
         home.submit(log)
@@ -277,6 +277,21 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
 def test_damaged_log_is_replaced_and_abstains_if_it_knew_of_more(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
     log = fill(home, 95)
+    log.set_note("damaged", b"")
+    home.submit(log)
+    home.close_all()
+    manifest = manifest_of(source, committed=60)
+    staging = Staging(home.disk, DIRECTORY, manifest)
+    pull(staging, source)
+    staging.finish()
+    log = assert_replaced(home, source, manifest)
+    assert log.notes.get("abstaining") == b"1"
+
+
+def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(home: LogHome, leader: LogHome) -> None:
+    """What it acknowledged last counts, whatever it had heard of commits: nobody may be elected without it."""
+    source = leader.opened[0]
+    log = fill(home, 95, committed=40)
     log.set_note("damaged", b"")
     home.submit(log)
     home.close_all()
