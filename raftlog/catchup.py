@@ -21,7 +21,7 @@ import trio
 
 from raftlog import wire
 from raftlog.consensus.confchange import decode_conf, encode_conf
-from raftlog.consensus.types import NodeId
+from raftlog.consensus.types import ConfState, NodeId
 from raftlog.ranges import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRefused
 from raftlog.received_entries import CheckBody, check_configuration, check_entry
 from raftlog.replica import Replica
@@ -142,6 +142,7 @@ class Puller:
     Args:
         directory: of the log.
         on_complete: everything was fetched and will replace the log at the next opening.
+        initial: the configuration that the group began with, as far as this node was told.
         check_body: see `Replica`.
     """
 
@@ -154,9 +155,11 @@ class Puller:
         wake: Callable[[], None],
         on_complete: Callable[[], None],
         log: Log,
+        initial: ConfState,
         check_body: CheckBody = lambda body, position: None,
     ) -> None:
         self._check_body = check_body
+        self._initial = encode_conf(initial)
         self._disk = disk
         self._directory = directory
         self._segment_bytes = segment_bytes
@@ -178,7 +181,8 @@ class Puller:
         """
         try:
             manifest = decode_manifest(offer.manifest)
-            check_configuration(decode_conf(manifest.conf))
+            if manifest.conf != self._initial:  # which no change has made, and which may be longer than those
+                check_configuration(decode_conf(manifest.conf))
         except ValueError as error:
             raise WireError(str(error)) from error
         if manifest.segment_bytes != self._segment_bytes:

@@ -216,6 +216,7 @@ class Run:
             self.reactor.wake,
             self._fetched,
             log,
+            settings.initial,
             hosted.check_body,
         )
         self._ranges = RangeServer(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from raftlog.admission import parse_address
-from raftlog.consensus.confchange import decode_conf
+from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, MEMBERS_MAX, decode_conf, encode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, LogId
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, place
@@ -123,9 +123,12 @@ def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
 
 
 def check_configuration(conf: ConfState) -> None:
-    """Raises ValueError for members who could not elect a leader, or not be called."""
+    """Raises ValueError for members who could not elect a leader, or not be called, or not be noted in a directory."""
     if not conf.voters:
         raise ValueError("a configuration in which nobody has a vote")
+    nbytes = len(encode_conf(conf))
+    if len(conf.members) > MEMBERS_MAX or nbytes > CONF_PROPOSED_BYTES_MAX:
+        raise ValueError(f"a configuration of {len(conf.members)} members in {nbytes} bytes")
     for node, text in conf.addresses:
         try:
             parse_address(text)
