@@ -14,6 +14,7 @@ from raftlog._connecting import Dialing, Listener, configure_replication_socket
 from raftlog._runtime import Deadline, Reactor, StreamSocket, Unsent
 from raftlog.admission import format_address, parse_address
 from raftlog.background import Workers
+from raftlog.consensus.causes import CauseKind
 from raftlog.consensus.confchange import decode_conf, why_invalid
 from raftlog.consensus.types import (
     ConfChange,
@@ -41,6 +42,7 @@ from raftlog.transport import ListenRefused
 
 __all__ = [
     "Application",
+    "CauseKind",
     "CommittedEntry",
     "ConfChange",
     "ConfChangeKind",

@@ -21,6 +21,7 @@ from mq.protocol.errors import BodyError
 from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
 from mq.protocol.headers import ManageGroup, encode_response
 from raftlog import (
+    CauseKind,
     ConfChange,
     ConfChangeKind,
     ConfState,
@@ -192,8 +193,10 @@ class GroupAdmin:
         """Another replica leads, or nobody does."""
         if change.role is Role.LEADER or not self._waiting:
             return
-        text = "leadership was lost before the change was committed; it may or may not happen"
-        self._answer(lambda waiting: waiting.first_index > 0, False, "OUTCOME_UNKNOWN", text)
+        if change.cause is None or change.cause.kind is not CauseKind.NOT_A_VOTER:
+            text = "leadership was lost before the change was committed; it may or may not happen"
+            self._answer(lambda waiting: waiting.first_index > 0, False, "OUTCOME_UNKNOWN", text)
+        # Otherwise it stops leading because the change is committed; `configured` comes next and answers.
         if change.leader_id is not None and change.leader_id != self._replica.core.node_id:
             took = max((self._clock() - waiting.since for waiting in self._waiting), default=0.0)
             text = f"{change.leader_id} leads in term {change.term}, after {took * 1000:.0f} ms"
