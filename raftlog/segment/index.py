@@ -43,13 +43,14 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 class AnchorSpan(msgspec.Struct, frozen=True):
     """Entries from one anchor up to another one of the same file: `LogIndex.span_at`.
 
-    ``index``, ``pos`` and ``term`` are of the first entry. ``end_index`` and ``end_pos`` are of the entry behind the
-    last one: None if none is known, and ``end_pos`` also if that entry begins the next file.
+    ``index``, ``pos`` and ``term`` are of the first entry, and whether it ``is_config``. ``end_index`` and ``end_pos``
+    are of the entry behind the last one: None if none is known, and ``end_pos`` also if that begins the next file.
     """
 
     index: int
     pos: int
     term: int
+    is_config: bool
     end_index: int | None
     end_pos: int | None
 
@@ -177,7 +178,10 @@ class LogIndex:
             known = behind < len(self._positions)
             end_index = self._indexes[behind] if known else None
             end_pos = self._positions[behind] if known and self._positions[behind] < file_end else None
-            return AnchorSpan(index, begin, self.term_at(index), end_index, end_pos)
+            configs = self.configs
+            config = bisect_left(configs, index, key=_index_of)
+            is_config = config < len(configs) and configs[config][0] == index
+            return AnchorSpan(index, begin, self.term_at(index), is_config, end_index, end_pos)
 
     def anchors_before(self, pos: int) -> list[int]:
         """Positions of the anchors that lie before ``pos``, the last one first."""
@@ -194,6 +198,10 @@ class LogIndex:
 
     def _set_next_anchor(self, pos: int) -> None:
         self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self.segment_bytes + self.segment_bytes)
+
+
+def _index_of(config: tuple[int, bytes]) -> int:
+    return config[0]
 
 
 def _first(run: tuple[int, int]) -> int:

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from raftlog.segment.codec import HEADER, HEADER_BYTES, is_blank, verify_entry
+from raftlog.segment.codec import CONFIG, HEADER, HEADER_BYTES, NORMAL, is_blank, verify_entry
 from raftlog.segment.errors import EntryGone, FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, LogIndex
@@ -240,6 +240,10 @@ class VerifiedReads:
                 entry = verify_entry(view, at, index, term, pos, chain)
                 if index == span.index and entry.term != span.term:
                     raise FrameCorrupt(pos, "term differs from the index", span.term, entry.term)
+                if index == span.index and (entry.kind == CONFIG) != span.is_config:
+                    raise FrameCorrupt(
+                        pos, "type differs from the index", CONFIG if span.is_config else NORMAL, entry.kind
+                    )
             except FrameCorrupt as error:
                 damage = StorageCorrupt(files.path(files.start_of(begin)), pos, str(error))
                 nearby = nearby or damage

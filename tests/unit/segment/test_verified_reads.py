@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.segment import HEADER_BYTES, NORMAL, EntryGone, RealDisk, SegmentLog, StorageCorrupt, verified_reads
+from raftlog.segment import (
+    CONFIG,
+    HEADER_BYTES,
+    NORMAL,
+    EntryGone,
+    RealDisk,
+    SegmentLog,
+    StorageCorrupt,
+    verified_reads,
+)
 from raftlog.segment.codec import EntryRef
 from tests.unit.segment.log_home import LogHome
 
@@ -141,6 +150,26 @@ def test_a_flipped_bit_in_a_header_is_found_by_the_chain_or_the_index(home: LogH
         log.files.reopen()
         home.close_all()
         log = home.open(tail_bytes_max=TAIL_BYTES)
+    home.close_all()
+
+
+@pytest.mark.parametrize("kind", [NORMAL, CONFIG])
+def test_a_flipped_type_of_the_first_entry_of_a_span_is_found_by_the_index(kind: int) -> None:
+    """No chain is known there. As a configuration, its records would be left out by whoever goes through the log."""
+    home = LogHome(segment_bytes=1 << 20)
+    log = home.open(tail_bytes_max=TAIL_BYTES)
+    for _ in range(20):
+        log.append(kind, log.last_index + 1, 1, bytes(70_000))
+        home.submit(log)
+    log.close()
+    log = home.open(tail_bytes_max=TAIL_BYTES)
+    ref = log.locate(8)
+    assert next(iter(log.read_runs(ref.pos, ref.size))).data[:4] == kind.to_bytes(4, "big")
+    home.disk.flip_bit(home.segment(), ref.pos + 3, 1)
+    with pytest.raises(StorageCorrupt, match="type differs from the index"):
+        list(log.read_runs(ref.pos, ref.size))
+    with pytest.raises(StorageCorrupt, match="type differs from the index"):
+        log.pread(ref.pos + HEADER_BYTES, 1)
     home.close_all()
 
 
