@@ -257,7 +257,7 @@ def batches(history: History) -> list[Batch]:
     """Everything that anybody got, in the order in which it came."""
     found = [
         Batch(operation.ended, operation.queue, operation)
-        for operation in history.named("receive", "read", "poll", "final-read")
+        for operation in history.named("receive", "read", "bulk-read", "poll", "final-read")
         if operation.outcome == "ok" and operation.queue is not None and operation.ended is not None
     ]
     found.sort(key=lambda batch: batch.at)

@@ -26,13 +26,16 @@ class Wire:
         self._stream = stream
         self._opaque = itertools.count(1)
         self._waiting: dict[int, OnAnswer] = {}
+        self._sending = trio.Lock()
 
     async def post(self, code: int, ext: dict[str, Any] | None, on_answer: OnAnswer, body: bytes = b"") -> None:
         """Send a request. Raises trio.BrokenResourceError."""
         opaque = next(self._opaque)
         self._waiting[opaque] = on_answer
         fields = None if ext is None else {name: str(value) for name, value in ext.items()}
-        await self._stream.send_all(encode_request(code, opaque, ext=fields, body=body))
+        request = encode_request(code, opaque, ext=fields, body=body)
+        async with self._sending:
+            await self._stream.send_all(request)
 
     async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
         """Send a request and wait for its answer. Raises trio.BrokenResourceError."""

@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 from jepsen.checkers.append_log import check_log
 from jepsen.checkers.assignment import check_assigned
+from jepsen.checkers.bulk import check_bulk
 from jepsen.checkers.consumer_offsets import check_offsets
 from jepsen.checkers.coverage import check_coverage
 from jepsen.checkers.delays import check_delays
 from jepsen.checkers.exclusive import check_exclusive
 from jepsen.checkers.numbered import check_numbered
+from jepsen.checkers.pops import check_ordered_pops, check_pops
+from jepsen.checkers.registers import check_registers
+from jepsen.checkers.retries import check_retries
 from jepsen.checkers.send_order import check_order
 from jepsen.checkers.servers import check_servers
 from jepsen.checkers.total_queue import check_total_queue
@@ -28,6 +32,11 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "numbered": (check_numbered, check_log, check_order, check_servers, check_coverage),
     "transactions": (check_transactions, check_assigned, check_log, check_order, check_servers, check_coverage),
     "delays": (check_delays, check_assigned, check_log, check_order, check_servers, check_coverage),
+    "pop": (check_pops, check_log, check_order, check_servers, check_coverage),
+    "ordered-pop": (check_ordered_pops, check_pops, check_log, check_order, check_servers, check_coverage),
+    "retries": (check_retries, check_log, check_order, check_servers, check_coverage),
+    "register": (check_registers, check_servers, check_coverage),
+    "bulk": (check_bulk, check_log, check_order, check_servers, check_coverage),
     "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
 }
 """What the history of each workload is checked for."""

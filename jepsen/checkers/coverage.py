@@ -15,7 +15,7 @@ from jepsen.verdict import Findings, Result
 
 PROMISE = "the run tested something: messages were acknowledged, and every fault was seen to take effect"
 
-ACKNOWLEDGED = ("send", *LATER)
+ACKNOWLEDGED = ("send", *LATER, "write")
 ACKNOWLEDGED_MIN = 50
 CALM = "calm"
 

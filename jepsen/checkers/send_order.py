@@ -31,7 +31,7 @@ def check_order(history: History) -> Result:
                     "nonmonotonic-send",
                     f"process {process} sent {one.value}, got {one.place}, then sent {other.value}, got {other.place}",
                 )
-    for read in history.named("read", "final-read", "poll"):
+    for read in history.named("read", "bulk-read", "final-read", "poll"):
         if read.outcome != "ok":
             continue
         findings.counts["answers to readers"] += 1

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from jepsen.workloads.assigned import AssignedWorkload
+from jepsen.workloads.bulk import BulkWorkload
 from jepsen.workloads.delays import DelaysWorkload
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.numbered import NumberedWorkload
 from jepsen.workloads.offsets import OffsetsWorkload
 from jepsen.workloads.order import OrderWorkload
+from jepsen.workloads.pop import OrderedPopWorkload, PopWorkload
 from jepsen.workloads.queue import QueueWorkload
+from jepsen.workloads.register import RegisterWorkload
+from jepsen.workloads.retries import RetriesWorkload
 from jepsen.workloads.transactions import TransactionsWorkload
 from jepsen.workloads.workload import Workload
 
@@ -23,6 +27,11 @@ WORKLOADS: dict[str, type[Workload]] = {
         NumberedWorkload,
         TransactionsWorkload,
         DelaysWorkload,
+        PopWorkload,
+        OrderedPopWorkload,
+        RetriesWorkload,
+        RegisterWorkload,
+        BulkWorkload,
     )
 }
 """By name."""

@@ -20,6 +20,8 @@ DELAYS_MS = (1, 90, 700, 1500, 4000)
 RECALL_CHANCE = 0.4
 RECALL_SECONDS_MAX = 2.0
 """How long after the send; some come too late."""
+RACE_SECONDS = 0.05
+"""Some recalls race with the delivery: they begin this long before it at most."""
 REST_SECONDS = 0.05
 TIMEOUTS = (1.0, 3.0)
 
@@ -43,14 +45,19 @@ class DelaysWorkload(LaterWorkload):
         worker = Worker(self.recorder)
         while not self.stopping.is_set():
             value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
-            handle = await self._send(worker, producer, value, rng)
+            delay_ms = rng.choice(DELAYS_MS)
+            handle = await self._send(worker, producer, value, delay_ms, rng)
             if handle is not None and rng.random() < RECALL_CHANCE:
-                nursery.start_soon(self._recall, producer, value, handle, RECALL_SECONDS_MAX * rng.random())
+                at_the_last_moment = max(0.0, delay_ms / 1000 - RACE_SECONDS * rng.random())
+                seconds = rng.choice((RECALL_SECONDS_MAX * rng.random(), at_the_last_moment))
+                nursery.start_soon(self._recall, producer, value, handle, seconds)
             await trio.sleep(REST_SECONDS * rng.random())
 
-    async def _send(self, worker: Worker, producer: Producer, value: str, rng: random.Random) -> str | None:
+    async def _send(
+        self, worker: Worker, producer: Producer, value: str, delay_ms: int, rng: random.Random
+    ) -> str | None:
         """Returns what the message is recalled with, None if it cannot be."""
-        level, delay_ms = None, rng.choice(DELAYS_MS)
+        level = None
         if rng.random() < 0.3:
             level = rng.choice(tuple(LEVELS_MS))
             delay_ms = LEVELS_MS[level]

@@ -27,8 +27,9 @@ from mq.protocol.codes import RequestCode, ResponseCode
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
 REST_SECONDS = 0.005
-WATCH_ANSWER_SECONDS = 1.0
-WATCH_REST_SECONDS = 0.03
+WATCH_ANSWER_SECONDS = 10.0
+"""Longer than brokers are paused."""
+WATCH_REST_SECONDS = 0.05
 READ_BACK_MAX = 100
 """How far behind the newest acknowledged message a read may begin."""
 
@@ -64,25 +65,30 @@ class LogWorkload(Workload):
             await trio.sleep(0.05)
 
     async def _watch_ends(self, node: str) -> None:
-        """Ask one replica for the ends of queues. With short patience: the newest question is never old.
+        """Ask one replica for the ends of queues, without waiting for the answer before asking again.
 
-        A leader that stood still may have a successor. What it is asked in its last moments of sleep, and answers when
-        it wakes up, must be what the successor has acknowledged.
+        A leader that stood still may have a successor. When it wakes up, it finds questions on connections that it
+        knows, the newest of them a moment old: what it answers must be what the successor has acknowledged.
         """
-        worker = Worker(self.recorder)
         queue_ids = itertools.cycle(range(QUEUES))
         while not self.stopping.is_set():
             try:
                 with trio.move_on_after(CONNECT_SECONDS) as connecting:
-                    async with open_wire(*self.cluster.network.clients_reach(node)) as wire:
+                    async with (
+                        open_wire(*self.cluster.network.clients_reach(node)) as wire,
+                        trio.open_nursery() as questions,
+                    ):
                         connecting.deadline = math.inf
                         while not self.stopping.is_set():
-                            with trio.fail_after(WATCH_ANSWER_SECONDS):
-                                await self._ask_end(worker, wire, node, next(queue_ids))
+                            questions.start_soon(self._ask_end_in_time, wire, node, next(queue_ids))
                             await trio.sleep(WATCH_REST_SECONDS)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
                 pass  # what was under way is recorded as unknown
             await trio.sleep(WATCH_REST_SECONDS)
+
+    async def _ask_end_in_time(self, wire: Wire, node: str, queue_id: int) -> None:
+        with trio.fail_after(WATCH_ANSWER_SECONDS):
+            await self._ask_end(Worker(self.recorder), wire, node, queue_id)
 
     async def _session(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
         """Some operations over one connection. Raises what ends it."""
@@ -115,7 +121,7 @@ class LogWorkload(Workload):
             offset = int(answer.ext["queueOffset"])
             queue = f"{self.topic}/{answer.ext['queueId']}"
             worker.ok("send", k=queue, v=value, o=offset, n=node)
-            self.acknowledge(queue, offset)
+            self.acknowledge(queue, offset, value)
             return
         told = f"code {answer.code}: {answer.remark}"
         if judge_answer(answer.code, answer.remark).stored == "no":

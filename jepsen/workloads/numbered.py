@@ -76,7 +76,7 @@ class NumberedWorkload(Workload):
             if places := [place for place in answers if place is not None]:
                 queue, offset = places[0]
                 worker.ok("send", k=queue, v=value, o=offset)
-                self.acknowledge(queue, offset)
+                self.acknowledge(queue, offset, value)
                 return
             await trio.sleep(REST_SECONDS)
 

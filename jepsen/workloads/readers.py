@@ -20,6 +20,8 @@ class LaterWorkload(AssignedWorkload):
     """
 
     seek_chance: ClassVar[float] = 0.0
+    linger_seconds: ClassVar[float] = 2.0
+    """What must not come has so long to come all the same."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
@@ -27,13 +29,5 @@ class LaterWorkload(AssignedWorkload):
 
     async def wait_drained(self) -> None:
         """Until all that is expected was read, or nothing new was for a while."""
-        while left := len(self.expected - self.read_values):
-            with trio.move_on_after(self.drain_seconds_max) as waiting:
-                while len(self.expected - self.read_values) == left:  # noqa: ASYNC110 (readers are many)
-                    await trio.sleep(0.2)
-            if waiting.cancelled_caught:
-                return
+        await self._wait_none_left(lambda: len(self.expected - self.read_values))
         await trio.sleep(self.linger_seconds)
-
-    linger_seconds: ClassVar[float] = 2.0
-    """What must not come has so long to come all the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import trio
 
@@ -14,14 +15,16 @@ from mq.client import ClientError, Message, Producer
 REST_SECONDS = 0.02
 TIMEOUTS = (1.0, 5.0, 20.0)
 
-PLANS = (("one", 1, True), ("once", 2, False), ("many", 8, True))
+Plans = Sequence[tuple[str, int, bool]]
+PLANS: Plans = (("one", 1, True), ("once", 2, False), ("many", 8, True))
+NEVER_TWICE: Plans = (("once", 4, False),)
 """Name, messages on their way, and whether a message is sent again when nobody knows whether it is stored."""
 
 
-async def produce_with_sdk(workload: Workload) -> None:
+async def produce_with_sdk(workload: Workload, plans: Plans = PLANS) -> None:
     """Send until the workload stops; returns when every message has an outcome."""
     async with trio.open_nursery() as nursery:
-        for name, in_flight, retry_unknown in PLANS:
+        for name, in_flight, retry_unknown in plans:
             nursery.start_soon(_produce, workload, name, in_flight, retry_unknown)
 
 
@@ -55,5 +58,5 @@ async def _send_one_by_one(workload: Workload, producer: Producer, rng: random.R
             continue
         queue = f"{workload.topic}/{result.queue.queue_id}"
         worker.ok("send", k=queue, v=value, o=result.queue_offset, again=result.maybe_duplicated)
-        workload.acknowledge(queue, result.queue_offset)
+        workload.acknowledge(queue, result.queue_offset, value)
         await trio.sleep(REST_SECONDS * rng.random())

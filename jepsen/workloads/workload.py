@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from typing import ClassVar
 
 import trio
@@ -31,6 +32,7 @@ class Workload(abc.ABC):
 
     Attributes:
         acknowledged: queue and offset of every message that was acknowledged.
+        acknowledged_values: the same messages by their values.
         newest: the highest offset acknowledged in each queue, 0 before there is one.
         consumed: queue and offset of every message that a consumer got.
     """
@@ -48,6 +50,7 @@ class Workload(abc.ABC):
         self.rng = rng
         self.stopping = trio.Event()
         self.acknowledged: set[tuple[str, int]] = set()
+        self.acknowledged_values: set[str] = set()
         self.newest: defaultdict[str, int] = defaultdict(int)
         self.consumed: set[tuple[str, int]] = set()
 
@@ -61,9 +64,10 @@ class Workload(abc.ABC):
         """Its queues, as histories name them."""
         return [f"{self.topic}/{queue_id}" for queue_id in range(QUEUES)]
 
-    def acknowledge(self, queue: str, offset: int) -> None:
+    def acknowledge(self, queue: str, offset: int, value: str) -> None:
         """A message was acknowledged."""
         self.acknowledged.add((queue, offset))
+        self.acknowledged_values.add(value)
         self.newest[queue] = max(self.newest[queue], offset)
 
     @abc.abstractmethod
@@ -79,9 +83,13 @@ class Workload(abc.ABC):
         await trio.lowlevel.checkpoint()
 
     async def _wait_consumed(self) -> None:
-        while left := len(self.acknowledged - self.consumed):
+        await self._wait_none_left(lambda: len(self.acknowledged - self.consumed))
+
+    async def _wait_none_left(self, count: Callable[[], int]) -> None:
+        """Until nothing is left, or nothing changes for a while."""
+        while left := count():
             with trio.move_on_after(self.drain_seconds_max) as waiting:
-                while len(self.acknowledged - self.consumed) == left:  # noqa: ASYNC110 (consumers are many)
+                while count() == left:  # noqa: ASYNC110 (consumers are many)
                     await trio.sleep(0.2)
             if waiting.cancelled_caught:
                 return

@@ -65,7 +65,7 @@ class BulkAnswer(NamedTuple):
     """An answer to a bulk read.
 
     Attributes:
-        offsets: by queue id. RECORDS: where to go on, for each queue that was asked for. BEHIND: where the queue ends
+        offsets: by queue id. RECORDS: where to go on, for each queue that was looked at. BEHIND: where the queue ends
             here. GONE: where it begins; of the queues of which something is gone.
         pause_ms: BUSY: ask again after that.
         queue_ids, sizes: of each record, in the order of the log.

@@ -82,6 +82,13 @@ def refused_recall_and_never_seen(script: Script) -> None:
     script.final_everywhere([A])
 
 
+def test_times_are_not_judged_when_a_clock_was_set() -> None:
+    script = Script()
+    early(script)
+    script.fault("clock")
+    assert check_delays(script.history()).valid is True
+
+
 @pytest.mark.parametrize(
     ("anomaly", "broken"),
     [

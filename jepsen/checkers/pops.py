@@ -1,0 +1,118 @@
+"""Popped messages: hidden from others for their time, never handed out again once acknowledged, and none lost.
+
+The time of a pop at its broker lies between the beginning and the end of the operation, and the order of two operations
+is known only if one ended before the other began. What may be right is not held against anybody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from jepsen.history import History, Operation
+from jepsen.verdict import Findings, Result
+
+PROMISE = "a popped message is hidden for its time, comes again unless it is acknowledged, and never after that"
+ORDERED_PROMISE = "a message is popped in order when all before it in its queue are acknowledged"
+
+EARLY_NS_MAX = 10_000_000
+CLOCK = "clock"
+"""A kind of fault; under it nothing is said about times."""
+
+
+def check_pops(history: History) -> Result:
+    """Check `pop` (its offset: milliseconds for which messages are hidden) against `send`, `ack` and `give-back`."""
+    findings = Findings("pop", PROMISE)
+    sends = {send.value: send for send in history.named("send")}
+    handed_out: defaultdict[str, list[Operation]] = defaultdict(list)
+    for pop in history.named("pop"):
+        findings.counts[f"pop: {pop.outcome}"] += 1
+        if pop.outcome == "ok":
+            for _, _, value in pop.result:
+                handed_out[value].append(pop)
+    acks: defaultdict[str, list[Operation]] = defaultdict(list)
+    given_back: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in history.named("ack", "give-back"):
+        findings.counts[f"{operation.name}: {operation.outcome}"] += 1
+        (acks if operation.name == "ack" else given_back)[operation.value].append(operation)
+    clocks_agree = not any(fault.kind == CLOCK for fault in history.faults)
+    for value, pops in handed_out.items():
+        findings.counts["messages handed out again"] += len(pops) - 1
+        send = sends.get(value)
+        if send is None or send.outcome == "fail":
+            findings.add("unexpected", f"{value} was popped, and nobody sent it or it was refused")
+        if clocks_agree:  # a leader's clock that steps ahead ends the time of all messages
+            _hidden(value, pops, given_back[value], findings)
+        _gone_when_acknowledged(value, pops, acks[value], findings)
+    for send in sends.values():
+        if send.outcome != "ok":
+            continue
+        if send.value not in handed_out:
+            findings.add("unseen", f"{send.value}, acknowledged at {send.place}, was never popped")
+        elif all(ack.outcome == "fail" for ack in acks[send.value]):
+            findings.add("not-again", f"{send.value} was popped, never acknowledged, and did not come again")
+    if not handed_out or not findings.counts["messages handed out again"]:
+        findings.cannot_tell("no message was popped, or none came again")
+    return findings.result()
+
+
+def _hidden(value: str, pops: list[Operation], given_back: list[Operation], findings: Findings) -> None:
+    """Of two hand-outs one comes after the time of the other is over, unless it was given back in between."""
+    for one, other in pairwise(pops):
+        if any(op.outcome != "fail" and op.began < _ended(other) for op in given_back):
+            continue
+        if _is_too_soon(one, other) and (_ended(one) < other.began or _is_too_soon(other, one)):
+            seconds = (_ended(other) - one.began) / 1e9
+            what = f"{value}, popped by process {one.process} for {(one.offset or 0) / 1000:g} s"
+            findings.add("popped-too-soon", f"{what}, was handed to process {other.process} within {seconds:.3f} s")
+
+
+def _is_too_soon(first: Operation, second: Operation) -> bool:
+    """Whether, if this is their order, the second one got what was still hidden."""
+    return _ended(second) < first.began + (first.offset or 0) * 1_000_000 - EARLY_NS_MAX
+
+
+def _gone_when_acknowledged(value: str, pops: list[Operation], acks: list[Operation], findings: Findings) -> None:
+    done = min((_ended(ack) for ack in acks if ack.outcome == "ok"), default=None)
+    for pop in pops:
+        if done is not None and pop.began > done:
+            seconds = (pop.began - done) / 1e9
+            findings.add("acknowledged-again", f"{value} was popped {seconds:.3f} s after it was acknowledged")
+
+
+def check_ordered_pops(history: History) -> Result:
+    """Check that what is behind in a queue is handed out after acknowledgements of all before it have begun."""
+    findings = Findings("ordered-pop", ORDERED_PROMISE)
+    acks: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    """By queue and offset: when the first acknowledgement began that may count."""
+    for ack in history.named("ack"):
+        if ack.outcome != "fail" and ack.queue is not None and ack.offset is not None:
+            acks[ack.queue].setdefault(ack.offset, ack.began)
+    passed: defaultdict[str, int] = defaultdict(int)
+    """By queue: everything before this offset was acknowledged before the pop that is looked at."""
+    for pop in sorted(history.named("pop"), key=lambda each: each.ended or 0):
+        if pop.outcome != "ok":
+            continue
+        by_queue: defaultdict[str, list[int]] = defaultdict(list)
+        for queue, offset, _ in pop.result:
+            by_queue[queue].append(offset)
+        for queue, offsets in by_queue.items():
+            findings.counts["messages popped in order"] += len(offsets)
+            done = acks[queue]
+            while done.get(passed[queue], _ended(pop)) < _ended(pop):
+                passed[queue] += 1
+            if offsets[0] > passed[queue]:
+                findings.add(
+                    "handed-too-early",
+                    f"process {pop.process} was handed {queue}@{offsets[0]}, and {passed[queue]} was not acknowledged",
+                )
+            if any(after <= before for before, after in pairwise(offsets)):
+                findings.add("int-nonmonotonic-pop", f"process {pop.process} got {queue}@{offsets} in one answer")
+    if not findings.counts["messages popped in order"]:
+        findings.cannot_tell("no message was popped")
+    return findings.result()
+
+
+def _ended(operation: Operation) -> int:
+    assert operation.ended is not None, f"{operation} has not ended"
+    return operation.ended

@@ -1,0 +1,140 @@
+"""Does the harness see anything? Runs mistakes of `chaos/planted` in real brokers and notes which were noticed.
+
+``python -m jepsen.proof`` runs all rows of `ROWS`, one after the other; ``python -m jepsen.proof stale-read`` some;
+``--write`` puts their lines into the table of docs/jepsen.md, where those of other mistakes stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from chaos.planted.__main__ import names, what
+from jepsen.deployments import default_backend
+from jepsen.history import decode_events
+from jepsen.judge import VERDICT
+from jepsen.run import HISTORY
+from jepsen.verdict import EXIT_BROKEN, EXIT_VALID
+
+PAGE = Path(__file__).parent.parent / "docs" / "jepsen.md"
+BEGIN, END = "<!-- written by python -m jepsen.proof -->\n", "<!-- end -->\n"
+HEAD = "| mistake | | run | noticed | after |\n|---|---|---|---|---:|\n"
+
+
+class Row(NamedTuple):
+    """A mistake, and the run that is to notice it: workload, faults, seconds of faults."""
+
+    mistake: str
+    workload: str
+    nemesis: str
+    seconds: int = 25
+
+
+ROWS = (
+    Row("ack-before-fsync", "log", "power-loss"),
+    Row("acknowledged-comes-again", "pop", "calm"),
+    Row("commit-backwards-ignored", "register", "calm", 10),
+    Row("commit-without-end", "transactions", "kill"),
+    Row("delay-too-short", "delays", "calm", 10),
+    Row("delayed-answered-before-commit", "delays", "kill"),
+    Row("delivered-without-mark", "delays", "kill"),
+    Row("ended-while-ending", "transactions", "calm"),
+    Row("failed-sync-forgotten", "log", "disk-error"),
+    Row("given-back-answered-at-once", "retries", "kill"),
+    Row("locks-end-with-their-leader", "order", "kill"),
+    Row("majority-too-small", "log", "partition"),
+    Row("marks-not-in-snapshot", "delays", "kill"),
+    Row("one-attempt-more", "retries", "calm", 10),
+    Row("ordered-pop-too-soon", "ordered-pop", "calm"),
+    Row("outcome-told-wrong", "queue", "partition", 40),
+    Row("page-cache-trusted", "log", "power-loss"),
+    Row("popped-and-forgotten", "pop", "kill"),
+    Row("popped-comes-too-soon", "pop", "calm", 10),
+    Row("read-before-opening-entry", "register", "kill"),
+    Row("recall-races-delivery", "delays", "calm"),
+    Row("repeat-under-way-unnoticed", "numbered", "calm", 10),
+    Row("sequences-not-in-snapshot", "numbered", "kill"),
+    Row("stale-read", "log", "pause", 40),
+    Row("uncommitted-rows-served", "bulk", "partition"),
+)
+"""Faults that are shorter than these runs let some of them escape; what escaped is in the table as well."""
+
+
+def try_row(row: Row, *, backend: str, seed: int, store: Path) -> str:
+    """Run brokers with the mistake; returns the line of the table."""
+    command = ["--workload", row.workload, "--nemesis", row.nemesis, "--time", str(row.seconds)]
+    command += ["--seed", str(seed), "--backend", backend]
+    before = set(store.glob("*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "jepsen", "run", *command, "--planted", row.mistake, "--store", str(store)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    run = f"*{row.workload}*, {row.nemesis}, {row.seconds} s"
+    made = set(store.glob("*")) - before
+    noticed, took = "no", "-"
+    # Several runs may share a store; the newest of this workload is ours.
+    directory = max((path for path in made if f"-{row.workload}-{row.nemesis}" in path.name), default=None)
+    if done.returncode in (EXIT_VALID, EXIT_BROKEN) and directory is not None:
+        with (directory / HISTORY).open("rb") as history:
+            events = [event.t for event in decode_events(history)]
+        took = f"{(events[-1] - events[0]) / 1e9:.0f} s"
+    if done.returncode == EXIT_BROKEN and directory is not None:
+        verdict = json.loads((directory / VERDICT).read_text())
+        found = [f"`{anomaly}`" for result in verdict["results"] for anomaly in result["anomalies"]]
+        noticed = ", ".join(dict.fromkeys(found))
+    elif done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        noticed = f"no; the run ended with {done.returncode}: {lines[-1][:60] if lines else ''}"
+    return f"| `{row.mistake}` | {what(row.mistake)} | {run} | {noticed} | {took} |"
+
+
+def put_lines(page: str, lines: Sequence[str]) -> str:
+    """The page with these lines in its table, in place of older ones about the same mistakes. Raises ValueError."""
+    before, _, rest = page.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    if not after:
+        raise ValueError(f"the page has no {BEGIN!r} with {END!r} behind it")
+    rows = {_mistake(line): line for line in [*table.splitlines(), *lines] if line.startswith("| `")}
+    return f"{before}{BEGIN}{HEAD}" + "".join(f"{rows[name]}\n" for name in sorted(rows)) + END + after
+
+
+def _mistake(line: str) -> str:
+    found = re.match(r"\| `([^`]+)`", line)
+    assert found is not None, f"no mistake in {line}"
+    return found[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; returns 1 if something was not noticed."""
+    parser = argparse.ArgumentParser(prog="python -m jepsen.proof", description="Find planted mistakes with real runs.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which mistakes; all by default")
+    parser.add_argument("--backend", default=default_backend())
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--store", type=Path, default=Path("store"), help="where directories of runs are made")
+    parser.add_argument("--write", action="store_true", help=f"put the lines into {PAGE.name}")
+    options = parser.parse_args(arguments)
+    known = {row.mistake: row for row in ROWS}
+    if unknown := sorted(set(options.names) - known.keys()):
+        parser.error(f"no row for {', '.join(unknown)}; there are {', '.join(known)}")
+    assert known.keys() <= set(names()), "a row is about no patch"
+    lines = []
+    for name in options.names or known:
+        line = try_row(known[name], backend=options.backend, seed=options.seed, store=options.store)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        lines.append(line)
+        if options.write:
+            PAGE.write_text(put_lines(PAGE.read_text(), [line]))
+    return int(any("| no" in line for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

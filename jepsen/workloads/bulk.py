@@ -1,0 +1,98 @@
+"""A topic that is appended to and read in bulk at any replica, as Spark's executors do; everything by raw requests.
+
+Whoever reads in bulk asks a replica first where the queues end, up to date or as far as it knows, and reads some of
+what lies before that, or a little more.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import Any
+
+from jepsen.recorder import Worker
+from jepsen.records import values_in
+from jepsen.wire import Wire
+from jepsen.workloads.log import LogWorkload, unknown_unless_answered
+from jepsen.workloads.workload import QUEUES
+from mq.protocol.bulk import BulkStatus, ReadRange, decode_answer, decode_plan, encode_ranges
+from mq.protocol.codes import RequestCode, ResponseCode
+
+BACK_MAX = 200
+BEYOND_MAX = 20
+"""How far beyond the end that was told a read may ask."""
+BYTES_MAX = 256 * 1024
+WAITS_MS = (0, 0, 0, 200)
+
+
+class BulkWorkload(LogWorkload):
+    """See the module."""
+
+    name = "bulk"
+    summary = "raw appends, and bulk reads at any replica"
+
+    async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
+        """A bulk read of all queues, or an operation of the log."""
+        if rng.random() < 0.3:
+            await self._read_in_bulk(wire, node, rng)
+        else:
+            await super().operate(worker, wire, node, number, rng)
+
+    async def _read_in_bulk(self, wire: Wire, node: str, rng: random.Random) -> None:
+        is_current = rng.random() < 0.5
+        workers = [Worker(self.recorder) for _ in range(QUEUES)]
+        fields: dict[str, Any] = {"topic": self.topic, "current": "true" if is_current else "false"}
+        name = "end" if is_current else "known-end"
+        with ExitStack() as unknown:
+            for queue_id, worker in enumerate(workers):
+                unknown.enter_context(unknown_unless_answered(worker, name, k=self._name(queue_id), n=node))
+            answer, body = await wire.ask(RequestCode.PLAN_TOPIC, fields)
+        if answer.code != ResponseCode.SUCCESS:
+            for queue_id, worker in enumerate(workers):
+                worker.fail(name, f"code {answer.code}: {answer.remark}", k=self._name(queue_id), n=node)
+            return
+        ends = {queue.queue_id: queue.end for queue in decode_plan(body)[0]}
+        identity = answer.ext["topicIdentity"]
+        for queue_id, worker in enumerate(workers):
+            worker.ok(name, k=self._name(queue_id), n=node, o=ends[queue_id])
+        workers[0].ok("identity", v=identity, n=node)
+        starts = {queue_id: max(0, ends[queue_id] - rng.randrange(BACK_MAX)) for queue_id in range(QUEUES)}
+        ranges = [
+            ReadRange(queue_id, start, ends[queue_id] + 1 + rng.randrange(BEYOND_MAX))
+            for queue_id, start in starts.items()
+        ]
+        fields = {
+            "topic": self.topic,
+            "topicIdentity": identity,
+            "bytesMax": BYTES_MAX,
+            "clientId": "jepsen",
+            "allowLeader": "true",
+            "waitMs": rng.choice(WAITS_MS),
+        }
+        with ExitStack() as unknown:
+            for wanted, worker in zip(ranges, workers, strict=True):
+                unknown.enter_context(
+                    unknown_unless_answered(worker, "bulk-read", k=self._name(wanted.queue_id), n=node, v=wanted.start)
+                )
+            answer, body = await wire.ask(RequestCode.BULK_READ, fields, encode_ranges(ranges))
+        bulk = decode_answer(body) if answer.code == ResponseCode.SUCCESS else None
+        if bulk is None or bulk.status is not BulkStatus.RECORDS:
+            told = f"code {answer.code}: {answer.remark}" if bulk is None else f"{bulk.status.name} {bulk.text}"
+            for wanted, worker in zip(ranges, workers, strict=True):
+                worker.fail("bulk-read", told, k=self._name(wanted.queue_id), n=node)
+            return
+        by_queue: dict[int, list[tuple[int, str, int]]] = {queue_id: [] for queue_id in range(QUEUES)}
+        for queue_id, found in zip(bulk.queue_ids, values_in(bytes(bulk.data)), strict=True):
+            by_queue[queue_id].append(found)
+        for wanted, worker in zip(ranges, workers, strict=True):
+            queue_id = wanted.queue_id
+            worker.ok(
+                "bulk-read",
+                k=self._name(queue_id),
+                n=node,
+                v=by_queue[queue_id],
+                o=bulk.offsets.get(queue_id, wanted.start),
+            )
+
+    def _name(self, queue_id: int) -> str:
+        return f"{self.topic}/{queue_id}"

@@ -1,0 +1,183 @@
+"""Consumers that pop messages by raw requests at any replica, acknowledge most, give some back, and forget some.
+
+A message is sent once, so that its value stands for one stored message. When the senders have stopped, consumers
+acknowledge all that they get, until everything is done.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from typing import ClassVar
+
+import trio
+
+from jepsen.deployments.cluster import GROUP, Cluster
+from jepsen.recorder import Recorder, Worker
+from jepsen.values import value_of
+from jepsen.wire import Wire, open_wire
+from jepsen.workloads.log import CONNECT_SECONDS, unknown_unless_answered
+from jepsen.workloads.sdk_producers import NEVER_TWICE, produce_with_sdk
+from jepsen.workloads.workload import Workload
+from mq.client import ClientError
+from mq.client.popped import PoppedMessage, read_popped
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import pop_retry_topic
+from mq.protocol.receipts import NORMAL
+
+CONSUMERS = 4
+CONSUMER_GROUP = "jepsen_pops"
+INVISIBLE_MS = (700, 1500, 3000)
+HELD_MS = 500
+"""How long a pop may wait for messages."""
+ANSWER_SECONDS = 5.0
+GIVE_BACK_CHANCE = 0.02
+FORGET_CHANCE = 0.02
+HANDLE_SECONDS_MAX = 0.1
+
+_NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
+
+
+class PopWorkload(Workload):
+    """See the module."""
+
+    name = "pop"
+    summary = "raw pops at any replica, with messages acknowledged, given back or forgotten"
+    ordered: ClassVar[bool] = False
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        super().__init__(cluster, recorder, rng)
+        self._done: set[str] = set()
+        """Values whose acknowledgement was answered, or may have been taken."""
+        self._attempts = 0
+
+    async def produce(self) -> None:
+        """All producers."""
+        await produce_with_sdk(self, NEVER_TWICE)
+
+    async def consume(self) -> None:
+        """All consumers."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(CONSUMERS):
+                nursery.start_soon(self._consume, random.Random(self.rng.random()))
+
+    async def wait_drained(self) -> None:
+        """Until everything that was acknowledged to producers is acknowledged by consumers."""
+        await self._wait_none_left(lambda: len(self.acknowledged_values - self._done))
+
+    async def _consume(self, rng: random.Random) -> None:
+        worker = Worker(self.recorder)
+        while True:
+            node = rng.choice(self.cluster.nodes)
+            try:
+                with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                    async with open_wire(*self.cluster.network.clients_reach(node)) as wire:
+                        connecting.deadline = math.inf
+                        for _ in range(rng.randrange(5, 50)):
+                            await self._pop(worker, wire, node, rng)
+            except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                pass  # what was under way is recorded as unknown
+            await trio.sleep(0.05)
+
+    async def _pop(self, worker: Worker, wire: Wire, node: str, rng: random.Random) -> None:
+        """One pop, and what becomes of its messages. Raises trio.TooSlowError, trio.BrokenResourceError."""
+        invisible_ms = rng.choice(INVISIBLE_MS)
+        self._attempts += 1
+        fields = {
+            "consumerGroup": CONSUMER_GROUP,
+            "topic": self.topic,
+            "queueId": -1,
+            "maxMsgNums": rng.choice((1, 8, 32)),
+            "invisibleTime": invisible_ms,
+            "pollTime": HELD_MS,
+            "bornTime": 0,
+            "initMode": 0,
+            "expType": "TAG",
+            "exp": "*",
+            "order": "true" if self.ordered else "false",
+            "attemptId": f"jepsen{self._attempts}",
+        }
+        with unknown_unless_answered(worker, "pop", k=None, n=node, o=invisible_ms), trio.fail_after(ANSWER_SECONDS):
+            answer, body = await wire.ask(RequestCode.POP_MESSAGE, fields)
+        if answer.code != ResponseCode.SUCCESS:
+            if answer.code in _NOTHING:
+                worker.ok("pop", v=[])
+            else:
+                worker.info("pop", f"code {answer.code}: {answer.remark}")
+                await trio.sleep(0.1)
+            return
+        try:
+            messages = read_popped(self.topic, GROUP, answer, memoryview(body), math.inf)
+        except ClientError as error:
+            worker.info("pop", str(error))
+            return
+        named = [(self._queue(m), m.queue_offset, value_of(m.body, m.properties, m.tags)) for m in messages]
+        worker.ok("pop", v=named)
+        lines: defaultdict[str | int, list[tuple[PoppedMessage, str]]] = defaultdict(list)
+        for number, (message, (queue, _, value)) in enumerate(zip(messages, named, strict=True)):
+            lines[queue if self.ordered else number].append((message, value))
+        async with trio.open_nursery() as nursery:
+            for line in lines.values():
+                nursery.start_soon(self._settle_line, wire, line, random.Random(rng.random()))
+
+    async def _settle_line(self, wire: Wire, line: list[tuple[PoppedMessage, str]], rng: random.Random) -> None:
+        """One message after the other, until one is left open: in order, those behind it come again with it."""
+        for message, value in line:
+            await trio.sleep(rng.uniform(0, HANDLE_SECONDS_MAX / len(line)))
+            if not await self._settle(wire, message, value, rng.random()):
+                return
+
+    def _queue(self, message: PoppedMessage) -> str:
+        """Its queue, also of a message that comes again."""
+        topic = self.topic if message.receipt.mark == NORMAL else pop_retry_topic(CONSUMER_GROUP, self.topic)
+        return f"{topic}/{message.receipt.queue_id}"
+
+    async def _settle(self, wire: Wire, message: PoppedMessage, value: str, chance: float) -> bool:
+        """Acknowledge it, or let it come again; returns whether it is done."""
+        receipt = message.receipt
+        fields = {
+            "consumerGroup": CONSUMER_GROUP,
+            "topic": self._queue(message).rpartition("/")[0],
+            "queueId": receipt.queue_id,
+            "extraInfo": receipt.encode(),
+            "offset": receipt.offset,
+        }
+        name, code = "ack", RequestCode.ACK_MESSAGE
+        if not self.stopping.is_set():
+            if chance < FORGET_CHANCE:
+                return False
+            if not self.ordered and chance < FORGET_CHANCE + GIVE_BACK_CHANCE:
+                name, code = "give-back", RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+                fields["invisibleTime"] = 100
+        worker = Worker(self.recorder)
+        queue = self._queue(message)
+        if name == "ack":
+            # As far as the end of the run is concerned: whatever is not certain to come again need not come.
+            self._done.add(value)
+        with (
+            unknown_unless_answered(worker, name, k=queue, v=value, o=receipt.offset),
+            trio.fail_after(ANSWER_SECONDS),
+        ):
+            answer, _ = await wire.ask(code, fields)
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok(name, k=queue, v=value)
+        elif answer.code == ResponseCode.NO_MESSAGE:
+            # A replica may have handed it to a leader that died, and to the next one, which knows it is done.
+            worker.info(name, "it is not hidden for this receipt any more", k=queue, v=value)
+        else:
+            worker.info(name, f"code {answer.code}: {answer.remark}", k=queue, v=value)
+        return name == "ack" and answer.code == ResponseCode.SUCCESS
+
+
+class OrderedPopWorkload(PopWorkload):
+    """As above, and queue by queue in order; nothing is given back before its time, which would hurry those behind."""
+
+    name = "ordered-pop"
+    summary = "as pop, in the order of each queue"
+    ordered = True
+
+    @property
+    def topic(self) -> str:
+        """A name without a hyphen."""
+        return "OrderedPop"

@@ -1,0 +1,107 @@
+"""Registers: a topic's configuration and a group's offset, written and read by raw requests at any replica.
+
+A register has few operations and few processes, since it is searched for an order afterwards; then the next one begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any, ClassVar
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder, Worker
+from jepsen.wire import Wire
+from jepsen.workloads.log import LogWorkload, unknown_unless_answered
+from mq.client.verdict import judge_answer
+from mq.protocol.codes import RequestCode, ResponseCode
+
+OPERATIONS_MAX = (180, 200)
+"""On one key, drawn."""
+PROCESSES = 5
+VALUES = 1024
+"""Numbers of queues that a topic may have. Offsets have the same, and never twice on a key."""
+
+
+class RegisterWorkload(LogWorkload):
+    """See the module. The first processes share a topic's configuration, the others a group's offset."""
+
+    workers: ClassVar[int] = 2 * PROCESSES
+    name = "register"
+    summary = "a topic's configuration and a group's offset, written and read at any replica"
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        super().__init__(cluster, recorder, rng)
+        self._keys = [_Key("topic", 0, rng), _Key("offset", 0, rng)]
+
+    async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
+        """A write or a read of the key of this worker's kind."""
+        at = number // PROCESSES
+        key = self._keys[at]
+        if not key.left:
+            key = self._keys[at] = _Key(key.kind, key.number + 1, rng)
+        key.left -= 1
+        if rng.random() < 0.4:
+            await self._write(worker, wire, node, key)
+        else:
+            await self._get(worker, wire, node, key)
+
+    async def _write(self, worker: Worker, wire: Wire, node: str, key: _Key) -> None:
+        value = next(key.values)
+        if key.kind == "topic":
+            code, fields = RequestCode.UPDATE_AND_CREATE_TOPIC, _topic_fields(key.name, value)
+        else:
+            code, fields = RequestCode.UPDATE_CONSUMER_OFFSET, self._offset_fields(key, commitOffset=value)
+        with unknown_unless_answered(worker, "write", k=key.name, v=value, n=node):
+            answer, _ = await wire.ask(code, fields)
+        told = f"code {answer.code}: {answer.remark}"
+        if answer.code == ResponseCode.SUCCESS:
+            worker.ok("write", k=key.name, v=value, n=node)
+            self.acknowledge(key.name, value, f"{key.name}={value}")
+        elif judge_answer(answer.code, answer.remark).stored == "no":
+            worker.fail("write", told, k=key.name, n=node)
+        else:
+            worker.info("write", told, k=key.name, n=node)
+
+    async def _get(self, worker: Worker, wire: Wire, node: str, key: _Key) -> None:
+        if key.kind == "topic":
+            code, fields = RequestCode.GET_TOPIC_CONFIG, {"topic": key.name, "lo": "true"}
+        else:
+            code, fields = RequestCode.QUERY_CONSUMER_OFFSET, self._offset_fields(key, setZeroIfNotFound="false")
+        with unknown_unless_answered(worker, "get", k=key.name, n=node):
+            answer, body = await wire.ask(code, fields)
+        if answer.code == ResponseCode.SUCCESS:
+            value = json.loads(body)["readQueueNums"] if key.kind == "topic" else int(answer.ext["offset"])
+            worker.ok("get", k=key.name, v=value, n=node)
+        elif answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND):
+            worker.ok("get", k=key.name, n=node)
+        else:
+            worker.fail("get", f"code {answer.code}: {answer.remark}", k=key.name, n=node)
+
+    def _offset_fields(self, key: _Key, **more: Any) -> dict[str, Any]:
+        return {"consumerGroup": key.name, "topic": self.topic, "queueId": 0, **more}
+
+
+class _Key:
+    """A register, how many operations it may have, and the values that were not written yet, in any order."""
+
+    def __init__(self, kind: str, number: int, rng: random.Random) -> None:
+        self.kind = kind
+        self.number = number
+        self.name = f"jepsen_{kind}_{number}"
+        self.left = rng.randint(*OPERATIONS_MAX)
+        self.values = itertools.cycle(rng.sample(range(1, VALUES + 1), VALUES))
+
+
+def _topic_fields(topic: str, value: int) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": value,
+        "writeQueueNums": 1,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": "false",
+    }

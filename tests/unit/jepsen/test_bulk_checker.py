@@ -1,0 +1,93 @@
+"""The checker of bulk reads, with histories that break its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jepsen.checkers.append_log import check_log
+from jepsen.checkers.bulk import check_bulk
+from tests.unit.jepsen.histories import QUEUE, Script
+
+A, B, C = "1.0.0", "1.1.0", "1.2.0"
+
+
+def read(script: Script, start: int, following: int, values: dict[int, str]) -> None:
+    process = 100 + len(script.events)
+    script.add(process, "invoke", "bulk-read", k=QUEUE, n="n1", v=start)
+    found = [[offset, value, 7] for offset, value in values.items()]
+    script.add(process, "ok", "bulk-read", k=QUEUE, n="n1", v=found, o=following)
+
+
+def identity(script: Script, name: str) -> None:
+    script.add(50, "ok", "identity", v=name, n="n1")
+
+
+def usual(script: Script) -> None:
+    for offset, value in enumerate((A, B)):
+        script.sent(value, offset)
+    identity(script, "7")
+    read(script, 0, 2, {0: A, 1: B})
+
+
+def test_whole_read_is_valid() -> None:
+    script = Script()
+    usual(script)
+    script.add(60, "invoke", "bulk-read", k=QUEUE, n="n1", v=2)
+    script.add(60, "fail", "bulk-read", k=QUEUE, n="n1", err="BEHIND ")
+    script.final_everywhere([A, B])
+    history = script.history()
+    result = check_bulk(history)
+    assert result.valid is True
+    assert (result.counts["messages read in bulk"], result.counts["answered BEHIND"]) == (2, 1)
+    assert check_log(history).anomalies == {}
+
+
+def hole(script: Script) -> None:
+    usual(script)
+    script.sent(C, 2)
+    read(script, 0, 3, {0: A, 2: C})
+
+
+def end_missing(script: Script) -> None:
+    usual(script)
+    read(script, 0, 2, {0: A})
+
+
+def more_than_wanted(script: Script) -> None:
+    usual(script)
+    read(script, 1, 2, {0: A, 1: B})
+
+
+def two_topics(script: Script) -> None:
+    usual(script)
+    identity(script, "8")
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [
+        ("int-poll-skip", hole),
+        ("int-poll-skip", end_missing),
+        ("not-asked-for", more_than_wanted),
+        ("identity-changed", two_topics),
+    ],
+)
+def test_broken_bulk_reads_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    broken(script)
+    assert check_bulk(script.history()).anomalies == {anomaly: 1}
+
+
+def test_row_that_is_not_there_in_the_end_is_found_by_the_checker_of_the_log() -> None:
+    script = Script()
+    usual(script)
+    script.failed(C, 9, "info")
+    read(script, 2, 3, {2: C})
+    script.final_everywhere([A, B])
+    assert check_log(script.history()).anomalies == {"flicker": 3}
+
+
+def test_run_without_bulk_reads_leaves_the_verdict_open() -> None:
+    assert check_bulk(Script().history()).valid == "unknown"

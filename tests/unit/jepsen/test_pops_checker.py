@@ -1,0 +1,166 @@
+"""The checkers of popped messages, with histories that break their promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jepsen.checkers.pops import check_ordered_pops, check_pops
+from jepsen.history import Type
+from tests.unit.jepsen.histories import QUEUE, STEP_NS, Script
+
+A, B = "1.0.0", "1.1.0"
+
+
+def popped(script: Script, *values: str, process: int = 20, offset: int = 0, hidden_ms: int = 20) -> None:
+    script.add(process, "invoke", "pop", o=hidden_ms)
+    script.add(process, "ok", "pop", v=[[QUEUE, offset + number, value] for number, value in enumerate(values)])
+
+
+def told(script: Script, name: str, value: str, outcome: Type = "ok", offset: int = 0) -> None:
+    process = 100 + len(script.events)
+    script.add(process, "invoke", name, k=QUEUE, v=value, o=offset)
+    script.add(process, outcome, name, k=QUEUE, v=value)
+
+
+def usual(script: Script) -> None:
+    """A is forgotten once, comes again when its time is over, and is acknowledged."""
+    script.sent(A, 0)
+    popped(script, A)
+    script.now += 30 * STEP_NS
+    told(script, "ack", A, "fail")
+    popped(script, A, process=21)
+    told(script, "ack", A)
+
+
+def test_message_that_comes_again_until_it_is_acknowledged_is_valid() -> None:
+    script = Script()
+    usual(script)
+    popped(script)
+    result = check_pops(script.history())
+    assert result.valid is True
+    assert result.counts["messages handed out again"] == 1
+
+
+def test_message_that_is_given_back_may_come_again_at_once() -> None:
+    script = Script()
+    script.sent(A, 0)
+    popped(script, A)
+    told(script, "give-back", A)
+    popped(script, A, process=21)
+    told(script, "ack", A, "info")
+    assert check_pops(script.history()).valid is True
+
+
+def test_answers_that_come_in_another_order_than_the_pops_are_valid() -> None:
+    script = Script()
+    script.sent(A, 0)
+    script.add(20, "invoke", "pop", o=20)
+    script.now += 30 * STEP_NS
+    popped(script, A, process=21)
+    script.add(20, "ok", "pop", v=[[QUEUE, 0, A]])
+    told(script, "ack", A)
+    assert check_pops(script.history()).valid is True
+
+
+def two_at_once(script: Script) -> None:
+    usual(script)
+    script.sent(B, 1)
+    script.add(20, "invoke", "pop", o=20)
+    popped(script, B, process=21)
+    script.add(20, "ok", "pop", v=[[QUEUE, 1, B]])
+    told(script, "ack", B)
+
+
+def too_soon(script: Script) -> None:
+    usual(script)
+    script.sent(B, 1)
+    popped(script, B)
+    popped(script, B, process=21)
+    told(script, "ack", B)
+
+
+def acknowledged_again(script: Script) -> None:
+    usual(script)
+    script.now += 30 * STEP_NS
+    popped(script, A)
+
+
+def never_popped(script: Script) -> None:
+    usual(script)
+    script.sent(B, 1)
+
+
+def never_again(script: Script) -> None:
+    usual(script)
+    script.sent(B, 1)
+    popped(script, B)
+
+
+def of_nobody(script: Script) -> None:
+    usual(script)
+    popped(script, B)
+
+
+def test_times_are_not_judged_when_a_clock_was_set() -> None:
+    script = Script()
+    too_soon(script)
+    script.fault("clock")
+    assert check_pops(script.history()).valid is True
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [
+        ("popped-too-soon", too_soon),
+        ("popped-too-soon", two_at_once),
+        ("acknowledged-again", acknowledged_again),
+        ("unseen", never_popped),
+        ("not-again", never_again),
+        ("unexpected", of_nobody),
+    ],
+)
+def test_broken_pops_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    broken(script)
+    assert check_pops(script.history()).anomalies == {anomaly: 1}
+
+
+def test_run_in_which_nothing_came_again_leaves_the_verdict_open() -> None:
+    assert check_pops(Script().history()).valid == "unknown"
+
+
+# ------------------------------------------------------------------------------------------------ in order
+
+
+def test_next_messages_come_when_those_before_are_acknowledged() -> None:
+    script = Script()
+    popped(script, A, B)
+    told(script, "ack", A)
+    popped(script, B, offset=1, process=21)
+    told(script, "ack", B, "info", offset=1)
+    popped(script, "1.2.0", offset=2)
+    assert check_ordered_pops(script.history()).valid is True
+
+
+def behind_an_open_one(script: Script) -> None:
+    popped(script, A, B)
+    told(script, "ack", A)
+    told(script, "ack", B, "fail", offset=1)
+    popped(script, "1.2.0", offset=2)
+
+
+def backwards_in_one_answer(script: Script) -> None:
+    script.add(20, "invoke", "pop", o=20)
+    script.add(20, "ok", "pop", v=[[QUEUE, 0, A], [QUEUE, 0, A]])
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [("handed-too-early", behind_an_open_one), ("int-nonmonotonic-pop", backwards_in_one_answer)],
+)
+def test_broken_order_is_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    broken(script)
+    assert check_ordered_pops(script.history()).anomalies == {anomaly: 1}

@@ -1,0 +1,113 @@
+"""The checker of messages that are given back, with histories that break its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from jepsen.checkers.retries import check_retries
+from tests.unit.jepsen.histories import NODES, Script
+
+A, B, C = "1.0.0", "1.1.0", "1.2.0"
+
+
+def tried(script: Script, value: str, *counts: int, handled: bool = False) -> None:
+    """Given back with each count, but with ``handled`` the last one."""
+    for count in counts:
+        is_handled = handled and count == counts[-1]
+        script.add(20, "ok", "try", v=value, o=count, err=None if is_handled else "given back")
+
+
+def dead(script: Script, values: Sequence[str], nodes: Sequence[str] = NODES) -> None:
+    for node in nodes:
+        for part in ([[offset, value, 7] for offset, value in enumerate(values)], []):
+            script.add(90, "invoke", "dead-read", n=node)
+            script.add(90, "ok", "dead-read", n=node, v=part)
+
+
+def usual(script: Script) -> None:
+    """A is handled at the second attempt, B never."""
+    script.sent(A, 0)
+    script.sent(B, 1)
+    tried(script, A, 0, 1, handled=True)
+    tried(script, B, 0, 1, 2, 3)
+
+
+def test_messages_that_are_handled_or_dead_are_valid() -> None:
+    script = Script()
+    usual(script)
+    tried(script, A, 1, handled=True)  # at least once
+    dead(script, [B])
+    result = check_retries(script.history())
+    assert result.valid is True
+    assert result.counts["dead letters"] == 1
+
+
+def never_handed_out(script: Script) -> None:
+    usual(script)
+    script.sent(C, 2)
+    dead(script, [B])
+
+
+def given_back_and_lost(script: Script) -> None:
+    usual(script)
+    script.sent(C, 2)
+    tried(script, C, 0, 1)
+    dead(script, [B])
+
+
+def dead_too_early(script: Script) -> None:
+    usual(script)
+    script.sent(C, 2)
+    tried(script, C, 0, 1, 2)
+    dead(script, [B, C])
+
+
+def dead_at_some(script: Script) -> None:
+    usual(script)
+    dead(script, [B], ("n0", "n1"))
+    dead(script, [], ("n2",))
+
+
+def one_more(script: Script) -> None:
+    usual(script)
+    tried(script, B, 4)
+    dead(script, [B])
+
+
+def count_skipped(script: Script) -> None:
+    usual(script)
+    script.sent(C, 2)
+    tried(script, C, 0, 2, handled=True)
+    dead(script, [B])
+
+
+def of_nobody(script: Script) -> None:
+    usual(script)
+    dead(script, [B, C])
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "broken"),
+    [
+        ("unseen", never_handed_out),
+        ("given-back-and-lost", given_back_and_lost),
+        ("dead-too-early", dead_too_early),
+        ("dead-letters-differ", dead_at_some),
+        ("one-more", one_more),
+        ("count-skipped", count_skipped),
+        ("unexpected", of_nobody),
+    ],
+)
+def test_broken_retries_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+    script = Script()
+    broken(script)
+    assert check_retries(script.history()).anomalies == {anomaly: 1}
+
+
+def test_dead_letters_that_were_not_read_leave_the_verdict_open() -> None:
+    script = Script()
+    usual(script)
+    dead(script, [B], ("n0", "n1"))
+    assert "the dead letters of n2 were not read to the end" in check_retries(script.history()).unknown
