@@ -37,7 +37,8 @@ help:
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
-	@echo 'make jepsen   real brokers under real faults, and a verdict: make jepsen ARGS="run --workload log --nemesis kill"'
+	@echo 'make jepsen   real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"'
+	@echo 'make docker-image   the container image raftmq:local; needs Docker'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
@@ -117,6 +118,9 @@ interop: $(INSTALLED)
 
 jepsen: .venv/bin/raftmq-jepsen
 	@.venv/bin/raftmq-jepsen $(or $(ARGS),$(JEPSEN))
+
+docker-image: $(INSTALLED)
+	@deploy/docker-image.sh
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.produce $(ARGS)
