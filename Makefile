@@ -12,7 +12,7 @@ SEEDS := 0-199
 WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday scan
 WORKLOAD := log
 # What `make jepsen` runs unless told otherwise.
-JEPSEN := run --workload queue --nemesis kill,pause --time 60
+JEPSEN := matrix --profile ci
 
 # ASYNC109: the SDK's `timeout` is a budget over retries. ASYNC119: its async generators are context managers.
 # ASYNC124: handlers are asynchronous by contract, also those that never wait. ASYNC128: a server may hand its
@@ -26,8 +26,8 @@ ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manag
 STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test test-spark test-all check interop jepsen bench bench-store bench-special bench-once
-.PHONY: bench-fair bench-failover bench-spark fmt sim lock clean
+.PHONY: help demo demo-spark test test-spark test-all check interop jepsen docker-image bench bench-store bench-special
+.PHONY: bench-once bench-fair bench-failover bench-spark fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'

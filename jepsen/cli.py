@@ -20,7 +20,7 @@ from chaos.planted.__main__ import names as planted_names
 from jepsen.deployments import BACKENDS, default_backend, why_not
 from jepsen.deployments.cluster import ROOT, ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
-from jepsen.judge import REPORT, NotARun, judge
+from jepsen.judge import REPORT, NotARun, judge, states_met
 from jepsen.matrix import not_run, read_rows, row_of, table, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.profiles import PROFILES, SMOKE, cells, part_of
@@ -107,6 +107,8 @@ def _plan(
             raise CannotRun(f"{kind} cannot be had: {reason}")
     if planted:
         _known("planted mistake", planted, planted_names())
+        if chosen == "docker":
+            raise CannotRun("containers run the code of their image: a planted mistake needs another back end")
     drawn = random.randrange(1_000_000) if seed is None else seed
     return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario)
 
@@ -167,7 +169,7 @@ def matrix(
             missing[str(reason)] = None
             continue
         typer.echo(f"{in_words(verdict.valid)}; the page is {directory / REPORT}")
-        rows.append(row_of(cell, verdict))
+        rows.append(row_of(cell, verdict, states_met(directory)))
         if interrupted:
             break
         if goes_to is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 
 from jepsen.checkers import CHECKERS
-from jepsen.history import HistoryDamaged, decode_events, gather
+from jepsen.history import History, HistoryDamaged, decode_events, gather
 from jepsen.report import page
 from jepsen.run import HISTORY
 from jepsen.verdict import Verdict
@@ -20,19 +21,29 @@ class NotARun(Exception):
     """The directory holds no history that can be judged; the message says why."""
 
 
-def judge(directory: Path) -> Verdict:
-    """The verdict on a stored run; also written into its directory. Raises NotARun, OSError."""
+def read_history(directory: Path) -> History:
+    """What happened in a stored run. Raises NotARun, OSError."""
     path = directory / HISTORY
     try:
         with path.open("rb") as lines:
-            history = gather(decode_events(lines))
+            return gather(decode_events(lines))
     except FileNotFoundError:
         raise NotARun(f"there is no {HISTORY} in {directory}") from None
     except HistoryDamaged as damaged:
         raise NotARun(f"{path}: {damaged}") from damaged
+
+
+def states_met(directory: Path) -> Counter[str]:
+    """How often a stored run met each rare state. Raises NotARun, OSError."""
+    return sum((Counter(event.v) for event in read_history(directory).of_run("met")), Counter())
+
+
+def judge(directory: Path) -> Verdict:
+    """The verdict on a stored run; also written into its directory. Raises NotARun, OSError."""
+    history = read_history(directory)
     workload = str(history.plan.get("workload", ""))
     if workload not in CHECKERS:
-        raise NotARun(f"{path} does not say which workload it is of; the run ended before it began")
+        raise NotARun(f"{directory / HISTORY} does not say which workload it is of; the run ended before it began")
     verdict = Verdict([check(history) for check in CHECKERS[workload]], history.plan)
     text = msgspec.json.format(msgspec.json.encode({"valid": verdict.valid, **msgspec.to_builtins(verdict)}), indent=1)
     (directory / VERDICT).write_bytes(text + b"\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from jepsen.profiles import PROFILES, Cell
+from jepsen.rare import RARE
 from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 
 NOT_RUN = "not run"
@@ -15,7 +17,7 @@ _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``told``: each broken promise, or why there is no verdict."""
+    """One run. ``told``: each broken promise, or why there is no verdict. ``met``: rare states, see `jepsen.rare`."""
 
     workload: str
     faults: str
@@ -31,6 +33,7 @@ class Row(msgspec.Struct, frozen=True):
     injected: int = 0
     confirmed: int = 0
     told: list[str] = []
+    met: dict[str, int] = {}
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -38,8 +41,8 @@ class _Stored(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-def row_of(cell: Cell, verdict: Verdict) -> Row:
-    """A run that was judged."""
+def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
+    """A run that was judged, and how often it met each rare state."""
     counts = next((result.counts for result in verdict.results if result.name == "coverage"), {})
     told = [
         f"{result.name}: {anomaly}, {count:,} times: {result.examples[anomaly][0]}"
@@ -63,6 +66,7 @@ def row_of(cell: Cell, verdict: Verdict) -> Row:
         injected=counts.get("faults", 0),
         confirmed=counts.get("faults confirmed", 0),
         told=told,
+        met=dict(met),
     )
 
 
@@ -142,6 +146,9 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
             lines += [f"  - {told}" for told in row.told]
     if missing:
         lines += ["", "## What could not be had there", "", *(f"- {each}" for each in missing)]
+    lines += ["", "## Rare states", "", "As told by the logs of brokers.", "", "| state | met |", "|---|---|"]
+    met = sum((Counter(row.met) for row in rows), Counter[str]())
+    lines += [f"| {state} | {met[state] or 'never'} |" for state in RARE]
     lines += ["", "## The runs again", ""]
     lines += [f"- {row.began}, raftmq {row.version}, load {row.load}: `{row.command}`" for row in rows if row.command]
     report.parent.mkdir(parents=True, exist_ok=True)

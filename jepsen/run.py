@@ -25,6 +25,7 @@ from jepsen.history import FORMAT
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
+from jepsen.rare import met
 from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import draw
@@ -99,7 +100,9 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     async with lone_errors(), AsyncExitStack() as stack:
         stack.enter_context(held(directory))
         recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
-        network = await stack.enter_async_context(open_network(plan.backend, deployed.count, switched=deployed.switch))
+        network = await stack.enter_async_context(
+            open_network(plan.backend, deployed.count, directory, switched=deployed.switch)
+        )
         nodes = node_names(deployed.count)
         disks = await stack.enter_async_context(open_disks(directory, nodes)) if deployed.disks else {}
         shims = await stack.enter_async_context(open_shims(directory, nodes)) if deployed.shims else {}
@@ -130,7 +133,8 @@ async def _run_with(
             if plan.scenario:
                 await play(injection, SCENARIOS[plan.scenario], plan.seconds)
             else:
-                await torment(injection, draw(random.Random(plan.seed), plan.nemeses, plan.seconds))
+                steps = draw(random.Random(plan.seed), plan.nemeses, plan.seconds)
+                await torment(injection, steps, plan.seconds)
             await trio.sleep_until(until)
             say("healing")
             await heal(cluster)
@@ -207,3 +211,5 @@ async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
         with cluster.log_file(node).open(errors="replace") as lines:
             for line in errors_in(lines):
                 recorder.note("said", n=node, v=line)
+        with cluster.log_file(node).open(errors="replace") as lines:
+            recorder.note("met", n=node, v=dict(met(lines)))

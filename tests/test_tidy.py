@@ -19,7 +19,11 @@ SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "test
 
 PURE = (
     "jepsen/checkers",
+    "jepsen/deployments/packets.py",
     "jepsen/history.py",
+    "jepsen/profiles.py",
+    "jepsen/rare.py",
+    "jepsen/schedule.py",
     "jepsen/values.py",
     "jepsen/verdict.py",
     "raftlog/admission.py",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
-from jepsen.deployments import netns
+from jepsen.deployments import docker, netns
 from jepsen.deployments.local import open_loopback
 from jepsen.deployments.network import Network
 
-BACKENDS = ("netns", "local")
+BACKENDS = ("netns", "local", "docker")
 
 
 def default_backend() -> str:
@@ -20,19 +21,31 @@ def default_backend() -> str:
 
 def why_not(backend: str) -> str | None:
     """Why a back end cannot be used here; None when it can."""
-    return netns.unavailable() if backend == "netns" else None
+    reasons = {"netns": netns.unavailable, "docker": docker.unavailable}
+    return reasons[backend]() if backend in reasons else None
 
 
-def open_network(backend: str, count: int, *, switched: bool = False) -> AbstractAsyncContextManager[Network]:
+def open_network(
+    backend: str, count: int, directory: Path, *, switched: bool = False
+) -> AbstractAsyncContextManager[Network]:
     """The network of a back end, for brokers n0, n1, ... Raises what the back end does.
 
-    ``switched``: links of "netns" can be made slow, or lose packets.
+    Args:
+        directory: of the run.
+        switched: links of "netns" can be made slow, or lose packets.
     """
     opened: dict[str, Callable[[int], AbstractAsyncContextManager[Network]]] = {
         "netns": partial(_namespaces, switched=switched),
         "local": open_loopback,
+        "docker": partial(_containers, directory=directory),
     }
     return opened[backend](count)
+
+
+@asynccontextmanager
+async def _containers(count: int, *, directory: Path) -> AsyncIterator[Network]:
+    async with docker.open_containers(count, directory) as containers:
+        yield containers
 
 
 @asynccontextmanager

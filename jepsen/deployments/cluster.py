@@ -23,7 +23,7 @@ import trio
 
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
-from jepsen.deployments.network import Network
+from jepsen.deployments.network import RAFTMQ, Network
 from jepsen.deployments.shim import Shim
 from jepsen.wire import ask_figures
 
@@ -58,6 +58,7 @@ class Cluster:
     _wanted: set[str] = field(default_factory=set)
     _moved: dict[str, Path] = field(default_factory=dict)
     _joining: set[str] = field(default_factory=set)
+    _pids: dict[str, int] = field(default_factory=dict)
 
     @property
     def namesrv(self) -> str:
@@ -80,7 +81,7 @@ class Cluster:
     async def start_namesrv(self) -> None:
         """Start the name server, and wait until it listens. Raises ClusterFailed."""
         directory = str(self.directory / NAMESRV)
-        await self._spawn(NAMESRV, [], ["namesrv", "--listen", self.namesrv, "--data-dir", directory])
+        await self._spawn(NAMESRV, RAFTMQ, ["namesrv", "--listen", self.namesrv, "--data-dir", directory])
         for _ in range(int(READY_SECONDS_MAX / POLL_SECONDS)):
             try:
                 stream = await trio.open_tcp_stream(*self.network.namesrv)
@@ -107,7 +108,8 @@ class Cluster:
         }
         for name, value in settings.items():
             arguments += ["--set", f"{name}={value}"]
-        await self._spawn(node, network.command(node), arguments)
+        await self._spawn(node, network.program(node), arguments)
+        self._pids[node] = await network.server_pid(node, self._processes[node])
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and wait until the process has ended."""
@@ -123,10 +125,9 @@ class Cluster:
     async def end(self, name: str, number: signal.Signals) -> None:
         """Send a signal that ends the process, and wait until it has. Does nothing to one that has ended."""
         self._wanted.discard(name)
-        process = self._processes[name]
-        if process.poll() is None:
-            process.send_signal(number)
-        await process.wait()
+        if self.is_running(name):
+            self.send_signal(name, number)
+        await self._processes[name].wait()
 
     def may_end(self, name: str) -> None:
         """It is no surprise if this life of a server ends by itself."""
@@ -134,11 +135,14 @@ class Cluster:
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal, without waiting."""
-        self._processes[name].send_signal(number)
+        try:
+            os.kill(self.pid(name), number)
+        except ProcessLookupError:
+            pass  # it has just ended
 
     def pid(self, name: str) -> int:
         """Process id of a server that was started."""
-        return self._processes[name].pid
+        return self._pids[name]
 
     def is_running(self, name: str) -> bool:
         """Whether it was started and has not ended."""
@@ -170,14 +174,14 @@ class Cluster:
             self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
         await self.stop(name)
 
-    async def _spawn(self, name: str, prefix: Sequence[str], arguments: Sequence[str]) -> None:
+    async def _spawn(self, name: str, program: Sequence[str], arguments: Sequence[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
         shim = self.shims[name].environment if name in self.shims else {}
         with self.log_file(name).open("ab") as log:
             self._processes[name] = await self._nursery.start(
                 partial(
                     trio.run_process,
-                    [*prefix, sys.executable, "-m", "mq.cli", *arguments, "--until-stdin-closes"],
+                    [*program, *arguments, "--until-stdin-closes"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -187,6 +191,7 @@ class Cluster:
                     env={**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory), **shim},
                 )
             )
+        self._pids[name] = self._processes[name].pid
         self._wanted.add(name)
 
     # -- what they say -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from jepsen.deployments.network import CLIENTS, Address, Grudges
+from jepsen.deployments.network import CLIENTS, RAFTMQ, Address, Grudges
 from jepsen.deployments.proxy import Link, serve
 from mq.cli.dev_cluster import HOST, Ports
 
@@ -56,9 +56,13 @@ class Loopback:
         """The proxy between the two; a broker reaches itself without one."""
         return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
 
-    def command(self, node: str) -> list[str]:
-        """Nothing: all run side by side."""
-        return []
+    def program(self, node: str) -> list[str]:
+        """All run side by side."""
+        return [*RAFTMQ]
+
+    async def server_pid(self, node: str, process: trio.Process) -> int:
+        """What was started is the broker."""
+        return process.pid
 
     def administrators(self) -> str:
         """This machine."""

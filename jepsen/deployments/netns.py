@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from jepsen.deployments.network import CLIENTS, Address, Grudges
+from jepsen.deployments.network import CLIENTS, RAFTMQ, Address, Grudges
 from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
 
 PREFIX = "rmqf"
@@ -42,7 +42,7 @@ _CUT = f"""table inet {PREFIX} {{
   chain out {{ type filter hook output priority 0; oifname "eth0" counter drop; }}
 }}
 """
-_HEAL = f"table inet {PREFIX} {{ }}\ndelete table inet {PREFIX}\n"
+HEAL = f"table inet {PREFIX} {{ }}\ndelete table inet {PREFIX}\n"
 """Made first, so that there is something to delete in any case."""
 
 
@@ -152,6 +152,14 @@ class Networks:
         """What goes before a command so that it runs in the node's namespace, under its own process id."""
         return self._inside(_number(node))
 
+    def program(self, node: str) -> list[str]:
+        """The broker of this checkout, in the node's namespace."""
+        return [*self.command(node), *RAFTMQ]
+
+    async def server_pid(self, node: str, process: trio.Process) -> int:
+        """What was started is the broker."""
+        return process.pid
+
     async def heal(self) -> None:
         """Remove all rules in all namespaces."""
         await self.heal_all()
@@ -180,7 +188,7 @@ class Networks:
     async def heal_all(self) -> None:
         """Undo everything that was cut."""
         for number in range(self.count):
-            await _run(*self._inside(number), "nft", "-f", "-", stdin=_HEAL)
+            await _run(*self._inside(number), "nft", "-f", "-", stdin=HEAL)
 
     def _inside(self, number: int) -> list[str]:
         # Not `ip netns exec`: each would have mounts of its own, and keep disks mounted that are detached here.
@@ -220,7 +228,7 @@ async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[
 
     Raises NetworksInUse, NetworksFailed, subprocess.CalledProcessError.
     """
-    with _held():
+    with held("networks"):
         await _remove(count)
         try:
             for number in range(count):
@@ -277,14 +285,14 @@ async def _address(count: int, outside: str) -> None:
 
 
 @contextmanager
-def _held() -> Iterator[None]:
+def held(what: str) -> Iterator[None]:
     """Keep other runs out, until the block ends or this process does. Raises NetworksInUse, OSError."""
-    path = Path(tempfile.gettempdir()) / f"{PREFIX}-networks.lock"
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}-{what}.lock"
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise NetworksInUse(f"another run has the network namespaces {PREFIX}-* (lock: {path})") from None
+            raise NetworksInUse(f"another run has the {what} {PREFIX}-* (lock: {path})") from None
         yield
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Protocol
+
+import trio
 
 CLIENTS = "clients"
 """In a grudge: everybody who is no broker. That is the clients of the run and its name server."""
@@ -12,6 +15,9 @@ Grudges = Mapping[str, frozenset[str]]
 """By broker: from whom it hears nothing, brokers or `CLIENTS`."""
 
 Address = tuple[str, int]
+
+RAFTMQ = (sys.executable, "-m", "mq.cli")
+"""The command `raftmq` of the checkout in which it is run."""
 
 
 class Network(Protocol):
@@ -43,8 +49,12 @@ class Network(Protocol):
         """Where ``node`` reaches the replication port of ``other``."""
         ...
 
-    def command(self, node: str) -> list[str]:
-        """What goes before a command so that it runs where the broker is, under its own process id."""
+    def program(self, node: str) -> list[str]:
+        """The command `raftmq` where the broker runs; its arguments come behind."""
+        ...
+
+    async def server_pid(self, node: str, process: trio.Process) -> int:
+        """The process id of the broker that the command ``process`` runs. Raises OSError if it did not start."""
         ...
 
     def administrators(self) -> str:

@@ -41,9 +41,17 @@ NEMESES: dict[str, CarryOut] = {
 """By kind, as in `jepsen.schedule.KINDS`."""
 
 
-async def torment(injection: Injection, steps: Sequence[Step]) -> None:
-    """All steps, one after the other. Raises ClusterFailed if nobody leads within a minute after one."""
+async def torment(injection: Injection, steps: Sequence[Step], seconds: float) -> None:
+    """The steps, one after the other; after so long only the first ones of kinds that there were none of yet.
+
+    Mending a fault takes time that nobody knows before. Raises ClusterFailed if nobody leads within a minute after one.
+    """
+    until = trio.current_time() + seconds
+    had: set[str] = set()
     for step in steps:
+        if trio.current_time() >= until and step.kind in had:
+            continue
+        had.add(step.kind)
         await trio.sleep(step.rest_seconds)
         leader = await injection.cluster.leader()
         await NEMESES[step.kind](injection, step, leader)

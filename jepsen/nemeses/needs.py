@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jepsen.deployments import disks, shim
 from jepsen.nemeses import resources
+from jepsen.schedule import CALM
 
 OWN_DISKS = frozenset({"power-loss"})
 SHIMS = frozenset({"clock", "slow-disk", "disk-error"})
@@ -16,6 +17,8 @@ SWITCH = frozenset({"packets"})
 FIVE_BROKERS = frozenset({"bridge"})
 NAMESPACES = SWITCH | {"members"}
 """Kinds that only the back end "netns" has: the others know a broker by another address each."""
+DOCKER = frozenset({"kill", "pause", "restart", "transfer", "name-server", "partition", "damage", CALM})
+"""Kinds that the back end "docker" has: for the others, files or processes would be changed inside of containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ def needs(kinds: Collection[str]) -> Deployed:
 
 def why_not(kind: str, backend: str) -> str | None:
     """Why a kind of fault cannot be had here with this back end; None when it can."""
+    if backend == "docker" and kind not in DOCKER:
+        return "the back end docker does not have it, netns does"
     if kind in NAMESPACES and backend != "netns":
         return f"the back end {backend} does not have it, netns does"
     if kind == "disk-full" and os.geteuid() != 0:

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jepsen.deployments import why_not
 from jepsen.deployments.cluster import ROOT
 from jepsen.history import Event, gather
 from jepsen.judge import REPORT, VERDICT, judge
+from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.run import HISTORY
 from jepsen.workloads import WORKLOADS
 
@@ -73,6 +75,29 @@ def test_operators_and_damaged_disks_break_nothing(tmp_path: Path) -> None:
     options = ["--workload", "offsets", "--nemesis", nemeses, "--time", "10", "--seed", "1", "--store", str(tmp_path)]
     done = subprocess.run([*RUN, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_replicas_that_are_all_damaged_repair_each_other(tmp_path: Path) -> None:
+    options = ["scenario", "helix", "--backend", "local", "--time", "5", "--seed", "1", "--store", str(tmp_path)]
+    done = subprocess.run([*RUN[:3], *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+FOR_ROOT = ("power-loss", "packets", "clock", "disk-error", "slow-disk", "starve")
+
+
+@pytest.mark.skipif(
+    why_not("netns") is not None or any(why_no_fault(kind, "netns") is not None for kind in FOR_ROOT),
+    reason="these faults cannot be had here",
+)
+def test_power_packets_clocks_and_disks_break_nothing(tmp_path: Path) -> None:
+    nemeses = ",".join(FOR_ROOT)
+    options = ["--nemesis", nemeses, "--workload", "log", "--time", "5", "--seed", "1", "--store", str(tmp_path)]
+    done = subprocess.run(
+        [*RUN[:4], "--backend", "netns", *options], cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(tmp_path) in line]
 
 
 def test_planted_mistake_is_found(tmp_path: Path) -> None:

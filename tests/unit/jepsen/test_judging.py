@@ -203,15 +203,36 @@ def test_unknown_names_are_told_with_all_others_the_nearest_first(tmp_path: Path
         command("run", "--workload", "qeue", "--store", str(tmp_path))
     with pytest.raises(CannotRun, match=r"no nemesis 'kil'; there are kill, "):
         command("run", "--nemesis", "kil", "--store", str(tmp_path))
-    with pytest.raises(CannotRun, match=r"no back end 'docker'; there are "):
-        command("run", "--backend", "docker", "--store", str(tmp_path))
+    with pytest.raises(CannotRun, match=r"no back end 'dokcer'; there are docker, "):
+        command("run", "--backend", "dokcer", "--store", str(tmp_path))
+    with pytest.raises(CannotRun, match=r"no scenario 'helixx'; there are helix, "):
+        command("scenario", "helixx", "--store", str(tmp_path))
+    with pytest.raises(CannotRun, match=r"no profile 'smok'; there are smoke, "):
+        command("matrix", "--profile", "smok", "--store", str(tmp_path))
+    with pytest.raises(CannotRun, match=r"'6/5' is no piece"):
+        command("matrix", "--part", "6/5", "--store", str(tmp_path))
     assert not list(tmp_path.iterdir()), "nothing is made for a run that cannot be"
+
+
+def test_matrix_tells_what_cannot_be_had_and_ends_with_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = judge(stored(good_run(), tmp_path))
+    monkeypatch.setattr("jepsen.cli._run", lambda plan, store: (good, tmp_path, False))
+    monkeypatch.setattr("jepsen.cli.why_not", lambda backend: None)
+    monkeypatch.setattr("jepsen.cli.why_no_fault", lambda kind, backend: "no tape" if kind == "damage" else None)
+    report = tmp_path / "report.md"
+    assert command("matrix", "--profile", "smoke", "--report", str(report)) == 3
+    said = capsys.readouterr().out
+    assert "damage cannot be had: no tape" in said
+    assert "no tape" in report.read_text()
+    assert said.count(" valid ") >= 2
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     command("list")
     said = capsys.readouterr().out
-    for name in (*WORKLOADS, *KINDS, "netns", "local"):
+    for name in (*WORKLOADS, *KINDS, "netns", "local", "docker"):
         assert name in said
 
 

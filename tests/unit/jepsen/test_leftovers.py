@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from jepsen.deployments.leftovers import RUN_VARIABLE, held, is_held, mount_points, run_of
+from jepsen.deployments.leftovers import RUN_VARIABLE, held, is_held, mount_points, remove_leftovers, run_of
 
 MOUNTS = (
     "/dev/vda / ext4 rw,relatime 0 0",
@@ -37,3 +40,24 @@ def test_living_run_holds_its_directory(tmp_path: Path) -> None:
 
 def test_directory_that_is_gone_is_held_by_nobody(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
+
+
+def test_only_servers_of_dead_runs_are_killed(tmp_path: Path) -> None:
+    dead, living = tmp_path / "dead", tmp_path / "living"
+    children = []
+    for directory in (dead, living):
+        directory.mkdir()
+        environment = {**os.environ, RUN_VARIABLE: str(directory)}
+        children.append(subprocess.Popen(["sleep", "100"], env=environment, stdin=subprocess.DEVNULL))
+    stopped, running = children
+    try:
+        with held(living):
+            stopped.send_signal(signal.SIGSTOP)
+            removed = remove_leftovers()
+            assert f"process {stopped.pid} of {dead}" in removed
+            assert stopped.wait(10) == -signal.SIGKILL
+            assert running.poll() is None
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()

@@ -1,0 +1,38 @@
+"""How long a run is broken things in, when mending them takes longer than was planned."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from jepsen import nemeses
+from jepsen.nemeses.injection import Injection
+from jepsen.schedule import Step, Variant
+
+
+class FakeCluster:
+    async def leader(self) -> str:
+        await trio.lowlevel.checkpoint()
+        return "n0"
+
+
+@pytest.mark.trio
+async def test_late_steps_are_left_out_unless_they_are_the_first_of_their_kind(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    done = []
+
+    async def slow(injection: Injection, step: Step, leader: str) -> None:
+        done.append(step.kind)
+        await trio.sleep(60)
+
+    monkeypatch.setattr(nemeses, "NEMESES", {"kill": slow, "pause": slow})
+    injection = Injection(cast("Any", FakeCluster()), cast("Any", None), Random(1), lambda _: None)
+    variant = Variant("leader", 0, 0, majority=True)
+    steps = [Step(1, kind, variant, 0) for kind in ("kill", "kill", "pause", "kill")]
+    await nemeses.torment(injection, steps, 10)
+    assert done == ["kill", "pause"]
