@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from jepsen.matrix import Row, read_rows, table, worst, write_report
-from jepsen.profiles import CI, GROUPS, NIGHTLY, NOT_TOGETHER, PROFILES, SMOKE, cells, part_of
+from jepsen.profiles import (
+    CI,
+    GROUPS,
+    NIGHTLY,
+    NOT_TOGETHER,
+    OVERHEAD_SECONDS,
+    PROFILES,
+    RELEASE,
+    SMOKE,
+    cells,
+    part_of,
+)
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import KINDS
 from jepsen.workloads import WORKLOADS
@@ -27,10 +38,10 @@ def test_groups_are_all_faults_once() -> None:
     assert sorted(grouped) == sorted(KINDS)
 
 
-def test_ci_fits_into_ten_minutes_and_smoke_into_three() -> None:
-    """By what a run took on two quiet processors: 20 s for starting, draining, reading and verifying."""
-    assert sum(cell.seconds + 20 for cell in cells(CI, list(WORKLOADS), ALL)) <= 600
-    assert sum(cell.seconds + 20 for cell in cells(SMOKE, list(WORKLOADS), ALL)) <= 180
+@pytest.mark.parametrize(("profile", "minutes"), [(SMOKE, 3), (CI, 10), (NIGHTLY, 120), (RELEASE, 480)])
+def test_profile_fits_into_its_time(profile: str, minutes: float) -> None:
+    planned = cells(profile, list(WORKLOADS), ALL)
+    assert sum(cell.seconds + OVERHEAD_SECONDS for cell in planned) <= minutes * 60
 
 
 @pytest.mark.parametrize("profile", PROFILES)
