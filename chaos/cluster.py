@@ -22,19 +22,17 @@ from chaos.limits import drawn
 from chaos.nemesis import Nemesis
 from chaos.network import Network, Wires
 from chaos.node import DIRECTORY, Node, Process
+from chaos.repair import Repairs
 from chaos.schedule import Scenario
 from raftlog.consensus.invariants import check_group
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NodeId, Role
 from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageCorrupt, StorageFailed
-from raftlog.segment.repair import Repair
 
 _GROUP_CHECK_STEPS = 64
 _STALL_POLL_SECONDS = 0.3
 _PATIENCES_MAX = 100
-_COMMITTED_ONLY_SECONDS = 1.0
-"""For how long a damaged node asks for the same committed bytes; then for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,6 @@ class Cluster:
         self.now = 0.0
         self.steps = 0
         self.elections = 0
-        self.repairs = 0
         self.healing = False
         self.paused: dict[NodeId, list[Callable[[], None]]] = {}
         machines = scenario.nodes + scenario.spares
@@ -119,12 +116,11 @@ class Cluster:
         }
         self.nemesis = Nemesis(self)
         self.catch_up = CatchUp(self)
+        self.repairs = Repairs(self)
         self._digest = 0
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._scheduled = 0
         self._wakes: dict[NodeId, float] = {}
-        # What a damaged node is waiting for, and since when.
-        self._lacking: dict[NodeId, tuple[object, int, float]] = {}
         self._next_value = 1
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -189,7 +185,7 @@ class Cluster:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
         self.note(f"{node.node_id} stops: {error}")
         if isinstance(error, StorageCorrupt):
-            self._look_for_damage(node, error.physical_offset)
+            self.look_for_damage(node, error.physical_offset)
             return
         self.nemesis.end(node, power_cut=False)
         self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
@@ -337,8 +333,7 @@ class Cluster:
         if (error := node.start()) is None:
             self._wakes.pop(node.node_id, None)
             if node.repair is not None:
-                self.note(f"{node.node_id} repairs {node.repair.missing}")
-                self.at(self.now + 0.01, self._repair, node, node.repair)
+                self.repairs.begin(node, node.repair)
             self.settle(node)
             return
         self._check_refusal(node, error)
@@ -351,7 +346,7 @@ class Cluster:
             self.note(f"{node.node_id} starts")
             self.start(node)
 
-    def _look_for_damage(self, node: Node, pos: int) -> None:
+    def look_for_damage(self, node: Node, pos: int) -> None:
         """Open the node's log again so that everything is read: a read failed at ``pos``, or a scrub found it."""
         if node.process is None:
             return
@@ -366,42 +361,12 @@ class Cluster:
         self.wires.node_ended(node.node_id)
         self.restart(node)
 
-    def _repair(self, node: Node, repair: object) -> None:
-        """Ask one peer for what a damaged log lacks, until it is whole."""
-        if node.repair is not repair or node.repair is None:
-            return
-        try:
-            self._repair_some(node, node.repair)
-        except StorageFailed as error:
-            self._check_refusal(node, error)
-            self.note(f"{node.node_id} gives its repair up: {error}")
-            node.kill(power_cut=False)
-            self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
-
-    def _repair_some(self, node: Node, repair: Repair) -> None:
-        if (wanted := repair.wanted()) is None:
-            self.repairs += 1
-            node.finish_repair()
-            self.restart(node)
-            return
-        peer = self.rng.choice([other for other in self.nodes.values() if other is not node])
-        if peer.process is not None and self.network.connected(node.node_id, peer.node_id):
-            pos, nbytes = wanted
-            _, _, since = kept = self._lacking.get(node.node_id, (None, 0, 0.0))
-            if kept[:2] != (repair, pos):
-                since = self.now
-                self._lacking[node.node_id] = (repair, pos, since)
-            uncommitted = self.now - since > _COMMITTED_ONLY_SECONDS
-            try:
-                nbytes = min(nbytes, self.rng.choice((60, 1000, nbytes)))
-                data = peer.process.range_for(pos, nbytes, uncommitted=uncommitted)
-            except (StorageCorrupt, StorageFailed) as error:
-                self.process_ends(peer, error)
-                data = b""
-            self.note(f"{node.node_id} gets {None if data is None else len(data)} bytes at {pos} of {peer.node_id}")
-            if data != b"":
-                node.take_for_repair(peer.node_id, pos, data)
-        self.at(self.now + self.rng.uniform(0.001, 0.05), self._repair, node, repair)
+    def repair_fails(self, node: Node, error: SegmentError) -> None:
+        """The disk of a node whose log is being repaired refuses something."""
+        self._check_refusal(node, error)
+        self.note(f"{node.node_id} gives its repair up: {error}")
+        node.kill(power_cut=False)
+        self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
 
     def _check_refusal(self, node: Node, error: SegmentError) -> None:
         if not isinstance(error, StorageFailed | DirectoryUnusable) or not self.nemesis.may_fail(node.node_id):
@@ -428,7 +393,7 @@ class Cluster:
         for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
             self.resume(node.node_id)
             if node.flips:
-                self.at(self.now + 0.3, self._look_for_damage, node, 0)
+                self.at(self.now + 0.3, self.look_for_damage, node, 0)
             if spare and node.process is None:
                 spare -= 1
             else:
@@ -511,7 +476,7 @@ class Cluster:
             reads=self.history.reads,
             terms=terms,
             elections=self.elections,
-            repairs=self.repairs,
+            repairs=self.repairs.finished,
             resets=self.catch_up.finished,
             digest=self._digest,
             broke=broke,

@@ -161,6 +161,19 @@ class BitFlip:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedDamage:
+    """A bit of a committed entry with more behind it flips on every node that runs, and each is found at once.
+
+    With ``same_entry`` it is the same entry, and ``absence_seconds`` later an operator brings one of the nodes back as
+    it was; else each loses another entry, and they can help one another. ``place`` (0 to 1) says where in the log.
+    """
+
+    place: float
+    same_entry: bool
+    absence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFlip:
     """A bit of one of a node's consume queue files is another one, whether its process runs or not.
 
@@ -259,6 +272,7 @@ Fault = (
     | DiskSpeed
     | BitFlip
     | QueueFlip
+    | SharedDamage
     | Depose
     | Nap
     | LateSuccessor

@@ -32,6 +32,7 @@ from chaos.faults import (
     Resume,
     Retention,
     Rumor,
+    SharedDamage,
     Stall,
     Stop,
     Transfer,
@@ -39,6 +40,7 @@ from chaos.faults import (
     Weather,
 )
 from chaos.node import DIRECTORY, Node, Process
+from chaos.shared_damage import damage_all
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal, Role
 
@@ -172,6 +174,9 @@ class Nemesis:
                 return True
             case BitFlip(node_id, place):
                 return self._flip(cluster.nodes[node_id], place)
+            case SharedDamage():
+                self._damage_all(fault)
+                return False
             case QueueFlip(node_id, place):
                 return cluster.flip_derived(cluster.nodes[node_id], place)
             case ChangeMembers(choice):
@@ -247,6 +252,15 @@ class Nemesis:
                 return True
             at -= nbytes
         return False
+
+    def _damage_all(self, fault: SharedDamage) -> None:
+        cluster = self._cluster
+        if cluster.now + fault.absence_seconds > cluster.scenario.safety_seconds:
+            return
+        if damage_all(cluster, fault, self._rng):
+            self.effective[SharedDamage.__name__] += 1
+        else:
+            cluster.at(cluster.now + 0.1, self._damage_all, fault)
 
     @property
     def _voters_min(self) -> int:

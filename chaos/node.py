@@ -153,14 +153,6 @@ class Node:
         self.process.started()
         return None
 
-    def take_for_repair(self, source: NodeId, pos: int, data: bytes | None) -> None:
-        """Take what a peer has at ``pos`` of the log, None for nothing."""
-        assert self.repair is not None, f"{self.node_id} repairs nothing"
-        if data is None:
-            self.repair.refused(pos, source)
-        else:
-            self.repair.offer(pos, data, source)
-
     def finish_repair(self) -> None:
         """The log is in order again; the process can be started."""
         assert self.repair is not None, f"{self.node_id} repairs nothing"
@@ -469,16 +461,15 @@ class Process:
         chain: int = HEADER.unpack_from(data)[6]
         return log.chain_at(index) == chain
 
-    def range_for(self, pos: int, nbytes: int, *, uncommitted: bool = False) -> bytes | None:
-        """Bytes of the log for a peer, as far as they are on disk and, unless ``uncommitted``, known to be committed;
-        None when it never will have them.
+    def range_for(self, pos: int, nbytes: int) -> bytes | None:
+        """Bytes of the log for a peer that fetches all of it, as far as they are on disk and known to be committed.
 
-        Empty when it may have them later.
+        None when it never will have them, empty when it may have them later.
         """
         log = self.log
         if pos < log.base_pos or pos >= log.durable_pos:
             return None
-        settled = log.durable_index if uncommitted else min(self.replica.commit_index, log.durable_index)
+        settled = min(self.replica.commit_index, log.durable_index)
         last = log.locate(settled) if settled > log.base[0] else None
         end = min(pos + nbytes, 0 if last is None else last.pos + last.size)
         return log.pread(pos, end - pos) if end > pos else b""

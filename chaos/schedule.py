@@ -36,6 +36,7 @@ from chaos.faults import (
     Resume,
     Retention,
     Rumor,
+    SharedDamage,
     Stall,
     Stop,
     Transfer,
@@ -164,6 +165,12 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
             kinds=(*scenario.kinds, "leases"),
             suspends=lease.random() < 0.6,
         )
+    damage = random.Random(f"{seed} shared damage")
+    if not relaxed and not spares and len(nodes) > 1 and damage.random() < 0.12:
+        # Late, since nothing is committed for some seconds then.
+        at = safety_seconds * damage.uniform(0.2, 0.7)
+        more.append((at, SharedDamage(damage.random(), damage.random() < 0.6, damage.uniform(3.0, 8.0))))
+        scenario = replace(scenario, kinds=(*scenario.kinds, "shared-damage"))
     return replace(scenario, faults=tuple(sorted((*faults, *more), key=lambda timed: timed[0]))) if more else scenario
 
 
