@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chaos.node import DIRECTORY, Node, Process
+from chaos.node import DIRECTORY, Node
+from chaos.process import Process
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import StorageCorrupt

@@ -21,7 +21,8 @@ from chaos.history import History, Violation
 from chaos.limits import drawn
 from chaos.nemesis import Nemesis
 from chaos.network import Network, Wires
-from chaos.node import DIRECTORY, Node, Process
+from chaos.node import DIRECTORY, Node
+from chaos.process import Process
 from chaos.repair import Repairs
 from chaos.schedule import Scenario
 from raftlog.consensus.invariants import check_group

@@ -39,7 +39,8 @@ from chaos.faults import (
     WallStep,
     Weather,
 )
-from chaos.node import DIRECTORY, Node, Process
+from chaos.node import DIRECTORY, Node
+from chaos.process import Process
 from chaos.shared_damage import damage_all
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal, Role

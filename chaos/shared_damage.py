@@ -6,7 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from chaos.faults import SharedDamage
-from chaos.node import DIRECTORY, Node, Process
+from chaos.node import DIRECTORY, Node
+from chaos.process import Process
 
 if TYPE_CHECKING:
     from chaos.cluster import Cluster

@@ -18,7 +18,8 @@ from chaos.messages.process import BrokerProcess
 from chaos.messages.schedule import BrokerScenario
 from chaos.messages.sockets import Line, SimDialing
 from chaos.messages.workload import Workload
-from chaos.node import Node, Process
+from chaos.node import Node
+from chaos.process import Process
 from mq.broker.replicas import upstream
 from mq.broker.settings import BrokerSettings
 from mq.store.checkpoint import QUEUE_DIRECTORY

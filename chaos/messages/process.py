@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from chaos.history import Entry, Violation
 from chaos.messages.sockets import Line, SimReactor
-from chaos.node import DIRECTORY, Node, Process, World
+from chaos.node import DIRECTORY, Node, World
+from chaos.process import Process
 from mq.broker.broker import Broker
 from mq.broker.server import periodic_actions
 from mq.broker.settings import BrokerSettings

@@ -15,7 +15,8 @@ from raftlog._runtime import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, StreamSocket, Uns
 
 if TYPE_CHECKING:
     from chaos.messages.cluster import BrokerCluster
-    from chaos.node import Node, Process
+    from chaos.node import Node
+    from chaos.process import Process
 
 _SILENCE_SECONDS_MAX = 3.0
 """After so long across a cut link a connection breaks."""
