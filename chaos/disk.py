@@ -55,7 +55,7 @@ class PowerCut(Exception):
 class _File:
     """Content as everybody sees it, content that survives, and the changes between the two (a write, or a length)."""
 
-    __slots__ = ("_settled", "current", "durable", "locked_by", "pending")
+    __slots__ = ("_settled", "current", "durable", "locked_by", "pending", "unreadable")
 
     def __init__(self) -> None:
         self.current = bytearray()
@@ -64,6 +64,7 @@ class _File:
         self.pending: list[tuple[_Change, _State]] = []
         self._settled = 0  # how many of them are durable or lost, with nothing dirty before them
         self.locked_by: int | None = None
+        self.unreadable: set[int] = set()  # numbers of sectors
 
     def change(self, change: _Change, state: _State = _State.DIRTY) -> None:
         """Apply a change; ``state`` says how far it gets. A durable one survives, whatever becomes of those before."""
@@ -231,6 +232,10 @@ class MemoryDisk:
         """Flip one stored bit, synced or not."""
         self._files[path].flip_bit(offset, bit)
 
+    def lose_sectors(self, path: str, offset: int, length: int) -> None:
+        """Give the sectors with these bytes to nobody who reads, until they are written as a whole."""
+        self._files[path].unreadable.update(range(offset // SECTOR_BYTES, -(-(offset + length) // SECTOR_BYTES)))
+
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
         """Put bytes into a file behind everybody's back, durably."""
         file = self._files[path]
@@ -307,7 +312,13 @@ class MemoryDisk:
     def pread(self, fd: int, length: int, offset: int) -> bytes:
         """See `Disk.pread`."""
         self._fault("pread")
-        return bytes(self._file(fd).current[offset : offset + length])
+        file = self._file(fd)
+        if any(
+            offset < (number + 1) * SECTOR_BYTES and number * SECTOR_BYTES < offset + length
+            for number in file.unreadable
+        ):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return bytes(file.current[offset : offset + length])
 
     def is_cached(self, fd: int, length: int, offset: int) -> bool:
         """Every read of this disk may have to wait."""
@@ -338,6 +349,7 @@ class MemoryDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         data = data[:room]
         file.change((offset, data))
+        file.unreadable.difference_update(range(-(-offset // SECTOR_BYTES), (offset + len(data)) // SECTOR_BYTES))
         return len(data)
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:

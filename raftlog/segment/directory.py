@@ -257,7 +257,7 @@ def _write_again(files: SegmentFiles, stored: MetaState) -> None:
     """
     if replacing := stored.notes.get(REPLACING):
         begin, end = map(int, replacing.split())
-        files.write_again(begin, end)
+        files.write_again(begin, end, needs_all=False)  # what is damaged still is found so, and replaced again
     if (starts := files.starts) and not stored.clean:
         files.write_again(stored.durable_pos, starts[-1] + files.segment_bytes)
 

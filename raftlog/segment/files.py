@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import re
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from raftlog.segment.codec import SYNC_BYTES_MAX
@@ -26,6 +28,8 @@ _NAME = re.compile(r"\d{20}")
 _SIDECAR_NAME = re.compile(r"(\d{20})\.index")
 _ZEROS: Final = bytes(SYNC_BYTES_MAX)
 _HOLE_BYTES_MIN: Final = 64 * 1024
+_DISK_BLOCK_BYTES: Final = 4096
+"""What a disk gives, or does not give, as a whole."""
 
 
 class Preallocation(enum.Enum):
@@ -112,7 +116,7 @@ class SegmentFiles:
                 raise EntryGone(self.directory, "position", pos, self.base_pos) from error
             raise StorageCorrupt(self.path(start), pos, "segment is missing") from error
         except OSError as error:
-            raise StorageFailed(self.path(start), error.errno or 0, "read") from error
+            raise self._unread(pos, error) from error
         here = min(length, self.segment_bytes - offset)
         data = self.pread_padded(pos, here)
         if size < offset + here:
@@ -150,11 +154,14 @@ class SegmentFiles:
         except FileNotFoundError:
             return self.pread(pos, length), False  # which says what that means
         except OSError as error:
-            raise StorageFailed(self.path(start), error.errno or 0, "read") from error
+            raise self._unread(pos, error) from error
         return (data, came_from_disk) if len(data) == length else (self.pread(pos, length), False)
 
-    def pread_padded(self, pos: int, length: int) -> bytes:
-        """Like `pread` within one file, but what the file lacks reads as zero."""
+    def pread_padded(self, pos: int, length: int, *, needs_all: bool = False) -> bytes:
+        """Like `pread` within one file, but what the file lacks reads as zero.
+
+        So does what the disk does not give, unless the caller ``needs_all``. Raises `StorageFailed`.
+        """
         start = pos - pos % self.segment_bytes
         assert pos + length <= start + self.segment_bytes, f"{length} bytes at {pos} cross the end of a segment"
         parts: list[bytes] = []
@@ -166,13 +173,34 @@ class SegmentFiles:
                 for data_at, data_end in ranges:
                     parts.append(bytes(data_at - at))
                     at = data_at
-                    while at < data_end and (data := self._disk.pread(fd, data_end - at, at)):
+                    while at < data_end and (data := self._pread_some(fd, data_end - at, at, needs_all)):
                         parts.append(data)
                         at += len(data)
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "read") from error
         parts.append(bytes(end - at))
         return b"".join(parts)
+
+    def _pread_some(self, fd: int, length: int, offset: int, needs_all: bool) -> bytes:
+        """As many of these bytes as the disk gives at once; zeros for a block that it does not give. Raises OSError."""
+        while True:
+            try:
+                return self._disk.pread(fd, length, offset)
+            except OSError as error:
+                if error.errno != errno.EIO or needs_all:
+                    raise
+            block_rest = _DISK_BLOCK_BYTES - offset % _DISK_BLOCK_BYTES
+            if length <= block_rest:
+                return bytes(length)
+            # Half of it, up to the end of a block: a disk may try for seconds before it gives up.
+            length = max(block_rest, length // 2 - (offset + length // 2) % _DISK_BLOCK_BYTES)
+
+    def _unread(self, pos: int, error: OSError) -> StorageCorrupt | StorageFailed:
+        """What it means that a read failed. A sector that cannot be read is as damaged as one with other bytes."""
+        path = self.path(self.start_of(pos))
+        if error.errno == errno.EIO:
+            return StorageCorrupt(path, pos, "the disk does not give it")
+        return StorageFailed(path, error.errno or 0, "read")
 
     def size(self, start: int) -> int:
         """Length of a file in bytes."""
@@ -206,8 +234,10 @@ class SegmentFiles:
         except OSError as error:
             raise StorageFailed(self.path(start), error.errno or 0, "fdatasync") from error
 
-    def write_again(self, pos: int, end: int) -> None:
+    def write_again(self, pos: int, end: int, *, needs_all: bool = True) -> None:
         """Write what is read in ``pos..end`` to where it was read from, and sync it. Raises `StorageFailed`.
+
+        If the disk does not give a part of it, that fails, or zeros are written there unless the caller ``needs_all``.
 
         After a sync that failed, the system may have bytes in its cache only and take them for written: no sync writes
         them then, and they are gone with the cache. Zeros behind the last other byte of a file are left out.
@@ -216,9 +246,10 @@ class SegmentFiles:
             begin, file_end = max(pos, start), min(end, start + self.segment_bytes)
             if begin >= file_end:
                 continue
-            data_end = end_of_data(self.pread_padded, begin, file_end)
+            read = partial(self.pread_padded, needs_all=needs_all)
+            data_end = end_of_data(read, begin, file_end)
             for at in range(begin, data_end, SYNC_BYTES_MAX):
-                self.write(at, [self.pread_padded(at, min(SYNC_BYTES_MAX, data_end - at))])
+                self.write(at, [read(at, min(SYNC_BYTES_MAX, data_end - at))])
             # Even without any such byte: what waits in the cache to be written is made durable, too.
             self.sync(start)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from chaos.disk import MemoryDisk
@@ -45,15 +47,18 @@ def test_damage_is_found_and_told_with_its_place(home: LogHome) -> None:
     assert caught.value.physical_offset == 4596
 
 
-def test_missing_file_is_damage_and_a_failing_disk_is_not(home: LogHome) -> None:
+def test_missing_file_is_damage_as_is_a_lost_sector_and_a_failing_disk_is_not(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[b"x" * 4000] * 3)
     home.close_all()
     log = home.open()
     scrub = Scrub(log)
     scrub.begin(3)
-    home.disk.fail("pread", 5)
+    home.disk.fail("pread", errno.EMFILE)
     with pytest.raises(StorageFailed):
+        scrub.step()
+    home.disk.fail("pread", errno.EIO)
+    with pytest.raises(StorageCorrupt, match="the disk does not give it"):
         scrub.step()
     home.disk.truncate(home.disk.open(home.segment(4096)), 1000)
     with pytest.raises(StorageCorrupt, match="segment is 1000 bytes long"):

@@ -1,0 +1,86 @@
+"""Sectors that a disk does not give any more: damage like any other, found by whoever reads them, and repaired."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from raftlog.segment import LogDamaged, SegmentLog, StorageCorrupt, StorageFailed
+from raftlog.segment.codec import HEADER_BYTES
+from raftlog.segment.repair import Repair
+from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
+
+SEGMENT_BYTES = 32 * 1024
+BLOCK_BYTES = 4096
+
+
+def filled(home: LogHome) -> tuple[SegmentLog, list[bytes]]:
+    """Three files; hardly anything is in memory."""
+    home.segment_bytes = SEGMENT_BYTES
+    log = home.open(tail_bytes_max=1)
+    rng = random.Random(1)
+    bodies = [rng.randbytes(rng.randrange(100, 900)) for _ in range(150)]
+    for body in bodies:
+        home.put(log, body)
+    assert len(log.files.starts) >= 3
+    return log, bodies
+
+
+def lose(home: LogHome, block: int, start: int = 0) -> None:
+    home.disk.lose_sectors(home.segment(start), block * BLOCK_BYTES, BLOCK_BYTES)
+
+
+def test_a_running_log_takes_it_for_damage(home: LogHome) -> None:
+    log, bodies = filled(home)
+    hurt = next(index for index in range(1, 150) if log.locate(index).pos > 2 * BLOCK_BYTES)
+    ref = log.locate(hurt)
+    told: list[StorageCorrupt] = []
+    log.tell_damage(told.append)
+    lose(home, 2)
+    for read in (
+        lambda: log.pread(ref.pos + HEADER_BYTES, 1),
+        lambda: log.read_range(ref.pos, ref.size),
+        lambda: log.read_entries(hurt, 1000),
+        lambda: log.files.pread_disk(2 * BLOCK_BYTES, 100),
+    ):
+        with pytest.raises(StorageCorrupt, match="the disk does not give it"):
+            read()
+    assert told
+    other = log.locate(140)
+    assert log.pread(other.pos + HEADER_BYTES, other.size - HEADER_BYTES) == bodies[139]
+
+
+@pytest.mark.parametrize(("block", "start"), [(0, 0), (2, 0), (7, 0), (3, SEGMENT_BYTES), (0, 2 * SEGMENT_BYTES)])
+def test_a_start_finds_which_bytes_are_lost_and_peers_give_them_back(home: LogHome, block: int, start: int) -> None:
+    peer = LogHome()
+    source, _ = filled(peer)
+    log, bodies = filled(home)
+    log.set_note("damaged", b"")  # as a running node does that came across it
+    home.submit(log)
+    log.close()
+    lose(home, block, start)
+    with pytest.raises(LogDamaged) as caught:
+        home.open()
+    begin = start + block * BLOCK_BYTES
+    (hole,) = caught.value.ranges
+    assert hole.pos <= begin
+    assert hole.end >= begin + BLOCK_BYTES or hole.end % SEGMENT_BYTES == 0
+    repair = Repair(home.disk, caught.value, peers=["n2"])
+    while (wanted := repair.wanted()) is not None:
+        assert repair.offer(wanted[0], source.read_range(*wanted), "n2")
+    repair.finish()
+    assert all_bodies(home.open()) == bodies
+    peer.close_all()
+
+
+def test_what_may_have_been_acknowledged_is_not_taken_for_a_torn_end(home: LogHome) -> None:
+    """Behind the stored durable position only the bytes themselves tell what was there."""
+    log, _ = filled(home)
+    stored = log.durable_pos
+    log.close(clean=False)
+    assert home.disk.content(f"{DIRECTORY}/meta")
+    start = stored - stored % SEGMENT_BYTES
+    lose(home, (stored - start) // BLOCK_BYTES, start)
+    with pytest.raises((LogDamaged, StorageFailed)):
+        home.open()
