@@ -312,19 +312,26 @@ class PythonClient:
 
 # -- RocketMQ's own servers, which gRPC clients need -------------------------------------------------------------------
 
-SERVERS = CACHE / "rocketmq-servers"
 SERVERS_VERSION = "5.3.3"
+OLD_SERVERS_VERSION = "4.9.7"
 
 
-def servers_built() -> bool:
+def servers_lib(version: str = SERVERS_VERSION) -> Path:
+    """Where the jars of RocketMQ's servers of a version are, once they are fetched."""
+    return CACHE / f"rocketmq-servers-{version}" / "lib"
+
+
+def servers_built(version: str = SERVERS_VERSION) -> bool:
     """Whether the jars of RocketMQ's servers have been fetched."""
-    return (SERVERS / "lib" / f"rocketmq-proxy-{SERVERS_VERSION}.jar").exists()
+    return (servers_lib(version) / f"rocketmq-broker-{version}.jar").exists()
 
 
-def build_servers(*, offline: bool = False) -> None:
+def build_servers(version: str = SERVERS_VERSION, *, offline: bool = False) -> None:
     """Fetch the jars, with what was fetched before only if ``offline``. Raises BuildFailed."""
     maven = ["mvn", "-B", "-q", "-f", str(HERE / "java" / "servers.xml")]
-    maven += [f"-Drocketmq.version={SERVERS_VERSION}", f"-Dinterop.output={SERVERS}"]
+    maven += [f"-Drocketmq.version={version}", f"-Dinterop.output={servers_lib(version).parent}"]
+    if version == SERVERS_VERSION:
+        maven += ["-P", "proxy"]
     try:
         run_tool([*maven, "-o", "dependency:copy-dependencies"], HERE)
     except BuildFailed:

@@ -1,6 +1,6 @@
 """RocketMQ's own servers as child processes: its proxy for gRPC clients, and a name server and broker to compare with.
 
-All are of the version `SERVERS_VERSION`, and listen on the loopback address.
+All are of the version `SERVERS_VERSION` unless told otherwise, and listen on the loopback address.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 
 from mq.cli.dev_cluster import HOST, DevClusterFailed, Ports
 from mq.client import Admin, ClientError
-from tests.interop.clients import SERVERS
+from tests.interop.clients import SERVERS_VERSION, servers_lib
 
 GROUP = "broker-a"
 CLUSTER = "DefaultCluster"
@@ -45,7 +45,9 @@ class _Server:
     process: trio.Process
 
     @classmethod
-    async def start(cls, name: str, main: str, directory: Path, arguments: list[str]) -> _Server:
+    async def start(
+        cls, name: str, main: str, directory: Path, arguments: list[str], version: str = SERVERS_VERSION
+    ) -> _Server:
         options = {
             "user.home": str(directory),
             "rocketmq.home.dir": str(directory),
@@ -53,7 +55,7 @@ class _Server:
         }
         opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
         command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *opened]
-        command += [*(f"-D{key}={value}" for key, value in options.items()), "-cp", f"{SERVERS / 'lib'}/*", main]
+        command += [*(f"-D{key}={value}" for key, value in options.items()), "-cp", f"{servers_lib(version)}/*", main]
         homes = {"ROCKETMQ_HOME": str(directory), "RMQ_PROXY_HOME": str(directory)}
         with (directory / "output").open("ab") as output:
             process = await trio.lowlevel.open_process(
@@ -144,12 +146,13 @@ class RocketMQCluster:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, directory: Path, *, settings: Mapping[str, str] | None = None
+        cls, directory: Path, *, settings: Mapping[str, str] | None = None, version: str = SERVERS_VERSION
     ) -> AsyncIterator[RocketMQCluster]:
         """Start both and wait until the broker is registered.
 
         Args:
             settings: further settings of the broker, by its own names.
+            version: of both servers; their jars have been fetched.
 
         Raises:
             DevClusterFailed: one of them did not come up; its output and logs are in ``directory``.
@@ -160,7 +163,7 @@ class RocketMQCluster:
         try:
             home = directory / "namesrv"
             path = _written(home, {"listenPort": ports.namesrv, "rocketmqHome": home})
-            server = await _Server.start("the name server", _NAMESRV, home, ["-c", str(path)])
+            server = await _Server.start("the name server", _NAMESRV, home, ["-c", str(path)], version)
             cluster._servers.append(server)
             await server.wait_listening(ports.namesrv)
             home = directory / "broker"
@@ -178,7 +181,7 @@ class RocketMQCluster:
                 "diskMaxUsedSpaceRatio": 95,
                 **(settings or {}),
             }
-            server = await _Server.start("the broker", _BROKER, home, ["-c", str(_written(home, given))])
+            server = await _Server.start("the broker", _BROKER, home, ["-c", str(_written(home, given))], version)
             cluster._servers.append(server)
             await server.wait_listening(broker_port)
             await cluster._wait_registered()

@@ -14,6 +14,8 @@ from spark.installed import missing
 from tests.spark.stage import Stage
 
 MISSING = missing()
+TOO_BUSY = ("Timed out while waiting for the Python worker", "Python worker failed to connect back")
+"""What Spark says when a worker process does not start within ten seconds."""
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
@@ -88,7 +90,7 @@ class Query:
             try:
                 return self._run_once(frame)
             except StreamingQueryException as error:
-                if "Timed out while waiting for the Python worker" not in str(error):
+                if not any(late in str(error) for late in TOO_BUSY):
                     raise
         return self._run_once(frame)
 

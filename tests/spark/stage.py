@@ -32,8 +32,8 @@ _numbers = itertools.count(1)
 class Stage:
     """A cluster, and what tests do to it."""
 
-    def __init__(self, cluster: DevCluster, portal: BlockingPortal) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Any, portal: BlockingPortal) -> None:
+        self._cluster: DevCluster = cluster  # of one of RocketMQ only topics and messages are used
         self._portal = portal
 
     @classmethod

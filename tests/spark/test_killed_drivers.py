@@ -37,16 +37,22 @@ def batches(directory: Path) -> int:
     return max(found, default=-1)
 
 
+def last_words(directory: Path) -> str:
+    """The end of what the drivers have logged."""
+    return (directory / "driver.log").read_text()[-3000:]
+
+
 def wait_until(
     driver: subprocess.Popen[bytes], directory: Path, is_so: Callable[[], object], what: str, pause: float = 0.02
 ) -> None:
     # With many kills there is a backlog of many micro-batches: time counts from the latest of them.
     reached, deadline = batches(directory), time.monotonic() + SECONDS_MAX
     while not is_so():
-        assert driver.poll() is None, (directory / "driver.log").read_text()[-3000:]
+        assert driver.poll() is None, last_words(directory)
         if (now := batches(directory)) > reached:
             reached, deadline = now, time.monotonic() + SECONDS_MAX
-        assert time.monotonic() < deadline, f"no {what} and no micro-batch behind {reached} within {SECONDS_MAX} s"
+        late = f"no {what} and no micro-batch behind {reached} within {SECONDS_MAX} s"
+        assert time.monotonic() < deadline, f"{late}: {last_words(directory)}"
         time.sleep(pause)
 
 
