@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from mq.protocol.bulk import (
     BULK_BYTES_MAX,
@@ -250,7 +251,7 @@ class BulkTaskReader(TaskReader):
                 raise AnswerDamaged(f"a record of {int(sizes.min())} bytes")
             octets = np.frombuffer(answer.data, dtype=np.uint8)
             starts = np.cumsum(sizes) - sizes
-            offsets = octets[starts[:, None] + np.arange(_OFFSET_AT, _OFFSET_AT + 8)].view(">i8").reshape(-1)
+            offsets = sliding_window_view(octets, 8)[starts + _OFFSET_AT].view(">i8").reshape(-1)
             order = np.argsort(queue_ids, kind="stable")
             sorted_ids, sorted_offsets = queue_ids[order], offsets[order].astype(np.int64)
             bounds = [0, *(np.flatnonzero(np.diff(sorted_ids)) + 1).tolist(), len(order)]

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
 from spark.bodies import COMPRESSED, InflateError, inflate
 from spark.errors import AnswerDamaged, BodyUnreadable
@@ -220,7 +221,7 @@ def _decode_together(
     head_type = _HEADS[host_bits]
     if int(lengths.min()) < head_type.itemsize + 3:
         return None
-    heads = octets[starts[:, None] + np.arange(head_type.itemsize)].view(head_type).reshape(-1)
+    heads = sliding_window_view(octets, head_type.itemsize)[starts].view(head_type).reshape(-1)
     sys_flags = heads["sys_flag"].astype(np.int32)
     body_bytes = heads["body_bytes"].astype(np.int64)
     cut_bytes = body_bytes if without_bodies else np.zeros_like(body_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, compress, pairwise, repeat
 from operator import add
 from struct import Struct
 from typing import Final, NamedTuple
@@ -66,7 +66,9 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         limit_pos: nothing at or behind this physical offset may be read yet.
     """
     horizon = limit_pos
-    wanted: list[tuple[int, int, int]] = []
+    places_of_all: list[int] = []
+    sizes_of_all: list[int] = []
+    queues_of_all: list[int] = []
     looked_at: list[tuple[QueueSpan, tuple[int, ...]]] = []
     for span in spans:
         places, sizes_of = zip(*_PLACES(span.entries), strict=True)
@@ -74,19 +76,24 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         if not span.is_whole:
             # What lies behind its last entry may have to come before records of other queues.
             horizon = min(horizon, places[-1] + 1)
-        queue_id = span.queue_id
         if codes:
-            entries = QUEUE_ENTRY.iter_unpack(span.entries)
-            wanted += [(at, size, queue_id) for at, size, code in entries if code in codes]
+            kept = [code in codes for _, _, code in QUEUE_ENTRY.iter_unpack(span.entries)]
+            wanted, sizes_of = tuple(compress(places, kept)), tuple(compress(sizes_of, kept))
         else:
-            wanted += zip(places, sizes_of, repeat(queue_id), strict=False)
-    wanted.sort()
-    positions, sizes, queue_ids = zip(*wanted, strict=True) if wanted else ((), (), ())
+            wanted = places
+        places_of_all += wanted
+        sizes_of_all += sizes_of
+        queues_of_all += repeat(span.queue_id, len(wanted))
+    # Half as long as sorting triples: there are a million records in a GB.
+    order = sorted(range(len(places_of_all)), key=places_of_all.__getitem__)
+    positions, sizes, queue_ids = (
+        tuple(map(numbers.__getitem__, order)) for numbers in (places_of_all, sizes_of_all, queues_of_all)
+    )
     count = bisect_left(positions, horizon)
     fitting = bisect_right(list(accumulate(sizes[:count])), bytes_max)
     if fitting < count:
         count = max(fitting, 1)
-        if count < len(wanted):
+        if count < len(positions):
             horizon = min(horizon, positions[count])
     offsets = {span.queue_id: span.start + bisect_left(places, horizon) for span, places in looked_at}
     return Selection(positions[:count], sizes[:count], queue_ids[:count], offsets)
