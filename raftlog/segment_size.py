@@ -23,7 +23,7 @@ from raftlog.node import NodeSettings, open_secret
 from raftlog.segment.directory import SEGMENT_BYTES_MIN
 from raftlog.segment.disk import Disk, RealDisk
 from raftlog.segment.errors import DirectoryUnusable
-from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, newest_state
+from raftlog.segment.meta import FILE_NAME, newest_state, read_slots
 from raftlog.transport import NOT_RECORDED, Transport
 from raftlog.wire import Hello
 
@@ -45,7 +45,7 @@ def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None
     try:
         descriptor = disk.open(os.path.join(directory, FILE_NAME))
         try:
-            slots = disk.pread(descriptor, 2 * SLOT_BYTES, 0)
+            slots = b"".join(read_slots(disk, descriptor))
         finally:
             disk.close(descriptor)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -104,6 +105,10 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
             data = file.read()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CheckpointDamaged(path, "the disk does not give it") from error
     if len(data) < _HEAD.size:
         raise CheckpointDamaged(path, f"{len(data)} bytes are less than a head")
     magic, crc, size = _HEAD.unpack_from(data)

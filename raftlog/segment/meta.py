@@ -11,6 +11,7 @@ second write within a tenth of a second, after which both slots say the same.
 
 from __future__ import annotations
 
+import errno
 import struct
 import zlib
 from typing import Final
@@ -28,6 +29,7 @@ _VERSION: Final = 1
 _PREFIX = struct.Struct(">8sIQI")
 _CRC = struct.Struct(">I")
 _PAYLOAD_AT = _PREFIX.size + _CRC.size
+_UNREADABLE: Final = b"\xff" * SLOT_BYTES
 NOTES_BYTES_MAX: Final = 3072
 
 
@@ -104,6 +106,22 @@ def decode_slot(data: bytes) -> tuple[int, MetaState] | None:
     return seq, msgspec.convert(cbor2.loads(payload), MetaState)
 
 
+def read_slots(disk: Disk, fd: int) -> list[bytes]:
+    """Both slots of an open vote file; one that the disk does not give is as damaged as one with other bytes.
+
+    Raises OSError.
+    """
+    slots: list[bytes] = []
+    for number in (0, 1):
+        try:
+            slots.append(disk.pread(fd, SLOT_BYTES, number * SLOT_BYTES))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            slots.append(_UNREADABLE)
+    return slots
+
+
 def newest_state(slots: bytes) -> MetaState | None:
     """What the content of a vote file says; None when no slot is valid."""
     decoded = (decode_slot(slots[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES))
@@ -124,7 +142,7 @@ class MetaFile:
         if disk.size(self._fd) < 2 * SLOT_BYTES:
             # A disk that is full later must not keep a node from voting.
             disk.allocate(self._fd, 2 * SLOT_BYTES)
-        slots = [disk.pread(self._fd, SLOT_BYTES, number * SLOT_BYTES) for number in (0, 1)]
+        slots = read_slots(disk, self._fd)
         decoded = [decode_slot(data) for data in slots]
         valid = [slot for slot in decoded if slot is not None]
         newest = max(valid, key=lambda slot: slot[0], default=None)

@@ -14,7 +14,7 @@ from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable, FrameCorrupt, StorageFailed
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import LogIndex
-from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state
+from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state, read_slots
 from raftlog.segment.notes import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
@@ -75,16 +75,15 @@ class StoppedLog:
                     raise DirectoryUnusable(directory, "there is no log in it")
                 if LOCK_NAME in self._names:
                     self._lock(undo)
-                slots = b""
+                self._slots = [b"", b""]
                 if FILE_NAME in self._names:
                     meta_fd = disk.open(os.path.join(directory, FILE_NAME))
                     undo.callback(disk.close, meta_fd)
-                    slots = disk.pread(meta_fd, 2 * SLOT_BYTES, 0)
+                    self._slots = read_slots(disk, meta_fd)
             except OSError as error:
                 raise DirectoryUnusable(directory, error.strerror or str(error)) from error
             self._undo = undo.pop_all()
-        self._slots = [slots[:SLOT_BYTES], slots[SLOT_BYTES:]]
-        self.state: MetaState | None = newest_state(slots)
+        self.state: MetaState | None = newest_state(b"".join(self._slots))
         self._segment_bytes = self.state.segment_bytes if self.state is not None else 1
         starts = (segment_start(name, self._segment_bytes) for name in self._names)
         self.starts = sorted(start for start in starts if start is not None)

@@ -209,3 +209,24 @@ def test_a_log_whose_process_acknowledged_from_memory_abstains_after_a_disorderl
     assert (ABSTAINING in log.notes) == (before or after)
     home.disk.kill()
     assert (ABSTAINING in home.open().notes) == (before or after), "until somebody removes the note"
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_slot_that_the_disk_does_not_give_is_a_damaged_one(lost: int) -> None:
+    disk = written(7, 8)
+    terms = [slot[1].term for at in (0, SLOT_BYTES) if (slot := decode_slot(disk.content(PATH)[at : at + SLOT_BYTES]))]
+    disk.lose_sectors(PATH, lost * SLOT_BYTES, SLOT_BYTES)
+    meta = MetaFile(disk, PATH)
+    assert meta.state == with_term(terms[1 - lost])
+    assert meta.damaged_slots == 1
+    meta.write(with_term(9))
+    meta.write(with_term(10))
+    assert read_back(disk) == with_term(10)
+    assert MetaFile(disk, PATH).damaged_slots == 0
+
+
+def test_a_vote_file_that_the_disk_does_not_give_is_damaged(home: LogHome) -> None:
+    home.open().close()
+    home.disk.lose_sectors("/data/log/meta", 0, 2 * SLOT_BYTES)
+    with pytest.raises(MetaCorrupt):
+        home.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,3 +218,20 @@ def test_a_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name:
     path.write_bytes(encode_checkpoint(msgspec.structs.replace(Checkpoint(applied_index=30), **{name: number})))
     with pytest.raises(CheckpointDamaged, match=name):
         load_checkpoint(str(tmp_path), "snapshot")
+
+
+def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica derives all anew, rather than to refuse each start."""
+    log = random_log(3, 30)
+    (tmp_path / "checkpoint").write_bytes(encode_checkpoint(snapshot_at(log, 10, tmp_path / "source")))
+
+    def read(path: str, mode: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr("mq.store.checkpoint.open", read, raising=False)
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.checkpoint == Checkpoint()
+    assert "the disk does not give it" in (opened.rebuild_reason or "")
+    replay(opened, log)
