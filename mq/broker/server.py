@@ -77,6 +77,7 @@ _GATHER_PAUSE_SECONDS = 0.005
 """Between a thousand queues of a checkpoint and the next."""
 _DRAIN_SECONDS_MAX = 1.0
 _DRAIN_POLL_SECONDS = 0.005
+_ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
 
 
 class StartRefused(Exception):
@@ -347,6 +348,9 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
 
 def _check_ports(settings: BrokerSettings) -> None:
     """Refuse the start while nothing is written yet. A port that another process takes later is refused when bound."""
+    (host, port), (peer_host, peer_port) = settings.listen_address, settings.replication_address
+    if port == peer_port != 0 and (host == peer_host or {host, peer_host} & _ALL_ADDRESSES):
+        raise StartRefused(f"client address {host}:{port} and replication address {peer_host}:{port} need two ports")
     for purpose, address in (("client", settings.listen_address), ("replication", settings.replication_address)):
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:

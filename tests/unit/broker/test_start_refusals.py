@@ -53,6 +53,16 @@ async def test_a_port_in_use(tmp_path: Path, taken: str) -> None:
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_one_port_for_both_purposes(tmp_path: Path, host: str) -> None:
+    (port,) = free_ports(1)
+    given = {"listen": f"{host}:{port}", "advertise": f"127.0.0.1:{port}", "peers": f"n0@127.0.0.1:{port}"}
+    text = await refusal(broker_settings(tmp_path / "new", **given))
+    assert text == f"client address {host}:{port} and replication address 127.0.0.1:{port} need two ports"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.trio
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     text = await refusal(broker_settings(tmp_path, listen=f"192.0.2.1:{port}"))
