@@ -180,8 +180,9 @@ class Cluster:
 
     def process_ends(self, node: Node, error: Exception) -> None:
         """See `chaos.node.World`."""
-        damaged = isinstance(error, StorageCorrupt) and bool(node.flips)
-        failed = isinstance(error, StorageFailed) and self.nemesis.may_fail(node.node_id)
+        may_fail = self.nemesis.may_fail(node.node_id)
+        damaged = isinstance(error, StorageCorrupt) and (bool(node.flips) or may_fail)  # a read may fail just once
+        failed = isinstance(error, StorageFailed) and may_fail
         if not damaged and not failed:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
         self.note(f"{node.node_id} stops: {error}")
@@ -370,7 +371,8 @@ class Cluster:
         self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
 
     def _check_refusal(self, node: Node, error: SegmentError) -> None:
-        if not isinstance(error, StorageFailed | DirectoryUnusable) or not self.nemesis.may_fail(node.node_id):
+        of_the_disk = isinstance(error, StorageFailed | StorageCorrupt | DirectoryUnusable)
+        if not of_the_disk or not self.nemesis.may_fail(node.node_id):
             raise Violation(f"{node.node_id} does not start, and nothing is wrong with its disk: {error}") from error
 
     def resume(self, node_id: NodeId) -> None:

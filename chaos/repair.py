@@ -46,7 +46,7 @@ class Repairs:
                 cluster.restart(node)
                 return
             self._ask(node, talk)
-        except StorageFailed as error:
+        except (StorageFailed, StorageCorrupt) as error:
             cluster.repair_fails(node, error)
             return
         cluster.at(cluster.now + cluster.rng.uniform(0.001, _STEP_SECONDS_MAX), self._step, node, talk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from chaos.faults import SharedDamage
@@ -25,18 +26,21 @@ def damage_all(cluster: Cluster, fault: SharedDamage, rng: random.Random) -> boo
     processes = [node.process for node in nodes if node.process is not None and node.node_id not in cluster.paused]
     if len(processes) < len(nodes) or any(node.flips for node in nodes):
         return False
-    first = 1 + max(process.log.base[0] for process in processes)
-    last = min(min(p.replica.commit_index, p.log.durable_index, _marked_index(p)) for p in processes) - _BEHIND
-    count = last - first + 1
-    if count < len(nodes):
-        return False
-    chosen = first + int(fault.place * count)
     flipped: list[tuple[Node, int, int]] = []
-    for number, process in enumerate(processes):
-        index = chosen if fault.same_entry else first + (chosen - first + number) % count
-        entry = process.log.locate(index)
-        at = entry.pos + rng.randrange(entry.size)
-        flipped.append((process.node, at, rng.randrange(8)))
+    with ExitStack() as withheld:
+        for node in nodes:
+            withheld.enter_context(node.disk.faults_withheld())  # those are for the code under test
+        first = 1 + max(process.log.base[0] for process in processes)
+        last = min(min(p.replica.commit_index, p.log.durable_index, _marked_index(p)) for p in processes) - _BEHIND
+        count = last - first + 1
+        if count < len(nodes):
+            return False
+        chosen = first + int(fault.place * count)
+        for number, process in enumerate(processes):
+            index = chosen if fault.same_entry else first + (chosen - first + number) % count
+            entry = process.log.locate(index)
+            at = entry.pos + rng.randrange(entry.size)
+            flipped.append((process.node, at, rng.randrange(8)))
     for node, at, bit in flipped:
         flip(cluster, node, at, bit)
         node.flips.append(at)
