@@ -30,6 +30,8 @@ COMMIT_OFFSET, SUSPEND = 1, 2
 _READABLE = 4
 _SCAN_ENTRIES_MAX = 800
 """Consume queue entries looked at for one pull that does not take every message."""
+_SQL_WORK_MAX = 100_000
+"""Characters of an SQL expression times messages that are looked at for one pull: 5 ms, in which all others wait."""
 _OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
 """So many, with so many bytes of messages, for an SQL92 expression on old messages: all of these are brought into
 memory, wanted or not."""
@@ -255,7 +257,10 @@ class Pulls:
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
         most = max(1, min(ext.max_messages, settings.pull_messages_max))
-        entries = queue.read(offset, most if takes_all else _SCAN_ENTRIES_MAX)
+        scanned_max = _SCAN_ENTRIES_MAX
+        if subscription.sql is not None:
+            scanned_max = min(scanned_max, max(1, _SQL_WORK_MAX // len(subscription.expression)))
+        entries = queue.read(offset, most if takes_all else scanned_max)
         first = QUEUE_ENTRY.unpack_from(entries)[0]
         lag = self._log_end() - first
         lag_max = self._slow_consumers.lag_max

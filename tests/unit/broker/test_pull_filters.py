@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mq.broker.reading import pulls
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -57,6 +58,25 @@ async def test_only_messages_that_satisfy_the_expression_come(tmp_path: Path, se
         first = await client.pull(subscription="n >= 4", maxMsgNums=2, **SQL)
         assert bodies(first) == [b"4", b"5"]
         assert first.ext["nextBeginOffset"] == "6"
+
+
+async def test_a_long_expression_is_applied_to_few_messages_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty clients with such ones, each for 800 messages at a time, kept a leader from its heartbeats for seconds."""
+    monkeypatch.setattr(pulls, "_SQL_WORK_MAX", 1000)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await send_numbered(client, 25)
+        expression = " OR ".join(["n = 24"] * 10)
+        offsets = [0]
+        while offsets[-1] < 25:
+            answer = await client.pull(offset=offsets[-1], subscription=expression, **SQL)
+            offsets.append(int(answer.ext["nextBeginOffset"]))
+        assert offsets == [0, 10, 20, 25]
+        assert bodies(answer) == [b"24"]
+        short = await client.pull(subscription="n = 24", **SQL)
+        assert bodies(short) == [b"24"]
 
 
 async def test_answers_are_bounded_in_bytes_and_what_is_looked_at_too(tmp_path: Path) -> None:
