@@ -33,7 +33,7 @@ class Row(NamedTuple):
     mistake: str
     workload: str
     nemesis: str
-    seconds: int = 25
+    seconds: int = 15
 
 
 ROWS = (
@@ -52,7 +52,7 @@ ROWS = (
     Row("marks-not-in-snapshot", "delays", "kill"),
     Row("one-attempt-more", "retries", "calm", 10),
     Row("ordered-pop-too-soon", "ordered-pop", "calm"),
-    Row("outcome-told-wrong", "queue", "partition", 40),
+    Row("outcome-told-wrong", "queue", "partition", 30),
     Row("page-cache-trusted", "log", "power-loss"),
     Row("popped-and-forgotten", "pop", "kill"),
     Row("popped-comes-too-soon", "pop", "calm", 10),
@@ -60,7 +60,7 @@ ROWS = (
     Row("recall-races-delivery", "delays", "calm"),
     Row("repeat-under-way-unnoticed", "numbered", "calm", 10),
     Row("sequences-not-in-snapshot", "numbered", "kill"),
-    Row("stale-read", "log", "pause", 40),
+    Row("stale-read", "log", "pause", 30),
     Row("uncommitted-rows-served", "bulk", "partition"),
 )
 """Faults that are shorter than these runs let some of them escape; what escaped is in the table as well."""
