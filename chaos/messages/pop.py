@@ -93,7 +93,7 @@ class Pop(Workload):
         self._handed_out: Counter[Place] = Counter()
         self._acks: set[tuple[Place, int, int]] = set()
         self._ended: list[tuple[Place, _Pop]] = []
-        self._copies: dict[int, list[Stored]] = {}
+        self._copies: dict[str, list[Stored]] = {}
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Pop(Workload):
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""
         if stored.record.topic == self._retry_topic:
-            self._copies.setdefault(stored.value, []).append(stored)
+            self._copies.setdefault(_origin(stored.record), []).append(stored)
 
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
@@ -276,12 +276,12 @@ class Pop(Workload):
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: what ends is acknowledged, or in the retry topic by the same entry."""
-        # A client's message may be stored twice: the copy is of what nobody acknowledged, or of what was due first.
-        self._ended.sort(key=lambda each: ((each[0], *each[1][:2]) in self._acks, each[1].due_ms))
         for place, pop in self._ended:
-            value = self.ledger.queues[place[:2]][place[2]].value
-            if copies := self._copies.get(value):
+            ended = self.ledger.queues[place[:2]][place[2]]
+            if copies := self._copies.get(_origin(ended.record)):
                 copy = copies.pop(0)
+                if copy.value != ended.value:
+                    raise Violation(f"changed: {place} was {ended.value} and comes again as {copy.value}")
                 self._finished[place] = "given back"
                 self.counts["given back"] += 1
                 # A clock that went back meanwhile may have the time begin anew, but not end sooner.
@@ -321,3 +321,8 @@ class Pop(Workload):
         """See `Workload.check_end`."""
         for sent in self.ledger.sent.values():
             self.ledger.check_stored(self.topic, sent)
+
+
+def _origin(record: StoredMessage) -> str:
+    """Which message it is, or is a copy of: a value may be stored twice, since clients send it again."""
+    return record.properties.get(props.ORIGIN_MESSAGE_ID, record.offset_message_id)
