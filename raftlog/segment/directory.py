@@ -118,6 +118,8 @@ def open_directory(
                 stored = _stored_state(meta, files, given)
             # What a crash left of files that were dropped from the front.
             files.base_pos = stored.starts_at.pos
+            if files.starts and files.starts[0] < files.base_pos:
+                meta.write_again()  # if its sync failed, a power cut would bring the older base back
             files.drop_below(files.base_pos)
             index = LogIndex(segment_bytes)
             last, found = _recover(files, stored, index)

@@ -159,15 +159,19 @@ class MetaFile:
 
     def write(self, state: MetaState) -> None:
         """Make ``state`` durable. After an `OSError` the object must not be used for writing again."""
-        if self._undurable:
-            write_fully(self._disk.write_synced, self._fd, [self._undurable], self._newest_slot * SLOT_BYTES)
-            self._undurable = b""
+        self.write_again()
         slot = 1 - self._newest_slot
         data = encode_slot(state, self._seq + 1)
         write_fully(self._disk.write_synced, self._fd, [data], slot * SLOT_BYTES)
         self._newest_slot = slot
         self._seq += 1
         self.state = state
+
+    def write_again(self) -> None:
+        """Make durable what the file said when it was opened: its sync may have failed. Raises as `write`."""
+        if self._undurable:
+            write_fully(self._disk.write_synced, self._fd, [self._undurable], self._newest_slot * SLOT_BYTES)
+            self._undurable = b""
 
     def close(self) -> None:
         """Close the file; nothing is written."""

@@ -139,3 +139,20 @@ def test_a_failed_sync_leaves_no_sidecar() -> None:
     assert f"{0:020d}.index" not in home.disk.names(DIRECTORY), "the last sync that can fail is the sidecar's"
     home.put(log, b"goes on")
     assert len(all_bodies(log)) == 3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_files_are_dropped_only_below_a_base_that_is_durable(home: LogHome, seed: int) -> None:
+    """The base whose sync failed is gone after a power cut, and what lies behind the older one is needed again."""
+    log = home.open()
+    home.put(log, *[b"a" * 1000] * 12)
+    second = log.segments()[1]
+
+    def drop() -> None:
+        log.drop_prefix(second.start, b"", log.last_index)
+        home.submit(log)
+
+    fail_sync(home, drop)
+    fail_sync(home, home.open)
+    power_cut(home, seed)
+    assert len(all_bodies(home.open())) in (12, 13 - second.first_index)
