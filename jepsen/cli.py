@@ -173,10 +173,10 @@ def matrix(
         if interrupted:
             break
         if goes_to is not None:
-            write_report(goes_to, profile, rows, list(missing))
+            write_report(goes_to, profile, rows, list(missing), planned=len(every))
     typer.echo("\n" + table(rows[before:]))
     if goes_to is not None:
-        write_report(goes_to, profile, rows, list(missing))
+        write_report(goes_to, profile, rows, list(missing), planned=len(every))
         typer.echo(f"the report is {goes_to}")
     raise typer.Exit(worst(rows[before:]))
 

@@ -107,8 +107,10 @@ def read_rows(report: Path, profile: str) -> list[Row]:
     return stored.rows if stored.profile == profile else []
 
 
-def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str]) -> None:
-    """The page for people and, beside it, the same for programs. ``missing``: what this machine does not have.
+def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
+    """The page for people and, beside it, the same for programs.
+
+    ``missing``: what this machine does not have; ``planned``: how many runs the profile has.
 
     Raises OSError.
     """
@@ -121,8 +123,9 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
         "[checking the promises](../jepsen.md).",
         f"The profile {profile}: {PROFILES[profile]}.",
         "",
-        f"{len(rows)} runs, {total:,} operations checked, {sum(row.acknowledged for row in rows):,} messages "
-        f"acknowledged, {faults} of {sum(row.injected for row in rows)} faults seen to take effect. "
+        f"{len(rows)} of {planned} runs, {total:,} operations checked, "
+        f"{sum(row.acknowledged for row in rows):,} messages acknowledged, "
+        f"{faults} of {sum(row.injected for row in rows)} faults seen to take effect. "
         + ", ".join(
             f"{count} {verdict}"
             for verdict in (_VALID, _BROKEN, _UNKNOWN, NOT_RUN)

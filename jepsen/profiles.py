@@ -53,7 +53,7 @@ PROFILES = {
 SHORT_SECONDS = 10.0
 OVERHEAD_SECONDS = 20.0
 """What a run takes besides its faults, on two quiet processors: starting, draining, reading, verifying."""
-BUDGET_SECONDS = {NIGHTLY: 2 * 3600.0, RELEASE: 8 * 3600.0}
+BUDGET_SECONDS = {CI: 9 * 60.0, NIGHTLY: 2 * 3600.0, RELEASE: 8 * 3600.0}
 CI_SCENARIOS = ("pause-kill", "helix")
 
 
@@ -63,8 +63,10 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
         case "smoke":
             return _in_turns(workloads, EVERYWHERE, len(EVERYWHERE), SHORT_SECONDS)
         case "ci":
-            once = _in_turns(workloads, GROUPS, max(len(GROUPS), len(workloads)), SHORT_SECONDS)
-            return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], SHORT_SECONDS)
+            count = max(len(GROUPS), len(workloads))
+            seconds = _seconds_each(CI, count + len(CI_SCENARIOS))
+            once = _in_turns(workloads, GROUPS, count, seconds)
+            return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds)
         case "nightly" | "release":
             pairs = [
                 (workload, group)
@@ -72,8 +74,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
                 for workload in workloads
                 if _together(workload, group)
             ]
-            each = BUDGET_SECONDS[profile] / (len(pairs) + len(scenarios)) - OVERHEAD_SECONDS
-            seconds = float(max(SHORT_SECONDS, each // 5 * 5))
+            seconds = _seconds_each(profile, len(pairs) + len(scenarios))
             return [Cell(*pair, seconds) for pair in pairs] + _scenarios(scenarios, seconds)
         case _:
             raise ValueError(f"there is no profile {profile!r}")
@@ -83,6 +84,11 @@ def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
     """The ``part``-th of so many pieces, from 1; all pieces together are the profile."""
     assert 1 <= part <= parts, f"there is no part {part} of {parts}"
     return list(planned[part - 1 :: parts])
+
+
+def _seconds_each(profile: str, count: int) -> float:
+    """For how long each of so many runs may have faults."""
+    return max(SHORT_SECONDS, (BUDGET_SECONDS[profile] / count - OVERHEAD_SECONDS) // 5 * 5)
 
 
 def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:

@@ -76,12 +76,15 @@ def test_exit_code_is_that_of_the_worst(verdicts: list[str], code: int) -> None:
 
 def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
-    write_report(report, NIGHTLY, [row("valid", acknowledged=1000)], [])
+    write_report(report, NIGHTLY, [row("valid", acknowledged=1000)], [], planned=9)
     known = read_rows(report, NIGHTLY)
-    write_report(report, NIGHTLY, [*known, row("BROKEN", faults="clock", told=["log: lost-write, 3 times"])], [])
+    write_report(
+        report, NIGHTLY, [*known, row("BROKEN", faults="clock", told=["log: lost-write, 3 times"])], [], planned=9
+    )
     text = report.read_text()
     assert "| log | kill |" in text
     assert "lost-write, 3 times" in text
+    assert "2 of 9 runs" in text
     assert len(read_rows(report, NIGHTLY)) == 2
     assert read_rows(report, CI) == [], "rows of another profile are not mixed in"
 
