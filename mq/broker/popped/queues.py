@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mq.broker.popped.ordered_clock import OrderedClock
 from mq.broker.reading.record_reader import Place, RecordReader
+from mq.broker.reading.subscriptions import scanned_max
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pops import PopMessages, QueueOfGroup, lowest_bit, offsets_of
@@ -31,8 +32,6 @@ CHECKPOINTS_PER_QUEUE_MAX = 10_000
 
 INIT_AT_END = 1
 _NO_OFFSETS: Mapping[int, int] = {}
-_SCAN_ENTRIES_MAX = 800
-"""Entries looked at for a pop that does not take every message."""
 
 
 class Wish(NamedTuple):
@@ -244,11 +243,11 @@ class PopQueues:
     ) -> tuple[list[bytes], int, int, int]:
         """Records, their bytes, a bit for each that was taken, and how many were looked at."""
         if subscription.sql is not None:
-            entries = queue.read(begin, _SCAN_ENTRIES_MAX)
+            entries = queue.read(begin, scanned_max(subscription))
             wanted = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
             selection = self._records.select(wanted, subscription.sql, count_max, bytes_max)
             return selection.records, selection.nbytes, selection.bits, selection.scanned
-        entries = queue.read(begin, count_max if subscription.all_tags else _SCAN_ENTRIES_MAX)
+        entries = queue.read(begin, count_max if subscription.all_tags else scanned_max(subscription))
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             if (nbytes := sum(sizes)) <= bytes_max:

@@ -12,7 +12,7 @@ from mq.broker.reading.cold_reads import ColdReads
 from mq.broker.reading.long_polling import LongPolling
 from mq.broker.reading.record_reader import Place, RecordReader, Selection
 from mq.broker.reading.slow_consumers import LEADER_ID, SlowConsumers
-from mq.broker.reading.subscriptions import Subscriptions
+from mq.broker.reading.subscriptions import Subscriptions, scanned_max
 from mq.broker.requests.connection import ClientConnection, Handler
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
@@ -28,10 +28,6 @@ from raftlog.segment import EntryGone, StorageCorrupt
 
 COMMIT_OFFSET, SUSPEND = 1, 2
 _READABLE = 4
-_SCAN_ENTRIES_MAX = 800
-"""Consume queue entries looked at for one pull that does not take every message."""
-_SQL_WORK_MAX = 100_000
-"""Characters of an SQL expression times messages that are looked at for one pull: 5 ms, in which all others wait."""
 _OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
 """So many, with so many bytes of messages, for an SQL92 expression on old messages: all of these are brought into
 memory, wanted or not."""
@@ -257,10 +253,7 @@ class Pulls:
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
         most = max(1, min(ext.max_messages, settings.pull_messages_max))
-        scanned_max = _SCAN_ENTRIES_MAX
-        if subscription.sql is not None:
-            scanned_max = min(scanned_max, max(1, _SQL_WORK_MAX // len(subscription.expression)))
-        entries = queue.read(offset, most if takes_all else scanned_max)
+        entries = queue.read(offset, most if takes_all else scanned_max(subscription))
         first = QUEUE_ENTRY.unpack_from(entries)[0]
         lag = self._log_end() - first
         lag_max = self._slow_consumers.lag_max

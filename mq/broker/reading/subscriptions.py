@@ -25,6 +25,16 @@ from mq.protocol.pop_requests import PopExt
 
 _SUBSCRIPTION = 4
 _ALL = "*"
+_SCAN_ENTRIES_MAX = 800
+_SQL_WORK_MAX = 100_000
+"""Characters of an SQL expression times messages that are looked at in one piece: 5 ms, in which all others wait."""
+
+
+def scanned_max(subscription: Subscription) -> int:
+    """How many messages of a queue are looked at for one request that does not take every message."""
+    if subscription.sql is None:
+        return _SCAN_ENTRIES_MAX
+    return min(_SCAN_ENTRIES_MAX, max(1, _SQL_WORK_MAX // len(subscription.expression)))
 
 
 class Subscriptions:

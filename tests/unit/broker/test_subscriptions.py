@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from mq.broker.consuming.clients import BROADCASTING, ClientRegistry
-from mq.broker.reading.subscriptions import Subscriptions
+from mq.broker.reading.subscriptions import Subscriptions, scanned_max
 from mq.broker.requests.connection import ClientConnection
 from mq.broker.requests.refusal import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
-from mq.filter.subscription import Subscription
+from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import PullExt
@@ -101,3 +101,10 @@ def test_a_group_that_may_not_consume_by_broadcast() -> None:
     assert Home(message_model=BROADCASTING).of_pull()
     home = Home(consume_broadcast_enable=False, message_model=BROADCASTING)
     assert home.refusal() == ResponseCode.NO_PERMISSION
+
+
+def test_the_longer_an_expression_the_fewer_messages_are_looked_at_in_one_piece() -> None:
+    assert scanned_max(parse_subscription("T", "a || b", "TAG")) == 800
+    assert scanned_max(parse_subscription("T", "n = 1", "SQL92")) == 800
+    assert scanned_max(parse_subscription("T", " OR ".join(["n = 1000"] * 200), "SQL92")) == 41
+    assert scanned_max(parse_subscription("T", "n = 1" + " " * 16_000 + "OR n = 2", "SQL92")) == 6
