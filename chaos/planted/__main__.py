@@ -29,10 +29,12 @@ PACKAGES = ("raftlog", "mq", "chaos")
 SEEDS_MAX = 200
 UNIT_TEST = "unit test"
 _TEST = "Test: "
+_UNINTENDED = re.compile(r"\b(Type|Name|Attribute|Import|Syntax)Error\b")
+"""Nobody plants these: they tell of code that has changed under a patch."""
 
 
 class PatchRefused(Exception):
-    """A patch does not fit the production code any more."""
+    """A patch does not fit the production code any more, or what it makes of that does not work at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
         if found is None:
             assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
             return Finding(name, what(name), None, "")
+        if _UNINTENDED.search(found[2]):
+            raise PatchRefused(f"{name}: the code does not fit the production code any more: {found[2]}")
         return Finding(name, what(name), int(found[1]) + 1, found[2])
 
 
