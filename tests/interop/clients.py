@@ -313,7 +313,6 @@ class PythonClient:
 # -- RocketMQ's own servers, which gRPC clients need -------------------------------------------------------------------
 
 SERVERS_VERSION = "5.3.3"
-OLD_SERVERS_VERSION = "4.9.7"
 
 
 def servers_lib(version: str = SERVERS_VERSION) -> Path:

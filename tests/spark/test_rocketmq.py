@@ -13,7 +13,6 @@ from pyspark.errors import AnalysisException
 
 from mq.client.message import Message
 from tests.interop.clients import (
-    OLD_SERVERS_VERSION,
     SERVERS_VERSION,
     BuildFailed,
     build_servers,
@@ -30,7 +29,7 @@ ROWS = 1000
 Read = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=[SERVERS_VERSION, OLD_SERVERS_VERSION])
+@pytest.fixture(scope="module", params=[SERVERS_VERSION])
 def rocketmq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     version = request.param
     if not servers_built(version):
