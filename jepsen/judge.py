@@ -11,7 +11,7 @@ from jepsen.checkers import CHECKERS
 from jepsen.history import History, HistoryDamaged, decode_events, gather
 from jepsen.report import page
 from jepsen.run import HISTORY
-from jepsen.verdict import Verdict
+from jepsen.verdict import Verdict, of_unfinished
 
 VERDICT = "verdict.json"
 REPORT = "report.html"
@@ -44,7 +44,10 @@ def judge(directory: Path) -> Verdict:
     workload = str(history.plan.get("workload", ""))
     if workload not in CHECKERS:
         raise NotARun(f"{directory / HISTORY} does not say which workload it is of; the run ended before it began")
-    verdict = Verdict([check(history) for check in CHECKERS[workload]], history.plan)
+    results = [check(history) for check in CHECKERS[workload]]
+    if not history.is_complete:
+        results = list(map(of_unfinished, results))
+    verdict = Verdict(results, history.plan)
     text = msgspec.json.format(msgspec.json.encode({"valid": verdict.valid, **msgspec.to_builtins(verdict)}), indent=1)
     (directory / VERDICT).write_bytes(text + b"\n")
     (directory / REPORT).write_text(page(history, verdict))

@@ -35,6 +35,24 @@ class Result(msgspec.Struct, frozen=True):
         return "unknown" if self.unknown else True
 
 
+NEVER_CAME = frozenset({"unseen", "lost", "not-again", "never-seen", "given-back-and-lost"})
+"""Anomalies that only the end of a run can show: until then what is missing may still come."""
+
+
+def of_unfinished(result: Result) -> Result:
+    """A result for a run that did not get to its end: nobody can tell whether what has not come would have come."""
+    missing = sorted(result.anomalies.keys() & NEVER_CAME)
+    if not missing:
+        return result
+    why = f"the run did not get to its end, so {', '.join(missing)} may only be late"
+    return msgspec.structs.replace(
+        result,
+        anomalies={name: count for name, count in result.anomalies.items() if name not in NEVER_CAME},
+        examples={name: told for name, told in result.examples.items() if name not in NEVER_CAME},
+        unknown=[*result.unknown, why],
+    )
+
+
 class Findings:
     """What a checker gathers while it looks."""
 

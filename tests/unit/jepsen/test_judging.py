@@ -102,6 +102,14 @@ def test_run_that_was_killed_is_unknown(tmp_path: Path) -> None:
     assert judge(stored(script, tmp_path)).valid == "unknown"
 
 
+def test_what_has_not_come_when_a_run_is_cut_short_may_still_come(tmp_path: Path) -> None:
+    script = good_run()  # nobody consumes
+    assert judge(stored(script, tmp_path, workload="queue")).valid is False
+    script.events = script.events[:-1]
+    assert judge(stored(script, tmp_path, workload="queue")).valid == "unknown"
+    assert "may only be late" in (tmp_path / VERDICT).read_text()
+
+
 def test_directory_without_a_history_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=HISTORY):
         judge(tmp_path)
