@@ -40,7 +40,10 @@ class Delay(Workload):
         self._levels: Counter[int] = Counter()
         """How far each delay level has come."""
         self._shown: dict[int, list[Stored]] = {}
-        self._done: list[Waiting] = []
+        self._done: set[Waiting] = set()
+        self._done_singly: set[Waiting] = set()
+        """Done before others that come before them in their queue: some message there could not be read."""
+        self._skips: list[SkipEntries] = []
         self._origins: Counter[int] = Counter()
         """How often each message was stored for its client, be it where it waits."""
         self._recalls: dict[Waiting, bool] = {}
@@ -116,18 +119,21 @@ class Delay(Workload):
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
         if isinstance(command, AdvanceDelay):
-            for offset in range(self._levels[command.level], command.offset):
-                self._done.append((SCHEDULE_TOPIC, command.level - 1, offset))
+            passed = range(self._levels[command.level], command.offset)
+            places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in passed}
+            self._done |= places - self._done_singly
             self._levels[command.level] = max(self._levels[command.level], command.offset)
-        elif isinstance(command, CompleteEntries) and command.topic == TIMER_TOPIC:
-            self._done += [(TIMER_TOPIC, command.queue_id, offset) for offset in command.offsets]
+        elif isinstance(command, CompleteEntries) and command.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            places = {(command.topic, command.queue_id, offset) for offset in command.offsets}
+            self._done |= places
+            self._done_singly |= places
         elif isinstance(command, SkipEntries):
-            raise Violation(f"lost: {command}, and the log has all that waits")
+            self._skips.append(command)
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: what is done is shown by the same entry, and the other way round."""
         # Of a message that was sent twice one may be recalled, and the other one shown, by the same entry.
-        for waiting in sorted(self._done, key=self._recalls.__contains__):
+        for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
             if waiting not in self._waiting:
                 raise Violation(f"duplicate: {waiting} is done a second time")
             due_ms, origin = self._waiting.pop(waiting)
@@ -137,10 +143,15 @@ class Delay(Workload):
                 self._recalled.add(waiting)
             else:
                 raise Violation(f"lost: {waiting} is done, and {origin.value} is not visible")
+        for skip in self._skips:
+            left = [each for each in self._waiting if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset]
+            if left:
+                raise Violation(f"lost: {skip}, and {min(left)} still waits")
         for copies in self._shown.values():
             for copy in copies:
                 self._check_at_once(copy)
         self._done.clear()
+        self._skips.clear()
         self._shown.clear()
 
     def _check_shown(self, due_ms: int, origin: Stored, copy: Stored) -> None:
