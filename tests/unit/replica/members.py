@@ -92,9 +92,11 @@ class Member:
         content = [self.replica.applied_index, list(self.application.bodies)]
         return self.replica.applied_index, lambda: cbor2.dumps(content)
 
-    def drop_files(self, keep: int = 1) -> None:
-        """Retention: let the log begin with its last ``keep`` files."""
-        self.replica.drop_prefix(self.replica.log.segments()[-keep].start)
+    async def drop_files(self, keep: int = 1) -> None:
+        """Retention: let the log begin with its last ``keep`` files, as soon as it may."""
+        start = self.replica.log.segments()[-keep].start
+        while not self.replica.drop_prefix(start):  # noqa: ASYNC110 - nobody tells us
+            await trio.sleep(0.01)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self.scope, self.ended = trio.CancelScope(), trio.Event()

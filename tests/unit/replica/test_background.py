@@ -110,7 +110,7 @@ async def test_files_that_go_while_they_are_read_are_fetched_as_files(
             patch.setattr(leader.replica, "_in_background", jobs.append)
             await nodes.start(late)
             await leader.until(lambda member: bool(jobs))
-        leader.drop_files()
+        await leader.drop_files()
         await leader.append_all([b"the files are gone"])
         for job in jobs:
             job()()

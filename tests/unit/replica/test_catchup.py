@@ -51,7 +51,7 @@ async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Pa
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
-        leader.drop_files(keep=3)
+        await leader.drop_files(keep=3)
         assert leader.replica.log.base[0] > 50
         new = await add_learner(nodes, leader)
         await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
@@ -101,7 +101,7 @@ async def test_follower_below_base_comes_back_and_is_reset_while_the_group_goes_
         await leader.append_all(BODIES[20:])
         for member in nodes.others(behind):
             await member.until(lambda member: member.application.bodies == BODIES)
-            member.drop_files()
+            await member.drop_files()
         with capture_logs() as log:
             await nodes.start(behind)
             more = [b"meanwhile %d" % number for number in range(30)]
@@ -123,7 +123,7 @@ async def test_reset_survives_a_change_of_leader(tmp_path: Path, monkeypatch: py
         await leader.append_all(BODIES)
         for member in nodes.members.values():
             await member.until(lambda member: member.application.bodies == BODIES)
-            member.drop_files(keep=3)
+            await member.drop_files(keep=3)
         new = await add_learner(nodes, leader)
         staged = new.directory / "reset"
         await new.until(lambda member: bool(list(staged.glob("*.index"))))
@@ -184,7 +184,7 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
         silent = nodes.others(leader)[0]
         await silent.stop()
         await leader.append_all(BODIES)
-        leader.drop_files(keep=3)
+        await leader.drop_files(keep=3)
         await trio.sleep(4 * CONFIG.heartbeat_seconds)
         # The leader asks again whether the peer has the entry at its base; that has not left yet when the base moves.
         for _ in range(4):
@@ -192,7 +192,7 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
             leader.replica.begin_turn()
             leader.replica.tick()
         assert leader.replica.core.has_effects
-        leader.drop_files(keep=1)
+        await leader.drop_files(keep=1)
         leader.replica.pump()
         await leader.append_all([b"more"])
         await nodes.start(silent)
@@ -214,7 +214,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
-        leader.drop_files(keep=2)
+        await leader.drop_files(keep=2)
         with capture_logs() as log:
             if told:
                 monkeypatch.setattr(

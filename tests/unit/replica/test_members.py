@@ -404,5 +404,5 @@ async def test_what_was_applied_counts_as_committed_after_a_restart(tmp_path: Pa
         (alone.directory / "snapshot").write_bytes(content)
         await nodes.start(alone)
         assert alone.replica.commit_index == applied
-        alone.drop_files()
+        await alone.drop_files()
         assert alone.replica.log.base[0] > 1
