@@ -74,6 +74,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
 def trust(
     directory: Directory,
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Let a replica vote again that abstains since it may have lost messages which were acknowledged.
 
@@ -102,6 +103,10 @@ def trust(
         was_abstaining = trust(RealDisk(), report.directory)
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
+    if as_json:
+        last = {"last_index": report.last.index, "last_term": report.last.term}
+        print_json({"directory": report.directory, "was_abstaining": was_abstaining, **last})
+        return
     print(
         f"{report.directory}: {end}; {'it votes again' if was_abstaining else 'it does not abstain, nothing changed'}"
     )
@@ -111,6 +116,7 @@ def trust(
 def cut(
     directory: Directory,
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Give up everything behind the first damage of a log, also what is intact there.
 
@@ -139,6 +145,9 @@ def cut(
         end = cut(RealDisk(), LogDamaged(where, report.ranges, first.pos, report.verdict))
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
+    if as_json:
+        print_json({"directory": where, "end_position": end, "last_index": first.before.index, "abstaining": True})
+        return
     print(f"{where}: the log ends at {end} now, and the replica abstains")
 
 

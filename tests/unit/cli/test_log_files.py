@@ -92,6 +92,8 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     assert result.output.endswith("it votes again\n")
     assert "abstains" not in run("verify", data_dir).output
     assert run("trust", data_dir, "--accept-loss").output.endswith("nothing changed\n")
+    told = json.loads(run("trust", data_dir, "--accept-loss", "--json").output)
+    assert told == {"directory": str(data_dir / "commitlog"), "was_abstaining": False, "last_index": 99, "last_term": 1}
     log = opened(data_dir)
     assert dict(log.notes) == {"other": b"kept"}
     assert log.last_index == 99
@@ -125,10 +127,11 @@ def test_cut_gives_up_what_lies_behind_the_damage_when_a_person_says_so(data_dir
         f"Intact entries from index {rows[first + 1]['index']} on would be lost, too (the log is damaged in 2" in said
     )
     assert {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()} == before
-    assert "the replica abstains" in run("cut", data_dir, "--accept-loss").output
+    told = json.loads(run("cut", data_dir, "--accept-loss", "--json").output)
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["verdict"], found["abstaining"]) == ("intact", True)
     assert 0 < found["last_index"] < 99
+    assert (told["last_index"], told["abstaining"]) == (found["last_index"], True)
 
 
 def test_both_slots_bad_ends_with_code_2(data_dir: Path) -> None:
