@@ -50,10 +50,16 @@ class Damaged:
 
 
 def closed_files(commitlog: Path) -> list[Path]:
-    """The files of a log that are written no more, the oldest first."""
+    """The files of a log that are written no more, the oldest first.
+
+    The next file is prepared before it is needed: the one that is written may be followed by an empty one.
+    """
     if not commitlog.is_dir():
         return []
-    return sorted(path for path in commitlog.iterdir() if path.name.isdigit())[:-1]
+    paths = sorted(path for path in commitlog.iterdir() if path.name.isdigit())
+    while paths and not any(paths[-1].read_bytes()):
+        paths.pop()
+    return paths[:-1]
 
 
 def forget_sidecars(commitlog: Path) -> None:

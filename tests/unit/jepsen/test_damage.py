@@ -28,6 +28,11 @@ def test_newest_file_is_not_closed(commitlog: Path) -> None:
     assert closed_files(commitlog / "missing") == []
 
 
+def test_file_before_one_that_is_only_prepared_is_still_written(commitlog: Path) -> None:
+    (commitlog / f"{40_000:020d}").write_bytes(bytes(100))
+    assert [path.name for path in closed_files(commitlog)] == [f"{at:020d}" for at in (0, 10_000, 20_000)]
+
+
 def test_flipped_bit_is_one_byte_of_difference_until_it_is_repaired(commitlog: Path) -> None:
     (damaged,) = flip_bits(Random(1), closed_files(commitlog)[:1], bits_max=1)
     assert (damaged.is_changed, damaged.changed_bytes, damaged.returns) == (True, 1, True)
