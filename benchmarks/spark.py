@@ -37,8 +37,9 @@ from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics, job_
 from benchmarks.suite import Suite
 from mq.cli.cluster_view import ask_cluster
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
-from spark.options import Topics
-from spark.survey import Surveyor
+from spark.kept_connections import KeptConnections
+from spark.options import Topics, parse_read_options
+from spark.stream_progress import stream_surveyor
 
 MESSAGES = 1_000_000
 BODY_BYTES = 1024
@@ -46,7 +47,6 @@ ROUNDS = 3
 MANY_TOPICS = 1250
 """Of 8 queues each."""
 SINK_ROWS = 200_000
-TIMEOUT_SECONDS = 10.0
 
 
 @asynccontextmanager
@@ -146,12 +146,15 @@ async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
 
 
 def _plan_often(namesrv: str, topics: tuple[str, ...]) -> float:
-    surveyor = Surveyor((namesrv,), TIMEOUT_SECONDS)
+    options = parse_read_options({"namesrv": namesrv, "subscribe": ",".join(topics)}, "stream")
+    connections = KeptConnections()
+    surveyor = stream_surveyor(options, connections)
     took = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         surveyor.survey(Topics(topics))
         took.append(time.perf_counter() - began)
+    connections.close()
     return statistics.median(took)
 
 
