@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,8 @@ def test_cut_gives_up_what_lies_behind_the_damage_when_a_person_says_so(data_dir
         f"Intact entries from index {rows[first + 1]['index']} on would be lost, too (the log is damaged in 2" in said
     )
     assert {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()} == before
+    copy = shutil.copytree(data_dir, data_dir.parent / "copy")
+    assert "the replica abstains" in run("cut", copy, "--accept-loss").output
     told = json.loads(run("cut", data_dir, "--accept-loss", "--json").output)
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["verdict"], found["abstaining"]) == ("intact", True)
