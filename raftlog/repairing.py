@@ -123,7 +123,7 @@ class Repairing:
     async def _fetch(self) -> None:
         await trio.lowlevel.checkpoint()
         dialogue = RepairDialogue(self._repair, trio.current_time())
-        told = False
+        told: dict[NodeId, str] = {}
         while not self._repair.done:
             dialogue.begin_round(self._peers())
             for peer in self._peers():
@@ -133,11 +133,11 @@ class Repairing:
                         break
             waits = dialogue.end_round(trio.current_time())
             if dialogue.has_moved:
-                told = False
+                told = {}
                 continue
-            if waits and not told:
-                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=dict(dialogue.answered))
-            told |= waits
+            if waits and told != dialogue.answered:
+                told = dict(dialogue.answered)
+                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=told)
             await trio.sleep(_RETRY_SECONDS)
 
     def _peers(self) -> list[NodeId]:
