@@ -26,6 +26,7 @@ from chaos.messages.workload import Workload
 from chaos.values import value_of
 from mq.broker.consuming import locks
 from mq.broker.state.commands import AdvanceDelay
+from mq.broker.state.marks import CompleteEntries, SkipEntries
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -73,6 +74,8 @@ class Everyday(Workload):
         self._waiting: dict[tuple[int, int], _Copy] = {}
         """What was given back and is delayed, by level and offset."""
         self._levels: Counter[int] = Counter()
+        self._done_singly: set[tuple[int, int]] = set()
+        """Levels and offsets: delivered before others that wait before them, one of which could not be read."""
         self._due: Counter[_Copy] = Counter()
         self._shown: Counter[_Copy] = Counter()
 
@@ -318,8 +321,17 @@ class Everyday(Workload):
         self._standing.command(command)
         if isinstance(command, AdvanceDelay):
             for offset in range(self._levels[command.level], command.offset):
-                self._due[self._waiting.pop((command.level, offset))] += 1
+                if (command.level, offset) not in self._done_singly:
+                    self._due[self._waiting.pop((command.level, offset))] += 1
             self._levels[command.level] = max(self._levels[command.level], command.offset)
+        elif isinstance(command, CompleteEntries) and command.topic == SCHEDULE_TOPIC:
+            for offset in command.offsets:
+                self._due[self._waiting.pop((command.queue_id + 1, offset))] += 1
+                self._done_singly.add((command.queue_id + 1, offset))
+        elif isinstance(command, SkipEntries) and command.topic == SCHEDULE_TOPIC:
+            level = command.queue_id + 1
+            if left := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
+                raise Violation(f"lost: {command}, and {min(left)} still waits")
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: batches are whole, and what is done waiting is in the retry topic."""
