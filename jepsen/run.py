@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.shim import open_shims
 from jepsen.final import read_replicas
 from jepsen.history import FORMAT
+from jepsen.logs import differences
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
@@ -122,8 +124,9 @@ async def _run_with(
     plan: Plan, cluster: Cluster, recorder: Recorder, workload: Workload, say: Callable[[str], None]
 ) -> None:
     injection = Injection(cluster, recorder, random.Random(f"{plan.seed} targets"), say)
+    memory: Counter[str] = Counter()
     async with trio.open_nursery() as watchers:
-        watchers.start_soon(_watch, cluster, recorder)
+        watchers.start_soon(_watch, cluster, recorder, memory)
         watchers.start_soon(_tell_progress, workload, say)
         watchers.start_soon(workload.consume)
         async with trio.open_nursery() as producers:
@@ -145,6 +148,8 @@ async def _run_with(
         say(f"{len(workload.acknowledged)} messages are acknowledged; waiting for consumers")
         await workload.wait_drained()
         watchers.cancel_scope.cancel()
+    for node, most_bytes in sorted(memory.items()):
+        recorder.note("memory", n=node, v=most_bytes)
     say("waiting until all replicas are level, then reading them")
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)
@@ -184,12 +189,14 @@ async def _create_topic(cluster: Cluster, topic: str) -> None:
     raise ClusterFailed(f"the topic {topic} could not be created: {error}")
 
 
-async def _watch(cluster: Cluster, recorder: Recorder) -> None:
-    """Note who leads in which term, and who ended by itself, until cancelled."""
+async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str]) -> None:
+    """Note who leads in which term, who ended by itself, and the most memory of each, in bytes, until cancelled."""
     known: dict[str, tuple[str, str]] = {}
     while True:
         for node, code in cluster.ended_by_themselves().items():
             recorder.note("ended", n=node, err=f"exit code {code}")
+        for node in cluster.nodes:
+            memory[node] = max(memory[node], cluster.memory_bytes(node))
         for node, table in (await cluster.all_figures()).items():
             role = (table["raftmq.role"], table["raftmq.term"])
             if known.get(node) != role:
@@ -205,9 +212,12 @@ async def _tell_progress(workload: Workload, say: Callable[[str], None]) -> None
 
 
 async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
-    """Verify the logs of stopped brokers, and look for errors in what they wrote."""
+    """Verify and compare the logs of stopped brokers, and look for errors in what they wrote."""
+    logs = {node: (cluster.data_dir(node) / "commitlog", await cluster.verify_log(node)) for node in cluster.nodes}
+    for node, (_, report) in logs.items():
+        recorder.note("verified", n=node, v=report.verdict)
+    recorder.note("compared", v=await trio.to_thread.run_sync(differences, logs))
     for node in cluster.nodes:
-        recorder.note("verified", n=node, v=await cluster.verify_log(node))
         with cluster.log_file(node).open(errors="replace") as lines:
             for line in errors_in(lines):
                 recorder.note("said", n=node, v=line)

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
 from jepsen.deployments.network import RAFTMQ, Network
 from jepsen.deployments.shim import Shim
+from jepsen.logs import Verified
 from jepsen.wire import ask_figures
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,6 +35,7 @@ NAMESRV = "namesrv"
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.1
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class ClusterFailed(Exception):
@@ -148,6 +151,13 @@ class Cluster:
         """Whether it was started and has not ended."""
         process = self._processes.get(name)
         return process is not None and process.poll() is None
+
+    def memory_bytes(self, name: str) -> int:
+        """How much memory a server has resident, 0 if it does not run."""
+        try:
+            return int(Path(f"/proc/{self.pid(name)}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+        except (OSError, IndexError):
+            return 0  # it has ended
 
     def exit_code(self, name: str) -> int | None:
         """Of a server that has ended; None while it runs."""
@@ -306,13 +316,13 @@ class Cluster:
 
     # -- afterwards --------------------------------------------------------------------------------------------------
 
-    async def verify_log(self, node: str) -> str:
-        """What `raftmq log verify` says of the log of a stopped broker: "intact", or what is wrong."""
+    async def verify_log(self, node: str) -> Verified:
+        """What `raftmq log verify` says of the log of a stopped broker."""
         done = await self.command("log", "verify", str(self.data_dir(node)), "--json")
         try:
-            return str(json.loads(done.stdout)["verdict"])
-        except (ValueError, KeyError):
-            return done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+            return msgspec.json.decode(done.stdout, type=Verified)
+        except msgspec.MsgspecError:
+            return Verified(done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}")
 
 
 def _text(address: tuple[str, int]) -> str:

@@ -84,6 +84,7 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     assert f"raftmq log trust {data_dir} --accept-loss" in said
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["abstaining"], found["last_index"], found["last_term"]) == (True, 99, 1)
+    assert found["begins_at"] == 0 < found["ends_at"]
     failed = refusal(run("trust", data_dir))
     assert failed.exit_code == EXIT_REFUSED
     assert "its log ends with entry 99 of term 1" in str(failed)

@@ -11,7 +11,7 @@ from jepsen.checkers.append_log import check_log
 from jepsen.checkers.assignment import check_assigned
 from jepsen.checkers.coverage import ACKNOWLEDGED_MIN, check_coverage
 from jepsen.checkers.send_order import check_order
-from jepsen.checkers.servers import check_servers, errors_in
+from jepsen.checkers.servers import MEMORY_BYTES_MAX, check_servers, errors_in
 from jepsen.checkers.total_queue import CAUSE_NS, check_total_queue
 from jepsen.history import RUN
 from jepsen.verdict import Findings, in_words, merge
@@ -381,7 +381,11 @@ def verified(script: Script, verdict: str = "intact") -> None:
 def test_servers_that_kept_running_are_valid() -> None:
     script = Script()
     verified(script)
-    assert check_servers(script.history()).valid is True
+    script.add(RUN, "info", "compared", v=[])
+    script.add(RUN, "info", "memory", n="n1", v=MEMORY_BYTES_MAX)
+    result = check_servers(script.history())
+    assert result.valid is True
+    assert (result.counts["logs compared byte by byte"], result.counts["MiB of memory at most"]) == (1, 300)
 
 
 @pytest.mark.parametrize(
@@ -390,6 +394,8 @@ def test_servers_that_kept_running_are_valid() -> None:
         ("ended-by-itself", {"name": "ended", "err": "exit code 1"}),
         ("error-in-log", {"name": "said", "v": "AssertionError"}),
         ("not-repaired", {"name": "not-repaired", "v": ["00000000000000000000"]}),
+        ("logs-differ", {"name": "compared", "v": ["the logs of n0 and n1 differ in the file 00000000000000000000"]}),
+        ("too-much-memory", {"name": "memory", "v": MEMORY_BYTES_MAX + 1}),
     ],
 )
 def test_what_a_server_did_by_itself_is_found(anomaly: str, fields: dict[str, Any]) -> None:

@@ -1,0 +1,60 @@
+"""Logs that stopped brokers leave behind: what `raftmq log verify` says, and whether they are equal byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What `raftmq log verify --json` says of one log. Positions are bytes from the beginning of the group's log."""
+
+    verdict: str
+    begins_at: int | None = None
+    ends_at: int | None = None
+    segment_bytes: int | None = None
+
+
+def differences(logs: Mapping[str, tuple[Path, Verified]]) -> list[str]:
+    """Where the logs of a group differ, by the directory and the report of each broker; empty if they agree.
+
+    One log may begin later than another one, whose oldest files are still there, and may end earlier. Logs of which
+    nobody knows where they begin and end are left out. Raises OSError.
+    """
+    known = {
+        node: (path, begin, end, size) for node, (path, report) in logs.items() for begin, end, size in _reach(report)
+    }
+    if len(known) < 2:
+        return []
+    begin = max(begin for _, begin, _, _ in known.values())
+    end = min(end for _, _, end, _ in known.values())
+    if begin >= end:
+        return [f"the logs have nothing in common: {', '.join(f'{n} {b}-{e}' for n, (_, b, e, _) in known.items())}"]
+    sizes = {size for _, _, _, size in known.values()}
+    if len(sizes) > 1:
+        return [f"the logs have files of different sizes: {sorted(sizes)}"]
+    segment_bytes = sizes.pop()
+    first, *others = known
+    found = []
+    for start in range(begin, end, segment_bytes):
+        name, size = f"{start:020d}", min(segment_bytes, end - start)
+        content = _beginning(known[first][0] / name, size)
+        found += [
+            f"the logs of {first} and {other} differ in the file {name}"
+            for other in others
+            if _beginning(known[other][0] / name, size) != content
+        ]
+    return found
+
+
+def _reach(report: Verified) -> list[tuple[int, int, int]]:
+    if report.begins_at is None or report.ends_at is None or report.segment_bytes is None:
+        return []
+    return [(report.begins_at, report.ends_at, report.segment_bytes)]
+
+
+def _beginning(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(size)

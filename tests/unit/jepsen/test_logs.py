@@ -1,0 +1,52 @@
+"""Logs of stopped brokers are compared as far as all of them reach, whatever is behind that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from jepsen.logs import Verified, differences
+
+SIZE = 100
+FILES = {0: b"a" * SIZE, SIZE: b"b" * SIZE, 2 * SIZE: b"c" * 40 + bytes(60)}
+
+
+def log(
+    directory: Path, node: str, files: Mapping[int, bytes] = FILES, *, begins_at: int = 0, ends_at: int = 240
+) -> dict[str, tuple[Path, Verified]]:
+    path = directory / node
+    path.mkdir()
+    for start, content in files.items():
+        (path / f"{start:020d}").write_bytes(content)
+    return {node: (path, Verified("intact", begins_at, ends_at, SIZE))}
+
+
+def test_equal_logs_have_no_difference(tmp_path: Path) -> None:
+    assert differences(log(tmp_path, "n0") | log(tmp_path, "n1") | log(tmp_path, "n2")) == []
+
+
+def test_one_byte_that_differs_is_found(tmp_path: Path) -> None:
+    other = FILES | {SIZE: b"b" * 99 + b"x"}
+    found = differences(log(tmp_path, "n0") | log(tmp_path, "n1", other) | log(tmp_path, "n2"))
+    assert found == [f"the logs of n0 and n1 differ in the file {SIZE:020d}"]
+
+
+def test_unused_rest_of_a_closed_file_belongs_to_the_log(tmp_path: Path) -> None:
+    files = {0: b"a" * 80 + bytes(20), SIZE: b"b" * SIZE}
+    other = files | {0: b"a" * 80 + b"x" * 20}
+    assert differences(log(tmp_path, "n0", files, ends_at=200) | log(tmp_path, "n1", other, ends_at=200))
+
+
+def test_logs_that_begin_and_end_elsewhere_agree_in_between(tmp_path: Path) -> None:
+    longer = log(tmp_path, "n0", FILES | {2 * SIZE: b"c" * 60 + bytes(40)}, ends_at=260)
+    shorter = log(tmp_path, "n1", {SIZE: FILES[SIZE], 2 * SIZE: FILES[2 * SIZE]}, begins_at=SIZE)
+    assert differences(longer | shorter) == []
+
+
+def test_logs_with_nothing_in_common_are_told(tmp_path: Path) -> None:
+    (found,) = differences(log(tmp_path, "n0", ends_at=100) | log(tmp_path, "n1", begins_at=SIZE))
+    assert "nothing in common" in found
+
+
+def test_log_that_could_not_be_verified_is_left_out(tmp_path: Path) -> None:
+    assert differences(log(tmp_path, "n0") | {"n1": (tmp_path / "missing", Verified("in use"))}) == []
