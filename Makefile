@@ -85,10 +85,12 @@ else
 	@$(MAKE) --no-print-directory -j 2 .test-brokers .test-others SELECTED="-m 'not slow'"
 endif
 
-# The simulations come last and alone: they use all processors themselves.
+# The simulations come last and alone: they use all processors themselves. A few failures are run again, and told:
+# docs/decisions/0008.
+TWICE := PY=$(PY) deploy/pytest-twice.sh
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 .test-processes .test-in-process
-	$(PY) -m pytest tests/simulation
+	@$(TWICE) simulation tests/simulation
 
 .PHONY: .test-brokers .test-others .test-processes .test-in-process
 .test-brokers:
@@ -96,9 +98,9 @@ test-all: $(INSTALLED)
 .test-others:
 	$(PY) -m pytest $(SELECTED) --ignore=tests/unit/broker
 .test-processes:
-	$(PY) -m pytest tests/process
+	@$(TWICE) processes tests/process
 .test-in-process:
-	$(PY) -m pytest --ignore=tests/process --ignore=tests/simulation
+	@$(TWICE) in-process --ignore=tests/process --ignore=tests/simulation
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .
