@@ -1,4 +1,4 @@
-"""A name server and three brokers as processes, each broker with a network of its own, to be killed, cut off, moved."""
+"""Two name servers and three brokers as processes, each with a network of its own, to be killed, cut off, moved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FailoverCluster:
 
     @property
     def namesrv(self) -> str:
-        """Address of the name server."""
+        """Addresses of the name servers."""
         return self.cluster.namesrv
 
     @property

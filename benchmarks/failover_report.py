@@ -41,7 +41,7 @@ def markdown(measured: Sequence[Events], *, command: str, machine: str, date: st
         "# Failover, measured",
         "",
         f"Written by `{command}` on {date}.",
-        f"Machine: {machine}; name server, three brokers and the producer share it.",
+        f"Machine: {machine}; two name servers, three brokers and the producer share it.",
         "",
         "Our producer, with default settings, sends a message of 100 bytes every 5 ms. Unavailability is the longest",
         "time between two acknowledgements around an event, as the producer sees it: detection, election, the name",

@@ -20,6 +20,7 @@ from jepsen.deployments import open_network
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, node_names, open_cluster
 from jepsen.deployments.disks import open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
+from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.shim import open_shims
 from jepsen.final import read_replicas
 from jepsen.history import FORMAT
@@ -108,7 +109,8 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
         nodes = node_names(deployed.count)
         disks = await stack.enter_async_context(open_disks(directory, nodes)) if deployed.disks else {}
         shims = await stack.enter_async_context(open_shims(directory, nodes)) if deployed.shims else {}
-        say(f"starting a name server and {len(nodes)} brokers ({plan.backend}); logs are in {directory / 'logs'}")
+        servers = f"{len(NAME_SERVERS)} name servers and {len(nodes)} brokers ({plan.backend})"
+        say(f"starting {servers}; logs are in {directory / 'logs'}")
         async with open_cluster(
             directory, network, nodes, settings=workload_class.settings, source=source, disks=disks, shims=shims
         ) as cluster:

@@ -47,7 +47,11 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("all, one after the other", 0.0, 0.5, majority=True),
     ),
     "transfer": (Variant("leadership", 0.5, 1.5, majority=True),),
-    "name-server": (Variant("killed", 0.0, 5.0, majority=True),),
+    "name-server": (
+        Variant("the first", 1.0, 5.0, majority=True),
+        Variant("the second", 1.0, 5.0, majority=True),
+        Variant("both", 0.0, 5.0, majority=True),
+    ),
     "partition": (
         Variant("leader alone", 4.0, 8.0, majority=True),
         Variant("leader alone and without clients", 4.0, 8.0, majority=True),
@@ -56,6 +60,8 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("leader hears nobody", 4.0, 8.0, majority=True),
         Variant("nobody hears the leader", 4.0, 8.0, majority=True),
         Variant("clients cut off from the leader", 2.0, 5.0, majority=True),
+        Variant("leader cut off from the name servers", 2.0, 5.0, majority=True),
+        Variant("a name server alone", 2.0, 5.0, majority=True),
     ),
     "damage": (
         Variant("one bit of a closed file", 0.0, 2.0, majority=True),
@@ -184,16 +190,22 @@ def ring(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
 
 
 def grudges(
-    what: str, leader: str, nodes: Sequence[str], rng: Random, *, clients: str = "clients"
+    what: str,
+    leader: str,
+    nodes: Sequence[str],
+    rng: Random,
+    *,
+    clients: str = "clients",
+    name_servers: Sequence[str] = ("ns0", "ns1"),
 ) -> dict[str, frozenset[str]]:
-    """By node, from whom it hears nothing under a variant of "partition"."""
+    """By server, from whom it hears nothing under a variant of "partition"."""
     followers = [node for node in nodes if node != leader]
 
     match what:
         case "leader alone":
             return apart(leader, followers)
         case "leader alone and without clients":
-            return {**apart(leader, followers), leader: frozenset({*followers, clients})}
+            return {**apart(leader, followers), leader: frozenset({*followers, clients, *name_servers})}
         case "follower alone":
             alone = rng.choice(followers)
             return apart(alone, [node for node in nodes if node != alone])
@@ -205,6 +217,11 @@ def grudges(
             return {node: frozenset({leader}) for node in followers}
         case "clients cut off from the leader":
             return {leader: frozenset({clients})}
+        case "leader cut off from the name servers":
+            return apart(leader, name_servers)
+        case "a name server alone":
+            alone = rng.choice(name_servers)
+            return apart(alone, nodes) | {alone: frozenset({*nodes, clients})}
         case "two halves and a broker that hears both":
             return bridge(rng.sample(nodes, len(nodes)))
         case "ring: each hears its neighbours":

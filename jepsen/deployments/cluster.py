@@ -1,4 +1,4 @@
-"""A name server and a broker group as processes on a network, to be killed, paused, stopped and looked at from outside.
+"""Name servers and a broker group as processes on a network, to be killed, paused, stopped and looked at from outside.
 
 Each process holds the reading end of a pipe whose writing end is ours: should this process be killed, all servers stop
 by themselves. Nothing is restarted unless asked.
@@ -24,14 +24,13 @@ import trio
 
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
-from jepsen.deployments.network import RAFTMQ, Network
+from jepsen.deployments.network import NAME_SERVERS, Address, Network
 from jepsen.deployments.shim import Shim
 from jepsen.logs import Verified
 from jepsen.wire import ask_figures
 
 ROOT = Path(__file__).parent.parent.parent
 GROUP = "broker-a"
-NAMESRV = "namesrv"
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.1
@@ -44,7 +43,10 @@ class ClusterFailed(Exception):
 
 @dataclass(slots=True)
 class Cluster:
-    """Brokers n0, n1, ...; made by `open_cluster`. Each has a directory of its name; logs are in ``logs``."""
+    """Brokers n0, n1, ... and name servers; made by `open_cluster`.
+
+    Each has a directory of its name; logs are in ``logs``.
+    """
 
     directory: Path
     network: Network
@@ -65,8 +67,8 @@ class Cluster:
 
     @property
     def namesrv(self) -> str:
-        """Address of the name server."""
-        return "{}:{}".format(*self.network.namesrv)
+        """Addresses of the name servers, as clients are told them."""
+        return ";".join(_text(self.network.clients_reach(name)) for name in NAME_SERVERS)
 
     def data_dir(self, node: str) -> Path:
         """Where a broker keeps everything."""
@@ -81,25 +83,20 @@ class Cluster:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    async def start_namesrv(self) -> None:
-        """Start the name server, and wait until it listens. Raises ClusterFailed."""
-        directory = str(self.directory / NAMESRV)
-        await self._spawn(NAMESRV, RAFTMQ, ["namesrv", "--listen", self.namesrv, "--data-dir", directory])
-        for _ in range(int(READY_SECONDS_MAX / POLL_SECONDS)):
-            try:
-                stream = await trio.open_tcp_stream(*self.network.namesrv)
-            except OSError:
-                await trio.sleep(POLL_SECONDS)
-            else:
-                await trio.aclose_forcefully(stream)
-                return
-        raise ClusterFailed(f"no name server at {self.namesrv}; its log is {self.log_file(NAMESRV)}")
+    async def start(self, name: str) -> None:
+        """Start a server, the first time or again; does not wait until it serves."""
+        if name in NAME_SERVERS:
+            arguments = ["namesrv", "--listen", _text(self.network.listens(name)), "--data-dir"]
+            await self._spawn(name, [*arguments, str(self.directory / name)])
+        else:
+            await self._start_broker(name)
+        self._pids[name] = await self.network.server_pid(name, self._processes[name])
 
-    async def start(self, node: str) -> None:
-        """Start a broker, the first time or again; does not wait until it serves."""
+    async def _start_broker(self, node: str) -> None:
         network = self.network
         peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.nodes)
-        arguments = ["broker", "--group", GROUP, "--node-id", node, "--namesrv", self.namesrv]
+        name_servers = ";".join(_text(network.registers_at(node, name)) for name in NAME_SERVERS)
+        arguments = ["broker", "--group", GROUP, "--node-id", node, "--namesrv", name_servers]
         arguments += ["--join"] if node in self._joining else ["--peers", peers]
         arguments += ["--listen", _text(network.listens(node)), "--data-dir", str(self.data_dir(node))]
         arguments += ["--replication-listen", _text(network.replicates(node))]
@@ -111,8 +108,7 @@ class Cluster:
         }
         for name, value in settings.items():
             arguments += ["--set", f"{name}={value}"]
-        await self._spawn(node, network.program(node), arguments)
-        self._pids[node] = await network.server_pid(node, self._processes[node])
+        await self._spawn(node, arguments)
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and wait until the process has ended."""
@@ -173,25 +169,25 @@ class Cluster:
     async def stop_all(self) -> None:
         """Stop everything that runs, brokers first."""
         async with trio.open_nursery() as nursery:
-            for name in self._processes:
-                if name != NAMESRV:
-                    nursery.start_soon(self._let_go, name)
-        if NAMESRV in self._processes:
-            await self.stop(NAMESRV)
+            for name in self._processes.keys() - set(NAME_SERVERS):
+                nursery.start_soon(self._let_go, name)
+        async with trio.open_nursery() as nursery:
+            for name in self._processes.keys() & set(NAME_SERVERS):
+                nursery.start_soon(self._let_go, name)
 
     async def _let_go(self, name: str) -> None:
         if self.is_running(name):
             self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
         await self.stop(name)
 
-    async def _spawn(self, name: str, program: Sequence[str], arguments: Sequence[str]) -> None:
+    async def _spawn(self, name: str, arguments: Sequence[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
         shim = self.shims[name].environment if name in self.shims else {}
         with self.log_file(name).open("ab") as log:
             self._processes[name] = await self._nursery.start(
                 partial(
                     trio.run_process,
-                    [*program, *arguments, "--until-stdin-closes"],
+                    [*self.network.program(name), *arguments, "--until-stdin-closes"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -201,7 +197,6 @@ class Cluster:
                     env={**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory), **shim},
                 )
             )
-        self._pids[name] = self._processes[name].pid
         self._wanted.add(name)
 
     # -- what they say -----------------------------------------------------------------------------------------------
@@ -325,7 +320,7 @@ class Cluster:
             return Verified(done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}")
 
 
-def _text(address: tuple[str, int]) -> str:
+def _text(address: Address) -> str:
     return "{}:{}".format(*address)
 
 
@@ -354,9 +349,8 @@ async def open_cluster(
     async with trio.open_nursery() as nursery:
         cluster = Cluster(directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, nursery)
         try:
-            await cluster.start_namesrv()
-            for node in nodes:
-                await cluster.start(node)
+            for name in (*NAME_SERVERS, *nodes):
+                await cluster.start(name)
             await cluster.leader()
             yield cluster
         finally:

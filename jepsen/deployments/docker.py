@@ -1,8 +1,8 @@
-"""Brokers in containers, from the image that users get: `make docker-image` builds it.
+"""Brokers and name servers in containers, from the image that users get: `make docker-image` builds it.
 
 Each container has the network namespace of its own that Docker gives it, on a network of the test with fixed addresses.
 Links are cut from outside, in the namespace of the container's process, so that the image needs neither tools nor
-rights. The name server is on this machine and in no container. Signals go to the broker's process, by its id here.
+rights. Signals go to the server's process, by its id here.
 
 Names and addresses are the same in every run, so only one run at a time has them; whatever an interrupted one left is
 removed by the next, by name.
@@ -21,7 +21,7 @@ from pathlib import Path
 import trio
 
 from jepsen.deployments.netns import CLIENT_PORT, HEAL, NAMESRV_PORT, REPLICATION_PORT, deaf_to, held, packets_counted
-from jepsen.deployments.network import CLIENTS, Address, Grudges
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS, Address, Grudges
 
 IMAGE = "raftmq:local"
 PREFIX = "rmqf"
@@ -48,7 +48,10 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Containers of brokers n0, n1, ...; made by `open_containers`. ``directory`` is that of the run."""
+    """Containers of brokers n0, n1, ... and of name servers; made by `open_containers`.
+
+    ``directory`` is that of the run.
+    """
 
     count: int
     directory: Path
@@ -59,18 +62,17 @@ class Containers:
         """How it is called on the command line."""
         return "docker"
 
-    @property
-    def namesrv(self) -> Address:
-        """At the end of the containers' network that this machine has."""
-        return OUTSIDE, NAMESRV_PORT
-
-    def clients_reach(self, node: str) -> Address:
+    def clients_reach(self, name: str) -> Address:
         """The container's address."""
-        return _host(node), CLIENT_PORT
+        return _host(name), NAMESRV_PORT if name in NAME_SERVERS else CLIENT_PORT
 
-    def listens(self, node: str) -> Address:
+    def listens(self, name: str) -> Address:
         """As above."""
-        return self.clients_reach(node)
+        return self.clients_reach(name)
+
+    def registers_at(self, node: str, name_server: str) -> Address:
+        """The same for everybody."""
+        return self.clients_reach(name_server)
 
     def replicates(self, node: str) -> Address:
         """The same address with another port."""
@@ -80,23 +82,23 @@ class Containers:
         """The same for everybody."""
         return self.replicates(other)
 
-    def program(self, node: str) -> list[str]:
+    def program(self, name: str) -> list[str]:
         """A container that is gone when its process is; the run's directory has the same name in it."""
         mount = f"type=bind,source={self.directory},target={self.directory}"
-        options = ["--rm", "--interactive", "--name", _name(node), "--network", PREFIX, "--ip", _host(node)]
+        options = ["--rm", "--interactive", "--name", _name(name), "--network", PREFIX, "--ip", _host(name)]
         return ["docker", "run", *options, "--user", "0:0", "--mount", mount, IMAGE]
 
-    async def server_pid(self, node: str, process: trio.Process) -> int:
+    async def server_pid(self, name: str, process: trio.Process) -> int:
         """The process that Docker started, by its id outside of the container. Raises OSError if there is none."""
-        inspect = ["docker", "inspect", "--format", "{{.State.Pid}}", _name(node)]
+        inspect = ["docker", "inspect", "--format", "{{.State.Pid}}", _name(name)]
         with trio.move_on_after(START_SECONDS_MAX):
             while process.poll() is None:
                 done = await trio.run_process(inspect, check=False, capture_stdout=True, capture_stderr=True)
                 if (told := done.stdout.strip()).isdigit() and int(told) > 0:
-                    self.pids[node] = int(told)
+                    self.pids[name] = int(told)
                     return int(told)
                 await trio.sleep(POLL_SECONDS)
-        raise ChildProcessError(f"the container {_name(node)} did not start")
+        raise ChildProcessError(f"the container {_name(name)} did not start")
 
     def administrators(self) -> str:
         """Whoever is in no container."""
@@ -132,8 +134,9 @@ class Containers:
         return ["nsenter", f"--net=/proc/{self.pids[node]}/ns/net"]
 
 
-def _host(node: str) -> str:
-    return f"{NETWORK}.{int(node[1:]) + 1}"
+def _host(name: str) -> str:
+    first = 101 if name in NAME_SERVERS else 1
+    return f"{NETWORK}.{first + int(name.lstrip('ns'))}"
 
 
 def _name(node: str) -> str:
@@ -159,6 +162,6 @@ async def open_containers(count: int, directory: Path) -> AsyncIterator[Containe
 
 async def _remove(count: int) -> None:
     """Remove what this run or an interrupted one made."""
-    names = [_name(f"n{number}") for number in range(count)]
+    names = [*(_name(f"n{number}") for number in range(count)), *map(_name, NAME_SERVERS)]
     for command in (["docker", "rm", "--force", *names], ["docker", "network", "rm", PREFIX]):
         await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)

@@ -1,10 +1,10 @@
 """Brokers on the loopback address of this machine, for whoever is not root: partitions by proxies between them.
 
-Each broker reaches each other one through a proxy of its own, so that any link can be held back, in either direction.
-So do clients. What is held back waits and goes on when the link is healed, as with TCP on a network that loses packets.
-Not as on a network: a proxy accepts new connections during a partition and lets them wait; and what a broker sends to
-another one's client port (requests that a follower hands to the leader) passes the proxy of clients, so that only
-cutting clients off holds it back.
+Each broker reaches each other one, and each name server, through a proxy of its own, so that any link can be held
+back, in either direction. So do clients. What is held back waits and goes on when the link is healed, as with TCP on a
+network that loses packets. Not as on a network: a proxy accepts new connections during a partition and lets them wait;
+and what a broker sends to another one's client port (requests that a follower hands to the leader) passes the proxy of
+clients, so that only cutting clients off holds it back.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from dataclasses import dataclass
 
 import trio
 
-from jepsen.deployments.network import CLIENTS, RAFTMQ, Address, Grudges
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges
 from jepsen.deployments.proxy import Link, serve
 from mq.cli.dev_cluster import HOST, Ports
 
 
 @dataclass(frozen=True, slots=True)
 class Loopback:
-    """Ports and proxies of brokers n0, n1, ...; made by `open_loopback`."""
+    """Ports and proxies of brokers n0, n1, ... and name servers; made by `open_loopback`."""
 
-    namesrv_port: int
     listen_ports: dict[str, int]
     replication_ports: dict[str, int]
     links: dict[tuple[str, str], Link]
@@ -35,18 +34,17 @@ class Loopback:
         """How it is called on the command line."""
         return "local"
 
-    @property
-    def namesrv(self) -> Address:
-        """Without a proxy."""
-        return HOST, self.namesrv_port
-
-    def clients_reach(self, node: str) -> Address:
+    def clients_reach(self, name: str) -> Address:
         """The proxy of clients."""
-        return HOST, self.links[CLIENTS, node].port
+        return HOST, self.links[CLIENTS, name].port
 
-    def listens(self, node: str) -> Address:
+    def listens(self, name: str) -> Address:
         """Behind it."""
-        return HOST, self.listen_ports[node]
+        return HOST, self.listen_ports[name]
+
+    def registers_at(self, node: str, name_server: str) -> Address:
+        """The proxy between the two."""
+        return HOST, self.links[node, name_server].port
 
     def replicates(self, node: str) -> Address:
         """Behind the proxies of the others."""
@@ -56,12 +54,12 @@ class Loopback:
         """The proxy between the two; a broker reaches itself without one."""
         return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
 
-    def program(self, node: str) -> list[str]:
+    def program(self, name: str) -> list[str]:
         """All run side by side."""
         return [*RAFTMQ]
 
-    async def server_pid(self, node: str, process: trio.Process) -> int:
-        """What was started is the broker."""
+    async def server_pid(self, name: str, process: trio.Process) -> int:
+        """What was started is the server."""
         return process.pid
 
     def administrators(self) -> str:
@@ -69,7 +67,7 @@ class Loopback:
         return HOST
 
     async def drop(self, grudges: Grudges) -> None:
-        """Hold back what somebody sends to a broker that has a grudge against it."""
+        """Hold back what somebody sends to a server that has a grudge against it."""
         await self.heal()
         for (source, target), link in self.links.items():
             link.hold(
@@ -95,17 +93,16 @@ class Loopback:
 async def open_loopback(count: int) -> AsyncIterator[Loopback]:
     """Choose ports, and run proxies until the block ends. Raises OSError, DevClusterFailed if there are no ports."""
     nodes = [f"n{number}" for number in range(count)]
-    pairs = [(one, other) for one in [*nodes, CLIENTS] for other in nodes if one != other]
-    ports = iter(Ports.free((1 + 2 * count + len(pairs) + 1) // 2).all)
-    namesrv = next(ports)
-    listens = {node: next(ports) for node in nodes}
+    pairs = [(one, other) for one in [*nodes, CLIENTS] for other in [*nodes, *NAME_SERVERS] if one != other]
+    ports = iter(Ports.free((2 * count + len(NAME_SERVERS) + len(pairs) + 1) // 2).all)
+    listens = {name: next(ports) for name in [*nodes, *NAME_SERVERS]}
     replicates = {node: next(ports) for node in nodes}
     links = {
-        (source, target): Link(next(ports), listens[target] if source == CLIENTS else replicates[target])
+        (source, target): Link(next(ports), (listens if source == CLIENTS else listens | replicates)[target])
         for source, target in pairs
     }
     async with trio.open_nursery() as nursery:
         for link in links.values():
             await nursery.start(serve, link)
-        yield Loopback(namesrv, listens, replicates, links)
+        yield Loopback(listens, replicates, links)
         nursery.cancel_scope.cancel()

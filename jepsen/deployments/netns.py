@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from jepsen.deployments.network import CLIENTS, RAFTMQ, Address, Grudges
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges
 from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
 
 PREFIX = "rmqf"
@@ -92,7 +92,7 @@ def packets_counted(listing: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """One namespace for each of ``count`` nodes n0, n1, ...; made by `open_networks`."""
+    """One namespace for each of ``count`` brokers n0, n1, ... and for each name server; made by `open_networks`."""
 
     count: int
     switch: trio.Process | None = None
@@ -105,22 +105,21 @@ class Networks:
         """How it is called on the command line."""
         return "netns"
 
-    @property
-    def namesrv(self) -> Address:
-        """The name server is in no namespace."""
-        return OUTSIDE, NAMESRV_PORT
+    def clients_reach(self, name: str) -> Address:
+        """The server's address; nothing is in between."""
+        return self.host(name), NAMESRV_PORT if name in NAME_SERVERS else CLIENT_PORT
 
-    def clients_reach(self, node: str) -> Address:
-        """The node's address; nothing is in between."""
-        return self.host(_number(node)), CLIENT_PORT
-
-    def listens(self, node: str) -> Address:
+    def listens(self, name: str) -> Address:
         """As above."""
-        return self.clients_reach(node)
+        return self.clients_reach(name)
+
+    def registers_at(self, node: str, name_server: str) -> Address:
+        """The same for everybody."""
+        return self.clients_reach(name_server)
 
     def replicates(self, node: str) -> Address:
         """The same address with another port."""
-        return self.host(_number(node)), REPLICATION_PORT
+        return self.host(node), REPLICATION_PORT
 
     def peer(self, node: str, other: str) -> Address:
         """The same for everybody."""
@@ -131,33 +130,34 @@ class Networks:
         return OUTSIDE
 
     async def drop(self, grudges: Grudges) -> None:
-        """Drop what comes in from others, in the namespace of each node with a grudge."""
+        """Drop what comes in from others, in the namespace of each server with a grudge."""
         await self.heal_all()
         for node, others in grudges.items():
-            hosts = [OUTSIDE if other == CLIENTS else self.host(_number(other)) for other in others]
+            hosts = [OUTSIDE if other == CLIENTS else self.host(other) for other in others]
             if hosts:
                 await _run(*self.command(node), "nft", "-f", "-", stdin=deaf_to(hosts))
 
     async def dropped(self) -> int:
         """Packets dropped in all namespaces."""
         total = 0
-        for number in range(self.count):
+        for name in _servers(self.count):
             done = await trio.run_process(
-                [*self._inside(number), "nft", "-j", "list", "ruleset"], capture_stdout=True, capture_stderr=True
+                [*self.command(name), "nft", "-j", "list", "ruleset"], capture_stdout=True, capture_stderr=True
             )
             total += packets_counted(done.stdout)
         return total
 
-    def command(self, node: str) -> list[str]:
-        """What goes before a command so that it runs in the node's namespace, under its own process id."""
-        return self._inside(_number(node))
+    def command(self, name: str) -> list[str]:
+        """What goes before a command so that it runs in the server's namespace, under its own process id."""
+        # Not `ip netns exec`: each would have mounts of its own, and keep disks mounted that are detached here.
+        return ["nsenter", f"--net=/run/netns/{_namespace(name)}"]
 
-    def program(self, node: str) -> list[str]:
-        """The broker of this checkout, in the node's namespace."""
-        return [*self.command(node), *RAFTMQ]
+    def program(self, name: str) -> list[str]:
+        """The server of this checkout, in its namespace."""
+        return [*self.command(name), *RAFTMQ]
 
-    async def server_pid(self, node: str, process: trio.Process) -> int:
-        """What was started is the broker."""
+    async def server_pid(self, name: str, process: trio.Process) -> int:
+        """What was started is the server."""
         return process.pid
 
     async def heal(self) -> None:
@@ -165,21 +165,21 @@ class Networks:
         await self.heal_all()
 
     async def shape(self, shapes: Mapping[tuple[str, str], Shape]) -> dict[str, int]:
-        """Make links so, by who sends and who receives, brokers or `CLIENTS`; all others are good.
+        """Make links so, by who sends and who receives, servers or `CLIENTS`; all others are good.
 
         Returns what became of packets of the shapes that there were until now, see `packets.Link`. Needs the switch.
         """
         assert self.switch is not None, "links have no shape without the switch"
         assert self.switch.stdin is not None, "the switch is told by its input"
-        orders = [(_port(source), _port(target), shape) for (source, target), shape in shapes.items()]
+        orders = [(self._port(source), self._port(target), shape) for (source, target), shape in shapes.items()]
         await self.switch.stdin.send_all(msgspec.json.encode(orders) + b"\n")
         return msgspec.json.decode(await _line(self.switch), type=dict[str, int])
 
     # -- one node at a time ------------------------------------------------------------------------------------------
 
-    def host(self, number: int) -> str:
-        """The address of a node, reachable from all the others and from outside."""
-        return f"{NETWORK}.{number + 1}"
+    def host(self, name: str) -> str:
+        """The address of a server, reachable from all the others and from outside."""
+        return _host(_servers(self.count).index(name))
 
     async def cut_off(self, node: str) -> None:
         """No packet leaves or reaches the node any more."""
@@ -187,12 +187,11 @@ class Networks:
 
     async def heal_all(self) -> None:
         """Undo everything that was cut."""
-        for number in range(self.count):
-            await _run(*self._inside(number), "nft", "-f", "-", stdin=HEAL)
+        for name in _servers(self.count):
+            await _run(*self.command(name), "nft", "-f", "-", stdin=HEAL)
 
-    def _inside(self, number: int) -> list[str]:
-        # Not `ip netns exec`: each would have mounts of its own, and keep disks mounted that are detached here.
-        return ["nsenter", f"--net=/run/netns/{_name(number)}"]
+    def _port(self, name: str) -> int:
+        return OUTSIDE_PORT if name == CLIENTS else _servers(self.count).index(name)
 
 
 async def _line(process: trio.Process) -> bytes:
@@ -207,16 +206,17 @@ async def _line(process: trio.Process) -> bytes:
     return line
 
 
-def _port(name: str) -> int:
-    return OUTSIDE_PORT if name == CLIENTS else _number(name)
+def _servers(count: int) -> list[str]:
+    """So many brokers, and the name servers."""
+    return [*(f"n{number}" for number in range(count)), *NAME_SERVERS]
 
 
-def _number(node: str) -> int:
-    return int(node[1:])
+def _host(number: int) -> str:
+    return f"{NETWORK}.{number + 1}"
 
 
-def _name(number: int) -> str:
-    return f"{PREFIX}-n{number}"
+def _namespace(name: str) -> str:
+    return f"{PREFIX}-{name}"
 
 
 @asynccontextmanager
@@ -231,8 +231,8 @@ async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[
     with held("networks"):
         await _remove(count)
         try:
-            for number in range(count):
-                await _run("ip", "netns", "add", _name(number))
+            for name in _servers(count):
+                await _run("ip", "netns", "add", _namespace(name))
             if switched:
                 async with _open_switch(count) as switch:
                     await _address(count, OUTSIDE_CARD)
@@ -250,16 +250,16 @@ async def _make_bridge(count: int) -> None:
     await _run("ip", "link", "add", BRIDGE, "type", "bridge")
     if _is_filtered():
         await _run("iptables", "-I", "FORWARD", *_LET_PASS)
-    for number in range(count):
-        name, outer = _name(number), f"{PREFIX}-v{number}"
-        await _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
+    for name in _servers(count):
+        outer = f"{PREFIX}-v-{name}"
+        await _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", _namespace(name))
         await _run("ip", "link", "set", outer, "master", BRIDGE, "up")
 
 
 @asynccontextmanager
 async def _open_switch(count: int) -> AsyncIterator[trio.Process]:
     """Ends when its input does, also if this process is killed, and its cards with it."""
-    command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(_name, range(count))]
+    command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(_namespace, _servers(count))]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             partial(
@@ -277,9 +277,9 @@ async def _address(count: int, outside: str) -> None:
     """Give all cards their addresses, and set them up."""
     await _run("ip", "addr", "add", f"{OUTSIDE}/24", "dev", outside)
     await _run("ip", "link", "set", outside, "up")
-    for number in range(count):
-        inside = ("ip", "-n", _name(number))
-        await _run(*inside, "addr", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
+    for number, name in enumerate(_servers(count)):
+        inside = ("ip", "-n", _namespace(name))
+        await _run(*inside, "addr", "add", f"{_host(number)}/24", "dev", "eth0")
         await _run(*inside, "link", "set", "eth0", "up")
         await _run(*inside, "link", "set", "lo", "up")
 
@@ -298,7 +298,7 @@ def held(what: str) -> Iterator[None]:
 
 async def _remove(count: int) -> None:
     """Remove what this run or an interrupted one made."""
-    commands: list[Sequence[str]] = [("ip", "netns", "del", _name(number)) for number in range(count)]
+    commands: list[Sequence[str]] = [("ip", "netns", "del", _namespace(name)) for name in _servers(count)]
     for command in [*commands, ("ip", "link", "del", BRIDGE)]:
         await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
     if _is_filtered():

@@ -9,10 +9,13 @@ from typing import Protocol
 import trio
 
 CLIENTS = "clients"
-"""In a grudge: everybody who is no broker. That is the clients of the run and its name server."""
+"""In a grudge: everybody who is no server."""
+
+NAME_SERVERS = ("ns0", "ns1")
+"""Each knows all brokers; brokers and clients know both."""
 
 Grudges = Mapping[str, frozenset[str]]
-"""By broker: from whom it hears nothing, brokers or `CLIENTS`."""
+"""By server: from whom it hears nothing, servers or `CLIENTS`."""
 
 Address = tuple[str, int]
 
@@ -28,17 +31,16 @@ class Network(Protocol):
         """How it is called on the command line."""
         ...
 
-    @property
-    def namesrv(self) -> Address:
-        """Where clients and brokers reach the name server."""
+    def clients_reach(self, name: str) -> Address:
+        """Where clients reach a server."""
         ...
 
-    def clients_reach(self, node: str) -> Address:
-        """Where clients reach a broker."""
+    def listens(self, name: str) -> Address:
+        """Where a server listens for clients; differs from the above if there is a proxy in between."""
         ...
 
-    def listens(self, node: str) -> Address:
-        """Where a broker listens for clients; differs from the above if there is a proxy in between."""
+    def registers_at(self, node: str, name_server: str) -> Address:
+        """Where a broker reaches a name server."""
         ...
 
     def replicates(self, node: str) -> Address:
@@ -49,12 +51,12 @@ class Network(Protocol):
         """Where ``node`` reaches the replication port of ``other``."""
         ...
 
-    def program(self, node: str) -> list[str]:
-        """The command `raftmq` where the broker runs; its arguments come behind."""
+    def program(self, name: str) -> list[str]:
+        """The command `raftmq` where the server runs; its arguments come behind."""
         ...
 
-    async def server_pid(self, node: str, process: trio.Process) -> int:
-        """The process id of the broker that the command ``process`` runs. Raises OSError if it did not start."""
+    async def server_pid(self, name: str, process: trio.Process) -> int:
+        """The process id of the server that the command ``process`` runs. Raises OSError if it did not start."""
         ...
 
     def administrators(self) -> str:
@@ -62,7 +64,7 @@ class Network(Protocol):
         ...
 
     async def drop(self, grudges: Grudges) -> None:
-        """Brokers hear nothing of whom they have a grudge against. Nobody gets an error; connections stay open."""
+        """Servers hear nothing of whom they have a grudge against. Nobody gets an error; connections stay open."""
         ...
 
     async def dropped(self) -> int:

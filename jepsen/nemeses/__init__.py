@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import trio
 
-from jepsen.deployments.cluster import NAMESRV, Cluster
+from jepsen.deployments.cluster import Cluster
+from jepsen.deployments.network import NAME_SERVERS
 from jepsen.nemeses.disks import damage, fill_disk
 from jepsen.nemeses.injection import CarryOut, Injection
 from jepsen.nemeses.members import members
-from jepsen.nemeses.operations import kill_name_server, restart, transfer
+from jepsen.nemeses.operations import kill_name_servers, restart, transfer
 from jepsen.nemeses.packets import packets
 from jepsen.nemeses.partitions import partition
 from jepsen.nemeses.power import power_loss
@@ -25,7 +26,7 @@ NEMESES: dict[str, CarryOut] = {
     "pause": pause,
     "restart": restart,
     "transfer": transfer,
-    "name-server": kill_name_server,
+    "name-server": kill_name_servers,
     "partition": partition,
     "damage": damage,
     "disk-full": fill_disk,
@@ -61,10 +62,8 @@ async def torment(injection: Injection, steps: Sequence[Step], seconds: float) -
 async def heal(cluster: Cluster) -> None:
     """Mend everything: links, paused processes, dead ones. Does not wait until they serve."""
     await cluster.network.heal()
-    if not cluster.is_running(NAMESRV):
-        await cluster.start_namesrv()
-    for node in cluster.nodes:
-        if cluster.is_running(node):
-            cluster.send_signal(node, signal.SIGCONT)
+    for name in (*NAME_SERVERS, *cluster.nodes):
+        if cluster.is_running(name):
+            cluster.send_signal(name, signal.SIGCONT)
         else:
-            await cluster.start(node)
+            await cluster.start(name)

@@ -1,10 +1,10 @@
-"""What operators do, or what happens to them: restarts in order, moved leadership, a dead name server."""
+"""What operators do, or what happens to them: restarts in order, moved leadership, dead name servers."""
 
 from __future__ import annotations
 
 import trio
 
-from jepsen.deployments.cluster import NAMESRV
+from jepsen.deployments.network import NAME_SERVERS
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.nemeses.processes import state_of_process
 from jepsen.schedule import Step, targets
@@ -45,14 +45,17 @@ async def transfer(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def kill_name_server(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL; it comes back and knows no broker until they register again."""
+async def kill_name_servers(injection: Injection, step: Step, leader: str) -> None:
+    """SIGKILL of one or both; they come back and know no broker until it registers again."""
     cluster = injection.cluster
-    number = injection.begin(step, (NAMESRV,))
-    pid = cluster.pid(NAMESRV)
-    await cluster.kill(NAMESRV)
-    if not state_of_process(pid):
-        injection.confirm(number, f"no process has the id {pid} any more")
+    names = {"the first": NAME_SERVERS[:1], "the second": NAME_SERVERS[1:], "both": NAME_SERVERS}[step.variant.what]
+    number = injection.begin(step, names)
+    pids = [cluster.pid(name) for name in names]
+    for name in names:
+        await cluster.kill(name)
+    if not any(map(state_of_process, pids)):
+        injection.confirm(number, f"no process has the ids {', '.join(map(str, pids))} any more")
     await trio.sleep(step.seconds)
-    await cluster.start_namesrv()
+    for name in names:
+        await cluster.start(name)
     injection.end(number)

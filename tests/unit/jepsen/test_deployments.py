@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
+from jepsen.deployments.docker import Containers
 from jepsen.deployments.local import open_loopback
-from jepsen.deployments.netns import deaf_to, packets_counted
-from jepsen.deployments.network import CLIENTS
+from jepsen.deployments.netns import Networks, deaf_to, packets_counted
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS
 from mq.cli.dev_cluster import HOST
 
 LISTING = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "inet", "name": "rmqf"}},
@@ -76,3 +78,23 @@ async def test_caller_of_a_dead_broker_is_hung_up_on() -> None:
         with trio.fail_after(5):
             assert await stream.receive_some() == b""
         await stream.aclose()
+
+
+@pytest.mark.trio
+async def test_each_broker_reaches_each_name_server_through_a_link_of_its_own() -> None:
+    async with open_loopback(2) as network:
+        ways = {network.registers_at(node, name) for node in ("n0", "n1") for name in NAME_SERVERS}
+        ways |= {network.clients_reach(name) for name in NAME_SERVERS}
+        assert len(ways) == 6
+        await network.drop({"ns0": frozenset({"n0"})})
+        stream = await trio.open_tcp_stream(*network.registers_at("n0", "ns0"))
+        with trio.fail_after(5):
+            while not await network.dropped():  # noqa: ASYNC110 (counters tell nobody)
+                await trio.sleep(0.01)
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("network", [Networks(5), Containers(5, Path())], ids=["netns", "docker"])
+def test_no_two_servers_have_one_address(network: Networks | Containers) -> None:
+    names = [*(f"n{number}" for number in range(5)), *NAME_SERVERS]
+    assert len({network.clients_reach(name)[0] for name in names}) == len(names)

@@ -126,3 +126,15 @@ def test_every_kind_can_be_carried_out() -> None:
 
 def test_state_of_a_process_is_read_behind_its_name() -> None:
     assert state_of("12 (a) R (b)) T 1 12 12 0") == "T"
+
+
+def test_name_server_alone_is_heard_by_no_broker_and_hears_no_client() -> None:
+    planned = grudges("a name server alone", "n1", NODES, Random(1), name_servers=["ns0", "ns1"])
+    (alone,) = planned.keys() - set(NODES)
+    assert planned[alone] == frozenset({*NODES, "clients"})
+    assert all(planned[node] == frozenset({alone}) for node in NODES)
+
+
+def test_leader_cut_off_from_the_name_servers_still_hears_its_followers() -> None:
+    planned = grudges("leader cut off from the name servers", "n1", NODES, Random(1), name_servers=["ns0", "ns1"])
+    assert planned == {"n1": frozenset({"ns0", "ns1"}), "ns0": frozenset({"n1"}), "ns1": frozenset({"n1"})}

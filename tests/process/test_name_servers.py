@@ -1,0 +1,76 @@
+"""Two name servers, of which one is dead when clients start, and then the other while they work."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from jepsen.deployments.cluster import node_names, open_cluster
+from jepsen.deployments.local import open_loopback
+from jepsen.deployments.network import NAME_SERVERS
+from mq.cli.errors import run_trio
+from mq.client import Admin, ClientError, Message, Producer, PullConsumer
+
+pytestmark = [pytest.mark.process]
+
+FIRST, SECOND = NAME_SERVERS
+READY_SECONDS_MAX = 60.0
+
+
+def test_clients_work_with_either_name_server_and_go_on_without_both(tmp_path: Path) -> None:
+    run_trio(partial(_clients_work, tmp_path))
+
+
+async def _clients_work(directory: Path) -> None:
+    settings = {"register_seconds": "1"}
+    async with (
+        open_loopback(1) as network,
+        open_cluster(directory, network, node_names(1), settings=settings) as servers,
+    ):
+        await servers.kill(FIRST)
+        async with Admin(servers.namesrv) as admin:
+            with trio.fail_after(READY_SECONDS_MAX):
+                while True:
+                    try:
+                        await admin.create_topic("Orders", read_queues=1, write_queues=1)
+                        break
+                    except ClientError:  # the broker has not registered yet
+                        await trio.sleep(0.1)
+        async with (
+            Producer(servers.namesrv, "senders") as producer,
+            PullConsumer(servers.namesrv, "readers", consume_from="first") as consumer,
+        ):
+            await consumer.assign(await consumer.queues("Orders"))
+            await _send_and_read(producer, consumer, "the first is dead at the start")
+            await servers.start(FIRST)
+            await servers.kill(SECOND)
+            await _send_and_read(producer, consumer, "the second died while clients worked")
+            await servers.kill(FIRST)
+            await _send_and_read(producer, consumer, "both are dead")
+            await servers.start(FIRST)
+        await _wait_known(servers.namesrv)
+        async with Producer(servers.namesrv, "late") as producer:
+            await producer.send(Message("Orders", b"a new client while the second is dead"))
+
+
+async def _send_and_read(producer: Producer, consumer: PullConsumer, text: str) -> None:
+    await producer.send(Message("Orders", text.encode()))
+    with trio.fail_after(READY_SECONDS_MAX):
+        while not (got := await consumer.poll(timeout=1.0)):
+            pass
+    assert [message.body for message in got] == [text.encode()]
+
+
+async def _wait_known(namesrv: str) -> None:
+    """Until the name server that came back knows the broker again."""
+    with trio.fail_after(READY_SECONDS_MAX):
+        while True:
+            async with Producer(namesrv, "askers") as asking:
+                try:
+                    await asking.send(Message("Orders", b"is it known?"))
+                    return
+                except ClientError:
+                    await trio.sleep(0.2)
