@@ -17,7 +17,7 @@ import trio
 from chaos.planted.__main__ import plant
 from jepsen.checkers.servers import errors_in
 from jepsen.deployments import open_network
-from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, node_names, open_cluster
+from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovered, node_names, open_cluster
 from jepsen.deployments.disks import open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.network import NAME_SERVERS
@@ -117,7 +117,11 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic)
             recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
-            await _run_with(plan, cluster, recorder, workload, say)
+            try:
+                await _run_with(plan, cluster, recorder, workload, say)
+            except* NotRecovered as failed:
+                recorder.note("not-recovered", err=str(_first(failed)))
+                raise
         await _look_at_what_is_left(cluster, recorder)
         recorder.note("end")
 
@@ -155,6 +159,14 @@ async def _run_with(
     say("waiting until all replicas are level, then reading them")
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)
+
+
+def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
+    """One of the errors in a group of groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, object]:

@@ -8,7 +8,8 @@ from jepsen.history import RUN, History
 from jepsen.verdict import Findings, Result
 
 PROMISE = (
-    "no broker fails an assertion or ends by itself, damage is repaired, and after the run all logs verify and agree"
+    "no broker fails an assertion or ends by itself, damage is repaired, the group works again after each fault, "
+    "and after the run all logs verify and agree"
 )
 
 MEMORY_BYTES_MAX = 300 * 1024 * 1024
@@ -42,6 +43,8 @@ def check_servers(history: History) -> Result:
                 findings.add("too-much-memory", f"{event.n} took {mebibytes} MiB")
         elif event.f == "not-repaired":
             findings.add("not-repaired", f"{event.n} has not brought back what was damaged: {event.v}")
+        elif event.f == "not-recovered":
+            findings.add("not-recovered", f"nothing was broken any more, and still {event.err}")
         elif event.f == "said":
             findings.add("error-in-log", f"{event.n}: {event.v}")
     for node in history.nodes:

@@ -41,6 +41,10 @@ class ClusterFailed(Exception):
     """The cluster did not get where it should in time; the message says where, and where the logs are."""
 
 
+class NotRecovered(ClusterFailed):
+    """Nothing is broken any more, and still the group does not work, or a replica lags."""
+
+
 @dataclass(slots=True)
 class Cluster:
     """Brokers n0, n1, ... and name servers; made by `open_cluster`.
@@ -219,7 +223,7 @@ class Cluster:
         return found
 
     async def leader(self) -> str:
-        """Who leads in the highest term; waits until there is one. Raises ClusterFailed after a minute."""
+        """Who leads in the highest term; waits until there is one. Raises NotRecovered after a minute."""
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 tables = await self.all_figures()
@@ -227,10 +231,10 @@ class Cluster:
                 if leads:
                     return max(leads)[1]
                 await trio.sleep(POLL_SECONDS)
-        raise ClusterFailed(f"no leader within {READY_SECONDS_MAX:g} s; logs are in {self.directory / 'logs'}")
+        raise NotRecovered(f"no leader within {READY_SECONDS_MAX:g} s; logs are in {self.directory / 'logs'}")
 
     async def wait_caught_up(self, node: str, seconds: float) -> None:
-        """Wait until a broker has applied what its leader has committed now. Raises ClusterFailed."""
+        """Wait until a broker has applied what its leader has committed now. Raises NotRecovered."""
         goal = applied = -1
         with trio.move_on_after(seconds):
             while goal < 0:
@@ -242,10 +246,10 @@ class Cluster:
                 if applied >= goal:
                     return
                 await trio.sleep(POLL_SECONDS)
-        raise ClusterFailed(f"{node} has applied {applied}, not {goal}, {seconds:g} s after it was started")
+        raise NotRecovered(f"{node} has applied {applied}, not {goal}, {seconds:g} s after it was started")
 
     async def wait_level(self) -> None:
-        """Wait until all brokers answer and have applied the same log to its end. Raises ClusterFailed.
+        """Wait until all brokers answer and have applied the same log to its end. Raises NotRecovered.
 
         Nobody may send meanwhile.
         """
@@ -258,7 +262,7 @@ class Cluster:
                     return
                 await trio.sleep(POLL_SECONDS)
         applied = {node: table["raftmq.appliedIndex"] for node, table in tables.items()}
-        raise ClusterFailed(f"replicas are not level within {READY_SECONDS_MAX:g} s after healing: {applied}")
+        raise NotRecovered(f"replicas are not level within {READY_SECONDS_MAX:g} s after healing: {applied}")
 
     async def command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run `raftmq` as an operator would."""
