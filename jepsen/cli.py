@@ -61,10 +61,11 @@ def run(
     planted: Annotated[
         str, typer.Option(help="Brokers run with this mistake of chaos/planted: does the run notice?", metavar="NAME")
     ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Many short faults, and short rests between them.")] = False,
 ) -> None:
     """Start brokers, let clients work, break things, mend them, read every replica, and judge."""
     nemeses = tuple(_known("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
-    _tell(*_run(_plan(workload, nemeses, seconds, seed, backend, planted), store))
+    _tell(*_run(_plan(workload, nemeses, seconds, seed, backend, planted, quick=quick), store))
 
 
 @app.command("scenario")
@@ -97,6 +98,7 @@ def _plan(
     planted: str,
     *,
     scenario: str = "",
+    quick: bool = False,
 ) -> Plan:
     """A plan that can be carried out here. Raises CannotRun."""
     chosen = _known("back end", backend or default_backend(), BACKENDS)
@@ -110,7 +112,7 @@ def _plan(
         if chosen == "docker":
             raise CannotRun("containers run the code of their image: a planted mistake needs another back end")
     drawn = random.randrange(1_000_000) if seed is None else seed
-    return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario)
+    return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario, quick)
 
 
 def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
@@ -161,7 +163,16 @@ def matrix(
     for at, cell in enumerate(part_of(every, number, parts)):
         typer.echo(f"\n{cell.workload} under {cell.faults}")
         try:
-            plan = _plan(cell.workload, cell.nemeses, cell.seconds, seed + at, chosen, "", scenario=cell.scenario)
+            plan = _plan(
+                cell.workload,
+                cell.nemeses,
+                cell.seconds,
+                seed + at,
+                chosen,
+                "",
+                scenario=cell.scenario,
+                quick=cell.quick,
+            )
             verdict, directory, interrupted = _run(plan, store)
         except (CannotRun, NotARun) as reason:
             typer.echo(f"not run: {reason}")

@@ -15,19 +15,27 @@ READ_SECONDS_MAX = 120.0
 
 
 async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> None:
-    """Read all queues of all replicas. An empty `final-read` is the end of a queue. Raises ClusterFailed, OSError."""
-    for node in cluster.nodes:
-        with trio.move_on_after(READ_SECONDS_MAX) as reading:
-            read = False
-            async with open_wire(*cluster.network.clients_reach(node)) as wire:
-                worker = Worker(recorder)
+    """Read all queues of all replicas, at once. An empty `final-read` is the end of a queue.
+
+    Raises ClusterFailed, OSError.
+    """
+    async with trio.open_nursery() as nursery:
+        for node in cluster.nodes:
+            nursery.start_soon(_read_replica, cluster, recorder, topic, node)
+
+
+async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: str) -> None:
+    with trio.move_on_after(READ_SECONDS_MAX) as reading:
+        read = False
+        async with open_wire(*cluster.network.clients_reach(node)) as wire:
+            async with trio.open_nursery() as nursery:
                 for queue_id in range(QUEUES):
-                    await _read_queue(worker, wire, node, topic, queue_id)
-                read = True
-            if not read:
-                raise ClusterFailed(f"{node} hung up while it was read")
-        if reading.cancelled_caught:
-            raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
+                    nursery.start_soon(_read_queue, Worker(recorder), wire, node, topic, queue_id)
+            read = True
+        if not read:
+            raise ClusterFailed(f"{node} hung up while it was read")
+    if reading.cancelled_caught:
+        raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
 
 
 async def _read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> None:

@@ -16,6 +16,8 @@ class Cell:
     nemeses: tuple[str, ...]
     seconds: float
     scenario: str = ""
+    quick: bool = False
+    """Many short faults."""
 
     @property
     def faults(self) -> str:
@@ -66,7 +68,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
             count = max(len(GROUPS), len(workloads))
             seconds = _seconds_each(CI, count + len(CI_SCENARIOS))
             once = _in_turns(workloads, GROUPS, count, seconds)
-            return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds)
+            return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds, quick=True)
         case "nightly" | "release":
             pairs = [
                 (workload, group)
@@ -88,18 +90,18 @@ def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
 
 def _seconds_each(profile: str, count: int) -> float:
     """For how long each of so many runs may have faults."""
-    return max(SHORT_SECONDS, (BUDGET_SECONDS[profile] / count - OVERHEAD_SECONDS) // 5 * 5)
+    return max(SHORT_SECONDS, (BUDGET_SECONDS[profile] / count - OVERHEAD_SECONDS) // 1)
 
 
 def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:
-    """So many runs; workloads and groups take turns, each for itself."""
+    """So many quick runs; workloads and groups take turns, each for itself."""
     found = []
     turn = 0
     for number in range(count):
         group = groups[number % len(groups)]
         while not _together(workloads[turn % len(workloads)], group):
             turn += 1
-        found.append(Cell(workloads[turn % len(workloads)], group, seconds))
+        found.append(Cell(workloads[turn % len(workloads)], group, seconds, quick=True))
         turn += 1
     return found
 
@@ -108,5 +110,5 @@ def _together(workload: str, group: tuple[str, ...]) -> bool:
     return not any((workload, kind) in NOT_TOGETHER for kind in group)
 
 
-def _scenarios(scenarios: Sequence[tuple[str, tuple[str, ...]]], seconds: float) -> list[Cell]:
-    return [Cell(SCENARIO_WORKLOAD, kinds, seconds, name) for name, kinds in scenarios]
+def _scenarios(scenarios: Sequence[tuple[str, tuple[str, ...]]], seconds: float, *, quick: bool = False) -> list[Cell]:
+    return [Cell(SCENARIO_WORKLOAD, kinds, seconds, name, quick) for name, kinds in scenarios]

@@ -24,7 +24,7 @@ from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.shim import open_shims
 from jepsen.final import read_replicas
 from jepsen.history import FORMAT
-from jepsen.logs import differences
+from jepsen.logs import Verified, differences
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
@@ -40,6 +40,7 @@ from mq.client import Admin, ClientError
 HISTORY = "history.jsonl"
 CALM_SECONDS = 2.0
 """Before the first fault and after the last one."""
+QUICK_CALM_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
 STOP_SENDING_SECONDS_MAX = 60.0
 
@@ -57,6 +58,8 @@ class Plan:
     """A mistake that is made in the brokers' code on purpose, by its name in chaos/planted; empty for none."""
     scenario: str = ""
     """The name of a scenario, instead of faults that are drawn; empty for none."""
+    quick: bool = False
+    """Many short faults with short rests between them."""
 
     @property
     def command(self) -> str:
@@ -64,8 +67,10 @@ class Plan:
         nemeses = ",".join(self.nemeses)
         workload = f"--workload {self.workload}"
         what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} --nemesis {nemeses}"
-        return (f"raftmq-jepsen {what} --time {self.seconds:g} --seed {self.seed} --backend {self.backend}") + (
-            f" --planted {self.planted}" if self.planted else ""
+        options = [" --quick"] if self.quick else []
+        options += [f" --planted {self.planted}"] if self.planted else []
+        return f"raftmq-jepsen {what} --time {self.seconds:g} --seed {self.seed} --backend {self.backend}" + "".join(
+            options
         )
 
 
@@ -130,6 +135,7 @@ async def _run_with(
     plan: Plan, cluster: Cluster, recorder: Recorder, workload: Workload, say: Callable[[str], None]
 ) -> None:
     injection = Injection(cluster, recorder, random.Random(f"{plan.seed} targets"), say)
+    calm_seconds = QUICK_CALM_SECONDS if plan.quick else CALM_SECONDS
     memory: Counter[str] = Counter()
     async with trio.open_nursery() as watchers:
         watchers.start_soon(_watch, cluster, recorder, memory)
@@ -137,18 +143,18 @@ async def _run_with(
         watchers.start_soon(workload.consume)
         async with trio.open_nursery() as producers:
             producers.start_soon(workload.produce)
-            await trio.sleep(CALM_SECONDS)
+            await trio.sleep(calm_seconds)
             until = trio.current_time() + plan.seconds
             if plan.scenario:
                 await play(injection, SCENARIOS[plan.scenario], plan.seconds)
             else:
-                steps = draw(random.Random(plan.seed), plan.nemeses, plan.seconds)
+                steps = draw(random.Random(plan.seed), plan.nemeses, plan.seconds, quick=plan.quick)
                 await torment(injection, steps, plan.seconds)
             await trio.sleep_until(until)
             say("healing")
             await heal(cluster)
             await cluster.leader()
-            await trio.sleep(CALM_SECONDS)
+            await trio.sleep(calm_seconds)
             workload.stopping.set()
             producers.cancel_scope.deadline = trio.current_time() + STOP_SENDING_SECONDS_MAX
         say(f"{len(workload.acknowledged)} messages are acknowledged; waiting for consumers")
@@ -177,6 +183,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "backend": plan.backend,
         "planted": plan.planted,
         "scenario": plan.scenario,
+        "quick": plan.quick,
         "seed": plan.seed,
         "seconds": plan.seconds,
         "command": plan.command,
@@ -227,9 +234,17 @@ async def _tell_progress(workload: Workload, say: Callable[[str], None]) -> None
 
 async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
     """Verify and compare the logs of stopped brokers, and look for errors in what they wrote."""
-    logs = {node: (cluster.data_dir(node) / "commitlog", await cluster.verify_log(node)) for node in cluster.nodes}
-    for node, (_, report) in logs.items():
+    reports: dict[str, Verified] = {}
+
+    async def verify(node: str) -> None:
+        reports[node] = await cluster.verify_log(node)
+
+    async with trio.open_nursery() as nursery:
+        for node in cluster.nodes:
+            nursery.start_soon(verify, node)
+    for node, report in reports.items():
         recorder.note("verified", n=node, v=report.verdict)
+    logs = {node: (cluster.data_dir(node) / "commitlog", reports[node]) for node in cluster.nodes}
     recorder.note("compared", v=await trio.to_thread.run_sync(differences, logs))
     for node in cluster.nodes:
         with cluster.log_file(node).open(errors="replace") as lines:

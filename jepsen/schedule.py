@@ -123,12 +123,16 @@ KINDS: dict[str, tuple[Variant, ...]] = {
 """Kinds of faults by name, each in all its variants."""
 
 REST_SECONDS = (1.0, 4.0)
+QUICK_REST_SECONDS = (0.2, 0.6)
+QUICK_SECONDS_MAX = 2.0
+QUICK_ELECTION_SECONDS = 2.5
+"""What a quick run has of faults that are to last until another leader is elected."""
 
 
-def draw(rng: Random, kinds: Sequence[str], seconds: float) -> list[Step]:
+def draw(rng: Random, kinds: Sequence[str], seconds: float, *, quick: bool = False) -> list[Step]:
     """Steps that take ``seconds`` together, or one of each kind if that takes longer. `CALM` alone has none.
 
-    All variants of a kind come before one comes again.
+    All variants of a kind come before one comes again. ``quick``: many short faults, with short rests between them.
     """
     wanted = [kind for kind in kinds if kind != CALM]
     decks: dict[str, list[Variant]] = {kind: [] for kind in wanted}
@@ -139,14 +143,21 @@ def draw(rng: Random, kinds: Sequence[str], seconds: float) -> list[Step]:
             if not decks[kind]:
                 decks[kind] = rng.sample(KINDS[kind], len(KINDS[kind]))
             variant = decks[kind].pop()
-            step = Step(
-                rng.uniform(*REST_SECONDS), kind, variant, rng.uniform(variant.seconds_min, variant.seconds_max)
-            )
+            rest_seconds = rng.uniform(*(QUICK_REST_SECONDS if quick else REST_SECONDS))
+            step = Step(rest_seconds, kind, variant, rng.uniform(*_lasts(variant, quick=quick)))
             total += step.rest_seconds + step.seconds
             if total > seconds and {each.kind for each in steps} >= set(wanted):
                 return steps
             steps.append(step)
     return steps
+
+
+def _lasts(variant: Variant, *, quick: bool) -> tuple[float, float]:
+    """Seconds, the least and the most."""
+    if not quick:
+        return variant.seconds_min, variant.seconds_max
+    seconds_min = min(variant.seconds_min, QUICK_ELECTION_SECONDS)
+    return seconds_min, max(seconds_min, min(variant.seconds_max, QUICK_SECONDS_MAX))
 
 
 def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[str, ...]:

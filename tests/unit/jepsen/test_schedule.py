@@ -10,7 +10,17 @@ from jepsen.nemeses import NEMESES
 from jepsen.nemeses.needs import Deployed, needs, why_not
 from jepsen.nemeses.processes import state_of
 from jepsen.nemeses.resources import throttled
-from jepsen.schedule import CALM, KINDS, bridge, draw, grudges, ring, targets
+from jepsen.schedule import (
+    CALM,
+    KINDS,
+    QUICK_ELECTION_SECONDS,
+    QUICK_SECONDS_MAX,
+    bridge,
+    draw,
+    grudges,
+    ring,
+    targets,
+)
 
 NODES = ("n0", "n1", "n2")
 
@@ -32,6 +42,13 @@ def test_steps_fit_into_their_time() -> None:
     steps = draw(Random(1), ["kill"], 60)
     assert len(steps) > 3
     assert sum(step.rest_seconds + step.seconds for step in steps) <= 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quick_run_has_four_faults_in_fifteen_seconds(kind: str) -> None:
+    steps = draw(Random(1), [kind], 15, quick=True)
+    assert len(steps) >= 4
+    assert all(step.seconds <= max(QUICK_SECONDS_MAX, QUICK_ELECTION_SECONDS) for step in steps)
 
 
 @pytest.mark.parametrize("kind", KINDS)
