@@ -23,6 +23,7 @@ from jepsen.deployments.netns import NetworksInUse
 from jepsen.judge import REPORT, NotARun, judge, states_met
 from jepsen.matrix import not_run, read_rows, row_of, table, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
+from jepsen.nemeses.needs import why_not_together
 from jepsen.profiles import PROFILES, SMOKE, cells, part_of
 from jepsen.run import Plan, carry_out, new_directory
 from jepsen.scenarios import SCENARIOS
@@ -107,6 +108,8 @@ def _plan(
     for kind in nemeses:
         if (reason := why_no_fault(kind, chosen)) is not None:
             raise CannotRun(f"{kind} cannot be had: {reason}")
+    if (reason := why_not_together(nemeses, chosen)) is not None:
+        raise CannotRun(reason)
     if planted:
         _known("planted mistake", planted, planted_names())
         if chosen == "docker":

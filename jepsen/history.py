@@ -146,8 +146,9 @@ class History(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> list[str]:
-        """All replicas."""
-        return list(self.plan.get("nodes", ()))
+        """All replicas that the group has in the end."""
+        changed = [event.v for event in self.of_run("members")]
+        return list(changed[-1] if changed else self.plan.get("nodes", ()))
 
     @property
     def queues(self) -> list[str]:

@@ -34,7 +34,8 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("clock",),
     ("disk-error", "slow-disk"),
     ("members",),
-    ("starve", "transfer"),
+    ("wrong-start", "transfer"),
+    ("starve",),
     ("disk-full", "name-server"),
     ("bridge",),
 )

@@ -108,16 +108,24 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     async with lone_errors(), AsyncExitStack() as stack:
         stack.enter_context(held(directory))
         recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
+        names = node_names(deployed.count + deployed.spares)
+        nodes, spares = names[: deployed.count], names[deployed.count :]
         network = await stack.enter_async_context(
-            open_network(plan.backend, deployed.count, directory, switched=deployed.switch)
+            open_network(plan.backend, len(names), directory, switched=deployed.switch)
         )
-        nodes = node_names(deployed.count)
-        disks = await stack.enter_async_context(open_disks(directory, nodes)) if deployed.disks else {}
-        shims = await stack.enter_async_context(open_shims(directory, nodes)) if deployed.shims else {}
+        disks = await stack.enter_async_context(open_disks(directory, names)) if deployed.disks else {}
+        shims = await stack.enter_async_context(open_shims(directory, names)) if deployed.shims else {}
         servers = f"{len(NAME_SERVERS)} name servers and {len(nodes)} brokers ({plan.backend})"
         say(f"starting {servers}; logs are in {directory / 'logs'}")
         async with open_cluster(
-            directory, network, nodes, settings=workload_class.settings, source=source, disks=disks, shims=shims
+            directory,
+            network,
+            nodes,
+            spares=spares,
+            settings=workload_class.settings,
+            source=source,
+            disks=disks,
+            shims=shims,
         ) as cluster:
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic)
@@ -162,6 +170,8 @@ async def _run_with(
         watchers.cancel_scope.cancel()
     for node, most_bytes in sorted(memory.items()):
         recorder.note("memory", n=node, v=most_bytes)
+    if cluster.nodes != cluster.founders:
+        recorder.note("members", v=cluster.nodes)
     say("waiting until all replicas are level, then reading them")
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)

@@ -35,6 +35,8 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("follower", 0.0, 5.0, majority=True),
         Variant("both followers", 0.0, 3.0, majority=False),
         Variant("all", 0.0, 1.0, majority=False),
+        Variant("leader while it writes a checkpoint", 0.0, 3.0, majority=True),
+        Variant("follower while it writes a checkpoint", 0.0, 3.0, majority=True),
     ),
     "pause": (
         Variant("leader", 4.0, 6.0, majority=True),
@@ -46,7 +48,11 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("follower", 0.0, 3.0, majority=True),
         Variant("all, one after the other", 0.0, 0.5, majority=True),
     ),
-    "transfer": (Variant("leadership", 0.5, 1.5, majority=True),),
+    "transfer": (
+        Variant("leadership", 0.5, 1.5, majority=True),
+        Variant("leadership, six times at once", 0.0, 0.3, majority=True),
+        Variant("leadership to a follower that is killed", 0.5, 1.5, majority=True),
+    ),
     "name-server": (
         Variant("the first", 1.0, 5.0, majority=True),
         Variant("the second", 1.0, 5.0, majority=True),
@@ -70,8 +76,12 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("a block of a closed file written over another", 0.0, 2.0, majority=True),
         Variant("end of the newest file", 0.0, 2.0, majority=True),
         Variant("one slot of the vote file", 0.0, 2.0, majority=True),
+        Variant("one bit of a closed file while the broker runs", 1.0, 3.0, majority=True),
     ),
-    "disk-full": (Variant("follower", 2.0, 5.0, majority=True),),
+    "disk-full": (
+        Variant("follower", 2.0, 5.0, majority=True),
+        Variant("leader", 2.0, 5.0, majority=True),
+    ),
     "power-loss": (
         Variant("all", 0.0, 1.0, majority=False),
         Variant("leader", 0.0, 3.0, majority=True),
@@ -115,9 +125,21 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("follower", 3.0, 6.0, majority=True),
         Variant("all", 3.0, 6.0, majority=True),
     ),
+    "wrong-start": (
+        Variant("a second process of a broker that runs", 0.0, 1.0, majority=True),
+        Variant("a second process with ports of its own", 0.0, 1.0, majority=True),
+        Variant("the directory of another broker", 0.0, 1.0, majority=True),
+        Variant("the directory of another cluster", 0.0, 1.0, majority=True),
+        Variant("another size of files", 0.0, 1.0, majority=True),
+    ),
     "members": (
         Variant("follower", 0.0, 2.0, majority=True),
         Variant("leader", 0.0, 2.0, majority=True),
+        Variant("a fourth replica joins, one of them leaves", 0.0, 2.0, majority=True),
+        Variant("a dead replica is replaced", 0.0, 2.0, majority=True),
+        Variant("a new replica dies while it catches up", 0.0, 1.0, majority=True),
+        Variant("a fourth replica joins and one leaves while others die", 0.0, 1.0, majority=True),
+        Variant("follower comes back with nothing", 0.5, 2.0, majority=False),
     ),
 }
 """Kinds of faults by name, each in all its variants."""
@@ -164,9 +186,9 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
     """The nodes that a variant of a kind is aimed at, in order."""
     followers = [node for node in nodes if node != leader]
     match what:
-        case "leader" | "leader shortly":
+        case "leader" | "leader shortly" | "leader while it writes a checkpoint":
             return (leader,)
-        case "follower":
+        case "follower" | "follower while it writes a checkpoint":
             return (rng.choice(followers),)
         case "both followers":
             return tuple(followers)

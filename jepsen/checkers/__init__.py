@@ -7,7 +7,7 @@ from collections.abc import Callable
 from jepsen.checkers.append_log import check_log
 from jepsen.checkers.assignment import check_assigned
 from jepsen.checkers.bulk import check_bulk
-from jepsen.checkers.consumer_offsets import check_offsets
+from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
 from jepsen.checkers.coverage import check_coverage
 from jepsen.checkers.delays import check_delays
 from jepsen.checkers.exclusive import check_exclusive
@@ -25,7 +25,7 @@ from jepsen.verdict import Result
 Checker = Callable[[History], Result]
 
 CHECKERS: dict[str, tuple[Checker, ...]] = {
-    "queue": (check_total_queue, check_log, check_order, check_servers, check_coverage),
+    "queue": (check_total_queue, check_told_offsets, check_log, check_order, check_servers, check_coverage),
     "log": (check_log, check_order, check_servers, check_coverage),
     "order": (check_exclusive, check_total_queue, check_log, check_order, check_servers, check_coverage),
     "offsets": (check_offsets, check_log, check_order, check_servers, check_coverage),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 from jepsen.history import History, Operation
 from jepsen.verdict import Findings, Result
 
 PROMISE = "an answered commit is known to every replica from then on, and offsets never go back"
+PROMISE_TOLD = "the offset that a replica tells of a group is never behind one that was told before"
 
 Key = tuple[str, str]
 """Group and queue."""
@@ -23,25 +25,47 @@ def check_offsets(history: History) -> Result:
     """Check `stored` (a replica was asked for a group's offset) against `commit` and against earlier answers."""
     findings = Findings("offsets", PROMISE)
     commits: defaultdict[Key, list[Operation]] = defaultdict(list)
-    questions: defaultdict[Key, list[Operation]] = defaultdict(list)
-    for operation in history.named("commit", "stored"):
-        key = (str(operation.value), str(operation.queue))
-        if operation.name == "commit":
-            commits[key].append(operation)
-            findings.counts["commits answered"] += operation.outcome == "ok"
-        elif operation.outcome == "ok":
-            questions[key].append(operation)
-            findings.counts["offsets asked"] += 1
-    for key, asked in questions.items():
-        _check_key(key, commits[key], asked, findings)
+    for operation in history.named("commit"):
+        commits[_key(operation)].append(operation)
+        findings.counts["commits answered"] += operation.outcome == "ok"
+    for key, asked in _answers(history, findings).items():
+        answered = [commit for commit in commits[key] if commit.outcome == "ok"]
+        still_open = {commit.offset for commit in commits[key] if commit.outcome == "info"}
+        _never_back(asked, answered, still_open, findings)
+        _nothing_out_of_nowhere(asked, commits[key], findings)
     if not findings.counts["offsets asked"] or not findings.counts["commits answered"]:
         findings.cannot_tell("no offset was both committed and asked for")
     return findings.result()
 
 
-def _check_key(key: Key, commits: list[Operation], asked: list[Operation], findings: Findings) -> None:
-    group, queue = key
-    known = [(op.ended or 0, op.offset or 0, f"process {op.process} committed it") for op in commits if _is_ok(op)]
+def check_told_offsets(history: History) -> Result:
+    """Check `stored` against earlier answers, for groups of which nobody knows what their members commit."""
+    findings = Findings("told offsets", PROMISE_TOLD)
+    for asked in _answers(history, findings).values():
+        _never_back(asked, [], set(), findings)
+    if not findings.counts["offsets asked"]:
+        findings.cannot_tell("no replica was asked for an offset")
+    return findings.result()
+
+
+def _key(operation: Operation) -> Key:
+    return str(operation.value), str(operation.queue)
+
+
+def _answers(history: History, findings: Findings) -> dict[Key, list[Operation]]:
+    found: defaultdict[Key, list[Operation]] = defaultdict(list)
+    for question in history.named("stored"):
+        if question.outcome == "ok":
+            found[_key(question)].append(question)
+            findings.counts["offsets asked"] += 1
+    return found
+
+
+def _never_back(
+    asked: Sequence[Operation], commits: Sequence[Operation], still_open: Collection[int | None], findings: Findings
+) -> None:
+    """What a replica tells is not behind what was committed or told before it was asked."""
+    known = [(op.ended or 0, op.offset or 0, f"process {op.process} committed it") for op in commits]
     known += [(op.ended or 0, op.offset or 0, f"{op.node} said so") for op in asked]
     known.sort()
     times = [at for at, _, _ in known]
@@ -50,21 +74,24 @@ def _check_key(key: Key, commits: list[Operation], asked: list[Operation], findi
     for _, offset, why in known:
         best = max(best, (offset, why))
         highest.append(best)
-    still_open = {commit.offset for commit in commits if commit.outcome == "info"}
-    attempts = {commit.offset: commit.began for commit in reversed(commits) if commit.outcome != "fail"}
     for question in asked:
         offset = question.offset or 0
         before = bisect_left(times, question.began) - 1
-        if before >= 0 and offset < highest[before][0]:
-            least, why = highest[before]
-            what = f"{question.node}: {group} is at {queue}@{offset}, was at {least}: {why}"
-            if offset in still_open:
-                findings.counts["answers after a commit of unknown outcome came late"] += 1
-            else:
-                findings.add("offset-went-back", what)
-        if offset > 0 and not attempts.get(offset, question.ended or 0) < (question.ended or 0):
-            findings.add("phantom-offset", f"{question.node}: {group} is at {queue}@{offset}, nobody committed that")
+        if before < 0 or offset >= highest[before][0]:
+            continue
+        if offset in still_open:
+            findings.counts["answers after a commit of unknown outcome came late"] += 1
+            continue
+        least, why = highest[before]
+        what = f"{question.node}: {question.value} is at {question.place}, was at {least}: {why}"
+        findings.add("offset-went-back", what)
 
 
-def _is_ok(operation: Operation) -> bool:
-    return operation.outcome == "ok"
+def _nothing_out_of_nowhere(asked: Sequence[Operation], commits: Sequence[Operation], findings: Findings) -> None:
+    """What a replica tells was committed before."""
+    attempts = {commit.offset: commit.began for commit in reversed(commits) if commit.outcome != "fail"}
+    for question in asked:
+        answered = question.ended or 0
+        if (question.offset or 0) > 0 and not attempts.get(question.offset, answered) < answered:
+            what = f"{question.node}: {question.value} is at {question.place}, nobody committed that"
+            findings.add("phantom-offset", what)

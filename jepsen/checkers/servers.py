@@ -32,6 +32,8 @@ def check_servers(history: History) -> Result:
             verified.add(event.n)
             if event.v != "intact":
                 findings.add("log-damaged", f"{event.n}: {event.v}")
+        elif event.f == "misbehaved":
+            findings.add("misbehaved", f"{event.n} {event.err}")
         elif event.f == "compared":
             findings.counts["logs compared byte by byte"] += 1
             for difference in event.v:

@@ -34,6 +34,7 @@ GROUP = "broker-a"
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.1
+SAID_CHARS_MAX = 300
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -50,6 +51,11 @@ class Cluster:
     """Brokers n0, n1, ... and name servers; made by `open_cluster`.
 
     Each has a directory of its name; logs are in ``logs``.
+
+    Attributes:
+        nodes: the members of the group, as far as operators have changed them.
+        spares: names of brokers that may join it.
+        founders: the members that it began with.
     """
 
     directory: Path
@@ -63,6 +69,8 @@ class Cluster:
     shims: Mapping[str, Shim]
     """What brokers are told of clocks and disks; empty if that is the truth."""
     _nursery: trio.Nursery
+    spares: tuple[str, ...]
+    founders: tuple[str, ...]
     _processes: dict[str, trio.Process] = field(default_factory=dict)
     _wanted: set[str] = field(default_factory=set)
     _moved: dict[str, Path] = field(default_factory=dict)
@@ -93,12 +101,32 @@ class Cluster:
             arguments = ["namesrv", "--listen", _text(self.network.listens(name)), "--data-dir"]
             await self._spawn(name, [*arguments, str(self.directory / name)])
         else:
-            await self._start_broker(name)
+            await self._spawn(name, self._arguments(name))
         self._pids[name] = await self.network.server_pid(name, self._processes[name])
 
-    async def _start_broker(self, node: str) -> None:
+    async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
+        """Start a broker with more options, which replace its own, in a process that is to end by itself.
+
+        Returns its exit code and the end of what it said; None if it still ran after so long, and was stopped.
+        """
+        command = [*self.network.program(node), *self._arguments(node), *options]
+        with trio.move_on_after(seconds):
+            done = await trio.run_process(
+                command,
+                check=False,
+                capture_stdout=True,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.source,
+                env=self._environment(node),
+            )
+            return done.returncode, done.stdout.decode(errors="replace").strip()[-SAID_CHARS_MAX:]
+        return None
+
+    def _arguments(self, node: str) -> list[str]:
+        """Of the command that starts a broker."""
         network = self.network
-        peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.nodes)
+        peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.founders)
         name_servers = ";".join(_text(network.registers_at(node, name)) for name in NAME_SERVERS)
         arguments = ["broker", "--group", GROUP, "--node-id", node, "--namesrv", name_servers]
         arguments += ["--join"] if node in self._joining else ["--peers", peers]
@@ -112,7 +140,7 @@ class Cluster:
         }
         for name, value in settings.items():
             arguments += ["--set", f"{name}={value}"]
-        await self._spawn(node, arguments)
+        return arguments
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and wait until the process has ended."""
@@ -186,7 +214,6 @@ class Cluster:
 
     async def _spawn(self, name: str, arguments: Sequence[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
-        shim = self.shims[name].environment if name in self.shims else {}
         with self.log_file(name).open("ab") as log:
             self._processes[name] = await self._nursery.start(
                 partial(
@@ -198,10 +225,14 @@ class Cluster:
                     check=False,
                     start_new_session=True,
                     cwd=self.source,
-                    env={**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory), **shim},
+                    env=self._environment(name),
                 )
             )
         self._wanted.add(name)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        shim = self.shims[name].environment if name in self.shims else {}
+        return {**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory), **shim}
 
     # -- what they say -----------------------------------------------------------------------------------------------
 
@@ -286,9 +317,23 @@ class Cluster:
 
     async def forget(self, node: str) -> None:
         """Remove everything that a stopped broker has; from now on it waits until the group takes it in."""
-        assert not self.is_running(node), f"{node} runs"
-        await trio.to_thread.run_sync(shutil.rmtree, self.data_dir(node))
+        await self.wipe(node)
         self._joining.add(node)
+
+    async def wipe(self, node: str) -> None:
+        """Remove everything that a stopped broker has. It does not know that, and starts as it did."""
+        assert not self.is_running(node), f"{node} runs"
+        await trio.to_thread.run_sync(partial(shutil.rmtree, self.data_dir(node), ignore_errors=True))
+
+    def joined(self, node: str) -> None:
+        """A spare is a member now."""
+        self.spares = tuple(each for each in self.spares if each != node)
+        self.nodes = (*self.nodes, node)
+
+    def left(self, node: str) -> None:
+        """A member is none any more; it is a spare."""
+        self.nodes = tuple(each for each in self.nodes if each != node)
+        self.spares = (*self.spares, node)
 
     async def move_to_small_disk(self, node: str, size_bytes: int) -> Path:
         """Move a stopped broker's directory to a file system of its own; returns where that is.
@@ -323,6 +368,19 @@ class Cluster:
         except msgspec.MsgspecError:
             return Verified(done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}")
 
+    async def vote(self, node: str) -> str | None:
+        """For whom a stopped broker has voted in its term, as `raftmq log term` says; None for nobody.
+
+        Raises ClusterFailed.
+        """
+        done = await self.command("log", "term", str(self.data_dir(node)), "--json")
+        try:
+            vote = json.loads(done.stdout)["voted_for_before"]
+        except (ValueError, KeyError):
+            told = done.stderr.decode(errors="replace").strip()
+            raise ClusterFailed(f"the vote of {node} is not known: {told}") from None
+        return None if vote is None else str(vote)
+
 
 def _text(address: Address) -> str:
     return "{}:{}".format(*address)
@@ -339,6 +397,7 @@ async def open_cluster(
     network: Network,
     nodes: tuple[str, ...],
     *,
+    spares: tuple[str, ...] = (),
     settings: Mapping[str, str] | None = None,
     source: Path = ROOT,
     disks: Mapping[str, Disk] | None = None,
@@ -351,7 +410,9 @@ async def open_cluster(
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32) + "\n")
     async with trio.open_nursery() as nursery:
-        cluster = Cluster(directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, nursery)
+        cluster = Cluster(
+            directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, nursery, spares, nodes
+        )
         try:
             for name in (*NAME_SERVERS, *nodes):
                 await cluster.start(name)

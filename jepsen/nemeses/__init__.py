@@ -19,6 +19,7 @@ from jepsen.nemeses.power import power_loss
 from jepsen.nemeses.processes import kill, pause
 from jepsen.nemeses.resources import starve
 from jepsen.nemeses.shims import clock, disk_error, slow_disk
+from jepsen.nemeses.wrong_starts import wrong_start
 from jepsen.schedule import Step
 
 NEMESES: dict[str, CarryOut] = {
@@ -38,6 +39,7 @@ NEMESES: dict[str, CarryOut] = {
     "slow-disk": slow_disk,
     "starve": starve,
     "members": members,
+    "wrong-start": wrong_start,
 }
 """By kind, as in `jepsen.schedule.KINDS`."""
 

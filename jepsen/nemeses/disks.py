@@ -6,17 +6,28 @@ from pathlib import Path
 
 import trio
 
-from jepsen.damage import Damaged, break_block, break_end, break_vote, closed_files, fill, flip_bits, forget_sidecars
+from jepsen.damage import (
+    BALLAST,
+    Damaged,
+    break_block,
+    break_end,
+    break_vote,
+    closed_files,
+    fill,
+    flip_bits,
+    forget_sidecars,
+)
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step
+from jepsen.schedule import Step, targets
 
 REPAIR_SECONDS_MAX = 60.0
 FILES_MIN = 3
 """Closed files of a log before one of them is damaged."""
 BITS_MAX = 20
 SMALL_DISK_BYTES = 64 * 1024 * 1024
-FILLED = 1.0
-"""Which part of a small disk is in use when it is full."""
+FILLED = (0.97, 1.0)
+"""Which part of a small disk may be in use when it is full."""
+RUNNING = "one bit of a closed file while the broker runs"
 
 
 async def damage(injection: Injection, step: Step, leader: str) -> None:
@@ -27,6 +38,9 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while len(closed_files(commitlog)) < FILES_MIN:  # noqa: ASYNC110 (files tell nobody)
             await trio.sleep(0.1)
+    if step.variant.what == RUNNING:
+        await _damage_running(injection, step, node, commitlog)
+        return
     number = injection.begin(step, (node,))
     await cluster.kill(node)
     damaged = _damage(injection, step.variant.what, commitlog)
@@ -35,6 +49,28 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
         injection.confirm(number, f"{sum(each.changed_bytes for each in damaged)} bytes differ in {files}")
     forget_sidecars(commitlog)
     await trio.sleep(step.seconds)
+    await cluster.start(node)
+    await repaired(injection, node, damaged)
+    injection.end(number)
+
+
+async def _damage_running(injection: Injection, step: Step, node: str, commitlog: Path) -> None:
+    """A bit flips under a running broker while another one is away, which may need those bytes when it comes back.
+
+    The broker notices by itself, when it reads them for somebody, or at its next start.
+    """
+    cluster = injection.cluster
+    other = injection.rng.choice([each for each in cluster.nodes if each != node])
+    number = injection.begin(step, (node, other))
+    await cluster.kill(other)
+    await trio.sleep(step.seconds)
+    damaged = flip_bits(injection.rng, closed_files(commitlog)[-1:], bits_max=1)
+    if all(each.is_changed for each in damaged):
+        injection.confirm(number, f"a byte differs in {', '.join(each.path.name for each in damaged)}")
+    await cluster.start(other)
+    await cluster.wait_caught_up(other, REPAIR_SECONDS_MAX)
+    await cluster.stop(node)
+    forget_sidecars(commitlog)
     await cluster.start(node)
     await repaired(injection, node, damaged)
     injection.end(number)
@@ -74,18 +110,28 @@ async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> N
 
 
 async def fill_disk(injection: Injection, step: Step, leader: str) -> None:
-    """A follower's directory moves to a small file system, which is filled; then it moves back. Needs root."""
+    """A broker's directory moves to a small file system, which is filled, and emptied again. Needs root.
+
+    A leader without room must let another one lead; whoever had no room catches up by itself when there is some again.
+    """
     cluster = injection.cluster
-    node = injection.rng.choice([each for each in cluster.nodes if each != leader])
+    (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, (node,))
     await cluster.stop(node)
     small = await cluster.move_to_small_disk(node, SMALL_DISK_BYTES)
     try:
         await cluster.start(node)
         await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
-        free = fill(small, FILLED)
+        if node == leader:
+            with trio.move_on_after(REPAIR_SECONDS_MAX):
+                while await cluster.leader() != node:
+                    await cluster.command("group", "transfer", node, "--namesrv", cluster.namesrv)
+                    await trio.sleep(0.5)
+        free = fill(small, injection.rng.choice(FILLED))
         injection.confirm(number, f"{free} bytes are free on the disk of {node}")
         await trio.sleep(step.seconds)
+        (small / BALLAST).unlink()
+        await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
         await cluster.stop(node)
     finally:
         with trio.CancelScope(shield=True):  # a copy of some files of this run

@@ -44,6 +44,11 @@ class Injection:
         self.say(f"  seen: {seen}")
         self.recorder.fault_confirmed(number, seen)
 
+    def misbehaved(self, node: str, did: str) -> None:
+        """A broker did what it must not, whatever the fault; the verdict is broken."""
+        self.say(f"  {node} {did}")
+        self.recorder.note("misbehaved", n=node, err=did)
+
     def end(self, number: int) -> None:
         """It is over."""
         self.recorder.fault_ends(number)

@@ -1,6 +1,8 @@
-"""Replicas that leave the group under load, lose everything, and come back as new ones."""
+"""Replicas that leave the group under load, lose everything, and come as new ones."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import trio
 
@@ -10,34 +12,189 @@ from jepsen.schedule import Step, targets
 
 CHANGE_SECONDS_MAX = 60.0
 RETRY_SECONDS = 0.5
+LEARN_SECONDS = (0.2, 1.5)
+"""How long a new member may fetch the log until it is killed."""
+ELECTION_SECONDS = 6.0
+"""Longer than an election takes, if anybody can be elected."""
 
 
 async def members(injection: Injection, step: Step, leader: str) -> None:
-    """A replica is removed by an operator, its directory is deleted, and it is added again and given a vote."""
+    """Operators change who belongs to the group; confirmed by the members that its leader tells."""
+    match step.variant.what:
+        case "a fourth replica joins, one of them leaves":
+            await _join_and_leave(injection, step, kills=False)
+        case "a fourth replica joins and one leaves while others die":
+            await _join_and_leave(injection, step, kills=True)
+        case "a new replica dies while it catches up":
+            await _learner_dies(injection, step)
+        case "a dead replica is replaced":
+            await _replace(injection, step)
+        case "follower comes back with nothing":
+            await _wiped(injection, step, leader)
+        case whose:
+            await _leave_and_come_back(injection, step, *targets(whose, leader, injection.cluster.nodes, injection.rng))
+
+
+async def _leave_and_come_back(injection: Injection, step: Step, node: str) -> None:
+    """A replica is removed, its directory is deleted, and it is added again and given a vote."""
     cluster = injection.cluster
-    (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, (node,))
-    await _change(cluster, node, None, "remove", node)
-    injection.confirm(number, f"the group has the members {', '.join(sorted(await cluster.members()))}")
+    await _change(cluster, {node: None}, "remove", node)
+    await _confirm(injection, number)
     await cluster.stop(node)
     await cluster.forget(node)
     await trio.sleep(step.seconds)
-    await cluster.start(node)
-    address = "{}:{}".format(*cluster.network.replicates(node))
-    await _change(cluster, node, "voter", "add", f"{node}@{address}", "--voter")
-    await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
+    await _readd(cluster, node)
     injection.end(number)
 
 
-async def _change(cluster: Cluster, node: str, role: str | None, *command: str) -> None:
-    """Ask for a change until the node has this role, None for none. Raises ClusterFailed."""
+async def _readd(cluster: Cluster, node: str) -> None:
+    await cluster.start(node)
+    await _change(cluster, {node: "voter"}, "add", _member(cluster, node), "--voter")
+    await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
+
+
+async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> None:
+    """A spare joins and gets a vote; then any of the four leaves. With ``kills``, members die meanwhile."""
+    cluster = injection.cluster
+    node = await _prepare_spare(cluster)
+    number = injection.begin(step, (node,))
+    async with trio.open_nursery() as nursery:
+        if kills:
+            nursery.start_soon(_kill_one_by_one, injection)
+        await _change(cluster, {node: "voter"}, "add", _member(cluster, node), "--voter")
+    cluster.joined(node)
+    await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
+    await _confirm(injection, number)
+    await trio.sleep(step.seconds)
+    leaves = injection.rng.choice(cluster.nodes)
+    async with trio.open_nursery() as nursery:
+        if kills:
+            nursery.start_soon(_kill_one_by_one, injection)
+        await _change(cluster, {leaves: None}, "remove", leaves)
+    await _gone(cluster, leaves)
+    injection.end(number)
+
+
+async def _kill_one_by_one(injection: Injection) -> None:
+    """Two members, so that a majority is there at any time."""
+    cluster = injection.cluster
+    for _ in range(2):
+        await trio.sleep(injection.rng.uniform(0.0, 2.0))
+        node = injection.rng.choice(cluster.nodes)
+        injection.say(f"  {node} is killed")
+        await cluster.kill(node)
+        await cluster.start(node)
+        await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
+
+
+async def _learner_dies(injection: Injection, step: Step) -> None:
+    """A spare is added and killed while it fetches the log, twice; then it gets a vote, and leaves."""
+    cluster = injection.cluster
+    node = await _prepare_spare(cluster)
+    number = injection.begin(step, (node,))
+    await _change(cluster, {node: "learner"}, "add", _member(cluster, node))
+    await _confirm(injection, number)
+    for _ in range(2):
+        await trio.sleep(injection.rng.uniform(*LEARN_SECONDS))
+        await cluster.kill(node)
+        await trio.sleep(step.seconds)
+        await cluster.start(node)
+    await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
+    await _change(cluster, {node: "voter"}, "promote", node)
+    cluster.joined(node)
+    leaves = injection.rng.choice([each for each in cluster.nodes if each != node])
+    await _change(cluster, {leaves: None}, "remove", leaves)
+    await _gone(cluster, leaves)
+    injection.end(number)
+
+
+async def _replace(injection: Injection, step: Step) -> None:
+    """A member dies for good, and a spare takes its place."""
+    cluster = injection.cluster
+    dead = injection.rng.choice(cluster.nodes)
+    number = injection.begin(step, (dead,))
+    await cluster.kill(dead)
+    cluster.left(dead)
+    await trio.sleep(step.seconds)
+    node = await _prepare_spare(cluster)
+    await _change(cluster, {node: "voter", dead: None}, "replace", dead, _member(cluster, node))
+    cluster.joined(node)
+    await _confirm(injection, number)
+    await cluster.forget(dead)
+    injection.end(number)
+
+
+async def _wiped(injection: Injection, step: Step, leader: str) -> None:
+    """A follower comes back under its name with nothing: it elects nobody, until it is removed and added as a new one.
+
+    The other follower asks it for its vote while the leader is dead: with that vote, what the leader and the wiped one
+    acknowledged together would be lost.
+    """
+    cluster = injection.cluster
+    wiped, other = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
+    number = injection.begin(step, (wiped, leader))
+    await cluster.kill(wiped)
+    await cluster.wipe(wiped)
+    await cluster.start(wiped)
+    await trio.sleep(step.seconds)
+    await cluster.kill(leader)
+    await trio.sleep(ELECTION_SECONDS)
+    for node in (wiped, other):
+        table = await cluster.figures(node, 3.0)
+        if table is not None and table["raftmq.role"] == "leader":
+            injection.misbehaved(node, f"leads in term {table['raftmq.term']} while {wiped} has nothing")
+        if table is not None and node == wiped:
+            injection.confirm(number, f"the last entry of {wiped} is {table['raftmq.lastIndex']}")
+            if table["raftmq.lastIndex"] != "0":
+                injection.misbehaved(wiped, f"got {table['raftmq.lastIndex']} entries before it was added anew")
+    await cluster.start(leader)
+    await cluster.leader()
+    await cluster.stop(wiped)
+    if (vote := await cluster.vote(wiped)) is not None:
+        injection.misbehaved(wiped, f"voted for {vote} with an empty directory")
+    await _change(cluster, {wiped: None}, "remove", wiped)
+    await cluster.forget(wiped)
+    await _readd(cluster, wiped)
+    injection.end(number)
+
+
+async def _prepare_spare(cluster: Cluster) -> str:
+    """Start a spare with nothing; it waits until it is added."""
+    node = cluster.spares[0]
+    await cluster.forget(node)
+    await cluster.start(node)
+    return node
+
+
+async def _gone(cluster: Cluster, node: str) -> None:
+    """A removed member is a spare."""
+    cluster.left(node)
+    await cluster.stop(node)
+    await cluster.forget(node)
+
+
+def _member(cluster: Cluster, node: str) -> str:
+    return "{}@{}:{}".format(node, *cluster.network.replicates(node))
+
+
+async def _confirm(injection: Injection, number: int) -> None:
+    now = await injection.cluster.members()
+    injection.confirm(number, f"the group has the members {', '.join(sorted(now))}")
+
+
+async def _change(cluster: Cluster, roles: Mapping[str, str | None], *command: str) -> None:
+    """Ask for a change until these nodes have these roles, None for none. Raises ClusterFailed.
+
+    A leader that dies leaves the outcome open, so it is asked for again.
+    """
     told = ""
     with trio.move_on_after(CHANGE_SECONDS_MAX):
         while True:
             done = await cluster.command("group", *command, "--namesrv", cluster.namesrv)
             told = done.stderr.decode(errors="replace").strip()
             now = await cluster.members()
-            if now and now.get(node) == role:
+            if now and all(now.get(node) == role for node, role in roles.items()):
                 return
             await trio.sleep(RETRY_SECONDS)
     raise ClusterFailed(f"raftmq group {' '.join(command)} was not done within {CHANGE_SECONDS_MAX:g} s: {told}")

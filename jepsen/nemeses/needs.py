@@ -15,17 +15,19 @@ OWN_DISKS = frozenset({"power-loss"})
 SHIMS = frozenset({"clock", "slow-disk", "disk-error"})
 SWITCH = frozenset({"packets"})
 FIVE_BROKERS = frozenset({"bridge"})
-NAMESPACES = SWITCH | {"members"}
-"""Kinds that only the back end "netns" has: the others know a broker by another address each."""
+SPARES = frozenset({"members"})
+"""Kinds for which brokers join that the group did not begin with."""
 DOCKER = frozenset({"kill", "pause", "restart", "transfer", "name-server", "partition", "damage", CALM})
 """Kinds that the back end "docker" has: for the others, files or processes would be changed inside of containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What a deployment is made of: so many brokers, and whether they have what some kinds of faults need."""
+    """What a deployment is made of: so many brokers, and what some kinds of faults need."""
 
     count: int
+    spares: int
+    """How many more brokers may join."""
     disks: bool
     shims: bool
     switch: bool
@@ -35,6 +37,7 @@ def needs(kinds: Collection[str]) -> Deployed:
     """What is needed for all of these kinds."""
     return Deployed(
         count=5 if FIVE_BROKERS.intersection(kinds) else 3,
+        spares=1 if SPARES.intersection(kinds) else 0,
         disks=bool(OWN_DISKS.intersection(kinds)),
         shims=bool(SHIMS.intersection(kinds)),
         switch=bool(SWITCH.intersection(kinds)),
@@ -45,7 +48,7 @@ def why_not(kind: str, backend: str) -> str | None:
     """Why a kind of fault cannot be had here with this back end; None when it can."""
     if backend == "docker" and kind not in DOCKER:
         return "the back end docker does not have it, netns does"
-    if kind in NAMESPACES and backend != "netns":
+    if kind in SWITCH and backend != "netns":
         return f"the back end {backend} does not have it, netns does"
     if kind == "disk-full" and os.geteuid() != 0:
         return "only root may mount a small file system"
@@ -57,4 +60,12 @@ def why_not(kind: str, backend: str) -> str | None:
         return "this machine has no TUN devices (/dev/net/tun)"
     if kind == "starve":
         return resources.unavailable()
+    return None
+
+
+def why_not_together(kinds: Collection[str], backend: str) -> str | None:
+    """Why these kinds cannot be had in one run with this back end; None when they can."""
+    if backend == "local" and "members" in kinds and {"partition", "bridge"}.intersection(kinds):
+        # A member that was added has one address for all, behind the proxies.
+        return "with the back end local, partitions do not reach members that were added; netns has both in one run"
     return None

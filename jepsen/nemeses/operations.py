@@ -10,6 +10,7 @@ from jepsen.nemeses.processes import state_of_process
 from jepsen.schedule import Step, targets
 
 LEVEL_SECONDS_MAX = 60.0
+ROUNDS = 6
 
 
 async def restart(injection: Injection, step: Step, leader: str) -> None:
@@ -31,18 +32,51 @@ async def restart(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def transfer(injection: Injection, step: Step, leader: str) -> None:
-    """`raftmq group transfer`; the new leader is the fault's effect."""
+    """`raftmq group transfer`; the new leader is the fault's effect, or that whoever should lead is dead."""
+    match step.variant.what:
+        case "leadership to a follower that is killed":
+            await _transfer_to_dead(injection, step, leader)
+        case "leadership, six times at once":
+            await _transfer(injection, step, leader, rounds=ROUNDS)
+        case _:
+            await _transfer(injection, step, leader, rounds=1)
+
+
+async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: int) -> None:
     cluster = injection.cluster
     number = injection.begin(step, (leader,))
-    done = await cluster.command("group", "transfer", "--namesrv", cluster.namesrv)
+    led = [leader]
+    for _ in range(rounds):
+        await _ask_for_transfer(injection)
+        with trio.move_on_after(CONFIRM_SECONDS_MAX):
+            while (now := await cluster.leader()) == led[-1]:  # noqa: ASYNC110 (brokers tell nobody)
+                await trio.sleep(0.05)
+            led.append(now)
+        await trio.sleep(step.seconds)
+    if len(led) > 1:
+        injection.confirm(number, f"{', then '.join(led)} led")
+    injection.end(number)
+
+
+async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> None:
+    """The follower dies just before it is asked for: the leader must not wait for it for long."""
+    cluster = injection.cluster
+    to = injection.rng.choice([node for node in cluster.nodes if node != leader])
+    number = injection.begin(step, (leader, to))
+    pid = cluster.pid(to)
+    await cluster.kill(to)
+    if not state_of_process(pid):
+        injection.confirm(number, f"no process has the id {pid} any more")
+    await _ask_for_transfer(injection, to)
+    await trio.sleep(step.seconds)
+    await cluster.start(to)
+    injection.end(number)
+
+
+async def _ask_for_transfer(injection: Injection, *to: str) -> None:
+    done = await injection.cluster.command("group", "transfer", *to, "--namesrv", injection.cluster.namesrv)
     if done.returncode:
         injection.say(f"  refused: {done.stderr.decode(errors='replace').strip()}")
-    with trio.move_on_after(CONFIRM_SECONDS_MAX):
-        while (now := await cluster.leader()) == leader:  # noqa: ASYNC110 (brokers tell nobody)
-            await trio.sleep(0.05)
-        injection.confirm(number, f"{now} leads")
-    await trio.sleep(step.seconds)
-    injection.end(number)
 
 
 async def kill_name_servers(injection: Injection, step: Step, leader: str) -> None:

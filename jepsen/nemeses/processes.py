@@ -12,6 +12,9 @@ import trio
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.schedule import Step, targets
 
+CHECKPOINT = "while it writes a checkpoint"
+UNFINISHED = ("checkpoint.tmp", "snapshot.tmp")
+"""Files of a checkpoint that is being written."""
 SHORT_PAUSES = 5
 """Of a leader that is paused shortly: so many, one after the other."""
 
@@ -22,15 +25,31 @@ async def kill(injection: Injection, step: Step, leader: str) -> None:
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
     pids = {node: cluster.pid(node) for node in nodes}
+    told = ""
+    if step.variant.what.endswith(CHECKPOINT):
+        await _checkpoint_begun(cluster.data_dir(nodes[0]))
     async with trio.open_nursery() as nursery:
         for node in nodes:
             nursery.start_soon(cluster.kill, node)
+    if step.variant.what.endswith(CHECKPOINT):
+        told = f", its checkpoint is {'half' if _unfinished(cluster.data_dir(nodes[0])) else 'just'} written"
     if not any(state_of_process(pid) for pid in pids.values()):
-        injection.confirm(number, f"no process has the ids {', '.join(map(str, pids.values()))} any more")
+        injection.confirm(number, f"no process has the ids {', '.join(map(str, pids.values()))} any more{told}")
     await trio.sleep(step.seconds)
     for node in nodes:
         await cluster.start(node)
     injection.end(number)
+
+
+async def _checkpoint_begun(directory: Path) -> None:
+    """Until a broker writes a checkpoint, if it does so soon."""
+    with trio.move_on_after(CONFIRM_SECONDS_MAX):
+        while not _unfinished(directory):  # noqa: ASYNC110 (files tell nobody)
+            await trio.sleep(0.001)
+
+
+def _unfinished(directory: Path) -> bool:
+    return any((directory / name).exists() for name in UNFINISHED)
 
 
 async def pause(injection: Injection, step: Step, leader: str) -> None:

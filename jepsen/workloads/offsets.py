@@ -30,7 +30,8 @@ class OffsetsWorkload(LogWorkload):
         if chance < 0.3:
             await self._commit(worker, wire, node, f"jepsen_offsets_{group}", queue_id)
         elif chance < 0.6:
-            await self._ask(worker, wire, node, f"jepsen_offsets_{rng.randrange(self.workers)}", queue_id)
+            group_asked = f"jepsen_offsets_{rng.randrange(self.workers)}"
+            await ask_stored_offset(worker, wire, node, self.topic, group_asked, queue_id)
         else:
             await super().operate(worker, wire, node, group, rng)
 
@@ -45,14 +46,16 @@ class OffsetsWorkload(LogWorkload):
         else:
             worker.info("commit", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)
 
-    async def _ask(self, worker: Worker, wire: Wire, node: str, group: str, queue_id: int) -> None:
-        queue = f"{self.topic}/{queue_id}"
-        fields = {"consumerGroup": group, "topic": self.topic, "queueId": queue_id, "setZeroIfNotFound": "false"}
-        with unknown_unless_answered(worker, "stored", k=queue, v=group, n=node):
-            answer, _ = await wire.ask(RequestCode.QUERY_CONSUMER_OFFSET, fields)
-        if answer.code == ResponseCode.SUCCESS:
-            worker.ok("stored", k=queue, v=group, o=int(answer.ext["offset"]), n=node)
-        elif answer.code == ResponseCode.QUERY_NOT_FOUND:
-            worker.ok("stored", k=queue, v=group, o=NOWHERE, n=node)
-        else:
-            worker.fail("stored", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)
+
+async def ask_stored_offset(worker: Worker, wire: Wire, node: str, topic: str, group: str, queue_id: int) -> None:
+    """Ask a replica how far a group is. Raises trio.BrokenResourceError; then its answer is unknown."""
+    queue = f"{topic}/{queue_id}"
+    fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": "false"}
+    with unknown_unless_answered(worker, "stored", k=queue, v=group, n=node):
+        answer, _ = await wire.ask(RequestCode.QUERY_CONSUMER_OFFSET, fields)
+    if answer.code == ResponseCode.SUCCESS:
+        worker.ok("stored", k=queue, v=group, o=int(answer.ext["offset"]), n=node)
+    elif answer.code == ResponseCode.QUERY_NOT_FOUND:
+        worker.ok("stored", k=queue, v=group, o=NOWHERE, n=node)
+    else:
+        worker.fail("stored", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import ClassVar
@@ -10,8 +11,11 @@ import trio
 
 from jepsen.recorder import Worker
 from jepsen.values import value_of
+from jepsen.wire import Wire, open_wire
+from jepsen.workloads.log import CONNECT_SECONDS, WATCH_ANSWER_SECONDS, WATCH_REST_SECONDS
+from jepsen.workloads.offsets import ask_stored_offset
 from jepsen.workloads.sdk_producers import produce_with_sdk
-from jepsen.workloads.workload import Workload
+from jepsen.workloads.workload import QUEUES, Workload
 from mq.client import ClientError, PushConsumer
 
 GROUP = "jepsen_members"
@@ -32,8 +36,10 @@ class QueueWorkload(Workload):
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
-        """One member that stays, and some that leave and come back."""
+        """One member that stays, some that leave and come back, and for each replica one that asks it for offsets."""
         async with trio.open_nursery() as nursery:
+            for node in (*self.cluster.nodes, *self.cluster.spares):
+                nursery.start_soon(self._watch_offsets, node)
             nursery.start_soon(self._be_member, None)
             for _ in range(MEMBERS_THAT_LEAVE):
                 nursery.start_soon(self._be_member, STAY_SECONDS)
@@ -68,6 +74,31 @@ class QueueWorkload(Workload):
             except ClientError as error:
                 worker.info(doing, str(error))
             await trio.sleep(rng.uniform(0.1, 2.0))
+
+    async def _watch_offsets(self, node: str) -> None:
+        """Ask one replica for the group's offsets, without waiting for the answer before asking again.
+
+        So that one that stood still finds questions when it wakes up; what it tells may be out of date by then.
+        """
+        queue_ids = itertools.cycle(range(QUEUES))
+        while True:
+            try:
+                with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                    async with (
+                        open_wire(*self.cluster.network.clients_reach(node)) as wire,
+                        trio.open_nursery() as questions,
+                    ):
+                        connecting.deadline = math.inf
+                        while True:
+                            questions.start_soon(self._ask_offset, wire, node, next(queue_ids))
+                            await trio.sleep(WATCH_REST_SECONDS)
+            except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                pass  # what was under way is recorded as unknown
+            await trio.sleep(WATCH_REST_SECONDS)
+
+    async def _ask_offset(self, wire: Wire, node: str, queue_id: int) -> None:
+        with trio.fail_after(WATCH_ANSWER_SECONDS):
+            await ask_stored_offset(Worker(self.recorder), wire, node, self.topic, GROUP, queue_id)
 
     async def _receive(self, worker: Worker, consumer: PushConsumer) -> None:
         """Note what is handed out, until cancelled. The stream ends when the consumer does, and raises nothing."""

@@ -395,6 +395,7 @@ def test_servers_that_kept_running_are_valid() -> None:
         ("error-in-log", {"name": "said", "v": "AssertionError"}),
         ("not-repaired", {"name": "not-repaired", "v": ["00000000000000000000"]}),
         ("not-recovered", {"name": "not-recovered", "err": "no leader within 60 s"}),
+        ("misbehaved", {"name": "misbehaved", "err": "leads in term 3 while n1 has nothing"}),
         ("logs-differ", {"name": "compared", "v": ["the logs of n0 and n1 differ in the file 00000000000000000000"]}),
         ("too-much-memory", {"name": "memory", "v": MEMORY_BYTES_MAX + 1}),
     ],

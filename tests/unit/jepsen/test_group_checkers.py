@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.consumer_offsets import check_offsets
+from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
 from jepsen.checkers.exclusive import check_exclusive
 from jepsen.history import Type
 from tests.unit.jepsen.histories import QUEUE, Script
@@ -141,3 +141,35 @@ def test_offsets_that_nobody_asked_for_leave_the_verdict_open() -> None:
     script = Script()
     committed(script, 3)
     assert check_offsets(script.history()).valid == "unknown"
+
+
+# ------------------------------------------------------------------------------------------ told offsets
+
+
+def test_told_offsets_that_rise_are_valid() -> None:
+    script = Script()
+    for offset in (-1, 3, 3, 7):
+        stored(script, offset)
+    stored(script, 7, "n2")
+    result = check_told_offsets(script.history())
+    assert result.valid is True
+    assert result.counts["offsets asked"] == 5
+
+
+def test_told_offset_that_goes_back_at_another_replica_is_found() -> None:
+    script = Script()
+    stored(script, 7)
+    stored(script, 3, "n2")
+    assert check_told_offsets(script.history()).anomalies == {"offset-went-back": 1}
+
+
+def test_answer_to_an_older_question_may_be_behind() -> None:
+    script = Script()
+    script.add(81, "invoke", "stored", k=QUEUE, v="G", n="n1")
+    stored(script, 7)
+    script.add(81, "ok", "stored", k=QUEUE, v="G", o=3, n="n1")
+    assert check_told_offsets(script.history()).valid is True
+
+
+def test_run_in_which_no_replica_was_asked_says_nothing_of_offsets() -> None:
+    assert check_told_offsets(Script().history()).valid == "unknown"

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from jepsen.nemeses import NEMESES
-from jepsen.nemeses.needs import Deployed, needs, why_not
+from jepsen.nemeses.needs import Deployed, needs, why_not, why_not_together
 from jepsen.nemeses.processes import state_of
 from jepsen.nemeses.resources import throttled
 from jepsen.schedule import (
@@ -127,9 +127,16 @@ def test_everybody_in_a_ring_hears_another_majority() -> None:
 
 def test_kinds_say_what_they_need() -> None:
     assert needs(["kill", "bridge"]).count == 5
-    assert needs(["kill"]) == Deployed(count=3, disks=False, shims=False, switch=False)
-    assert needs(["clock", "packets", "power-loss"]) == Deployed(count=3, disks=True, shims=True, switch=True)
+    assert needs(["kill"]) == Deployed(count=3, spares=0, disks=False, shims=False, switch=False)
+    assert needs(["clock", "packets", "power-loss"]) == Deployed(count=3, spares=0, disks=True, shims=True, switch=True)
+    assert needs(["members"]).spares == 1
     assert "netns does" in str(why_not("packets", "local"))
+
+
+def test_proxies_do_not_stand_before_members_that_were_added() -> None:
+    assert "netns has both" in str(why_not_together(["kill", "members", "partition"], "local"))
+    assert why_not_together(["members", "partition"], "netns") is None
+    assert why_not_together(["members", "kill"], "local") is None
 
 
 def test_waits_for_a_processor_are_read_from_either_version() -> None:

@@ -1,0 +1,87 @@
+"""Brokers that are started with what is not theirs: each must be refused, say why, and leave everything as it is."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.nemeses.injection import Injection
+from jepsen.schedule import Step
+
+REFUSED_SECONDS_MAX = 60.0
+CATCH_UP_SECONDS_MAX = 60.0
+REFUSED = 2
+"""The exit code of a broker that does not start."""
+_UNTOUCHED_BUT = frozenset({"LOCK"})
+"""Files that a start may write although it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Options besides those of a broker's own, and what the refusal must say. ``runs``: the broker runs meanwhile."""
+
+    options: tuple[str, ...]
+    says: str
+    runs: bool
+
+
+def _start(what: str, cluster: Cluster, node: str, other: str) -> _Start:
+    """``other`` is a broker that runs."""
+    host, _ = cluster.network.listens(node)
+    match what:
+        case "a second process of a broker that runs":
+            return _Start((), "in use", runs=True)
+        case "a second process with ports of its own":
+            return _Start(("--listen", f"{host}:0", "--replication-listen", f"{host}:0"), "in use by", runs=True)
+        case "the directory of another broker":
+            return _Start(("--node-id", other), "made for node", runs=False)
+        case "the directory of another cluster":
+            return _Start(("--set", "cluster_id=another"), "made for cluster", runs=False)
+        case "another size of files":
+            size = int(cluster.settings["segment_bytes"]) * 2
+            return _Start(("--set", f"segment_bytes={size}"), "made for segment", runs=False)
+        case _:
+            raise ValueError(f"nobody knows how to start {what!r}")
+
+
+async def wrong_start(injection: Injection, step: Step, leader: str) -> None:
+    """A start of a broker with wrong options. Confirmed by its exit code and by what it says."""
+    cluster = injection.cluster
+    node = injection.rng.choice([each for each in cluster.nodes if each != leader])
+    start = _start(step.variant.what, cluster, node, leader)
+    number = injection.begin(step, (node,))
+    before: Mapping[str, int] = {}
+    if not start.runs:
+        await cluster.stop(node)
+        before = await trio.to_thread.run_sync(_contents, cluster.data_dir(node))
+    ended = await cluster.start_once(node, *start.options, seconds=REFUSED_SECONDS_MAX)
+    if ended is None:
+        injection.misbehaved(node, f"was started with {step.variant.what}, and runs")
+    else:
+        code, said = ended
+        injection.confirm(number, f"exit code {code}: {said}")
+        if code != REFUSED or start.says not in said:
+            injection.misbehaved(node, f"was started with {step.variant.what}: exit code {code}: {said}")
+    if not start.runs:
+        after = await trio.to_thread.run_sync(_contents, cluster.data_dir(node))
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        if changed:
+            injection.misbehaved(node, f"changed {', '.join(changed)} when it was started with {step.variant.what}")
+        await trio.sleep(step.seconds)
+        await cluster.start(node)
+    await cluster.wait_caught_up(node, CATCH_UP_SECONDS_MAX)
+    injection.end(number)
+
+
+def _contents(directory: Path) -> dict[str, int]:
+    """Checksums of all files below it."""
+    return {
+        str(path.relative_to(directory)): zlib.crc32(path.read_bytes())
+        for path in directory.rglob("*")
+        if path.is_file() and path.name not in _UNTOUCHED_BUT
+    }
