@@ -108,7 +108,7 @@ def _plan(
     for kind in nemeses:
         if (reason := why_no_fault(kind, chosen)) is not None:
             raise CannotRun(f"{kind} cannot be had: {reason}")
-    if (reason := why_not_together(nemeses, chosen)) is not None:
+    if (reason := why_not_together(workload, nemeses, chosen)) is not None:
         raise CannotRun(reason)
     if planted:
         _known("planted mistake", planted, planted_names())

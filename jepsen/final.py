@@ -9,13 +9,14 @@ from jepsen.recorder import Recorder, Worker
 from jepsen.records import values_in
 from jepsen.wire import Wire, open_wire, pull_fields
 from jepsen.workloads.workload import QUEUES
+from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode, ResponseCode
 
 READ_SECONDS_MAX = 120.0
 
 
 async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> None:
-    """Read all queues of all replicas, at once. An empty `final-read` is the end of a queue.
+    """Read all queues of all replicas, at once, and ask where their logs begin. An empty `final-read` ends a queue.
 
     Raises ClusterFailed, OSError.
     """
@@ -31,6 +32,9 @@ async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: 
             async with trio.open_nursery() as nursery:
                 for queue_id in range(QUEUES):
                     nursery.start_soon(_read_queue, Worker(recorder), wire, node, topic, queue_id)
+            # Not before: what was removed meanwhile lies below it now.
+            _, body = await wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+            recorder.note("base", n=node, v=int(KVTable.decode(body).table["raftmq.basePosition"]))
             read = True
         if not read:
             raise ClusterFailed(f"{node} hung up while it was read")
@@ -46,6 +50,10 @@ async def _read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_i
         if answer.code == ResponseCode.SUCCESS:
             worker.ok("final-read", k=queue, n=node, v=values_in(body))
             offset = int(answer.ext["nextBeginOffset"])
+        elif answer.code == ResponseCode.PULL_OFFSET_MOVED and int(answer.ext["minOffset"]) > offset:
+            offset = int(answer.ext["minOffset"])
+            worker.fail("final-read", f"the queue begins at {offset}", k=queue, n=node)
+            worker.ok("removed", k=queue, n=node, o=offset)
         elif int(answer.ext.get("maxOffset", -1)) == offset:
             worker.ok("final-read", k=queue, n=node, v=[])
             return

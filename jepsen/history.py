@@ -11,7 +11,7 @@ without an end is `info` as well. What a consumer is handed has no beginning: it
 
 Fields: `i` number of the event, `t` time, `p` process (a number for clients, "nemesis" for faults, "run" for the run
 itself), `type`, `f` operation, `k` queue ("topic/queue id"), `v` value, `o` queue offset, `n` replica, `err` reason,
-`again` true when the client may have stored the value more than once.
+`again` true when the client may have stored the value more than once, `pos` where the stored record is in the log.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     n: str | None = None
     err: str | None = None
     again: bool = False
+    pos: int | None = None
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +67,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     node: str | None = None
     error: str | None = None
     again: bool = False
+    position: int | None = None
 
     @property
     def place(self) -> str:
@@ -233,6 +235,7 @@ def _operation(begun: Event, ended: Event | None) -> Operation:
         node=end.n if end.n is not None else begun.n,
         error=end.err,
         again=end.again or begun.again,
+        position=end.pos,
     )
 
 
@@ -266,20 +269,39 @@ def batches(history: History) -> list[Batch]:
 
 
 class FinalQueue(msgspec.Struct, frozen=True):
-    """What one replica serves of one queue in the end: values by offset, and whether it was read to its end."""
+    """What one replica serves of one queue in the end: values by offset, and whether it was read to its end.
+
+    ``first`` is the offset at which the queue begins: what was before has been removed with the oldest files.
+    """
 
     values: dict[int, str]
     complete: bool
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last message, if none is missing."""
+        return self.first + len(self.values)
 
 
 def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
     """By replica and queue; one that was never read is there as well, empty and incomplete."""
     values: dict[tuple[str, str], dict[int, str]] = {(n, k): {} for n in history.nodes for k in history.queues}
     complete: set[tuple[str, str]] = set()
-    for operation in history.named("final-read"):
+    firsts: dict[tuple[str, str], int] = {}
+    for operation in history.named("final-read", "removed"):
         if operation.outcome == "ok" and operation.node is not None and operation.queue is not None:
             key = (operation.node, operation.queue)
+            if operation.name == "removed":
+                firsts[key] = operation.offset or 0
+                values[key] = {}  # what was read before may have been removed while it was read
+                continue
             values.setdefault(key, {}).update((offset, value) for offset, value, *_ in operation.result)
             if not operation.result:
                 complete.add(key)
-    return {key: FinalQueue(found, key in complete) for key, found in values.items()}
+    return {key: FinalQueue(found, key in complete, firsts.get(key, 0)) for key, found in values.items()}
+
+
+def bases(history: History) -> dict[str, int]:
+    """Where the log of each replica begins in the end: records at lower positions have been removed in their time."""
+    return {str(event.n): int(event.v) for event in history.of_run("base")}

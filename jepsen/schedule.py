@@ -125,6 +125,10 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("follower", 3.0, 6.0, majority=True),
         Variant("all", 3.0, 6.0, majority=True),
     ),
+    "behind": (
+        Variant("follower misses what the others remove", 0.0, 1.0, majority=True),
+        Variant("follower is killed while it fetches files", 0.0, 1.0, majority=True),
+    ),
     "wrong-start": (
         Variant("a second process of a broker that runs", 0.0, 1.0, majority=True),
         Variant("a second process with ports of its own", 0.0, 1.0, majority=True),

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jepsen.history import Batch, FinalQueue, History, Operation, batches, final_reads
+from jepsen.history import Batch, FinalQueue, History, Operation, bases, batches, final_reads
 from jepsen.verdict import Findings, Result
 
 PROMISE = "one order per queue, equal on every replica, with everything that was acknowledged"
@@ -33,6 +33,7 @@ class _Log(NamedTuple):
     seen: Sequence[Batch]
     final: Mapping[tuple[str, str], FinalQueue]
     nodes: Sequence[str]
+    bases: Mapping[str, int]
 
 
 def check_log(history: History) -> Result:
@@ -40,7 +41,7 @@ def check_log(history: History) -> Result:
     findings = Findings("log", PROMISE)
     sends = {operation.value: operation for operation in history.named("send", *LATER)}
     acknowledged = [send for send in sends.values() if send.outcome == "ok" and send.name not in LATER]
-    log = _Log(sends, acknowledged, batches(history), final_reads(history), history.nodes)
+    log = _Log(sends, acknowledged, batches(history), final_reads(history), history.nodes, bases(history))
     places = _one_value_at_one_offset(log, findings)
     _one_offset_for_one_value(log, places, findings)
     _order_of_real_time(log, findings)
@@ -174,30 +175,41 @@ def _replicas_are_whole(log: _Log, findings: Findings) -> None:
         if not found.complete:
             findings.cannot_tell(f"{node} was not read to the end of {queue}")
             continue
-        ends[queue][node] = len(found.values)
-        missing = sorted(set(range(len(found.values))) - found.values.keys())
+        ends[queue][node] = found.end
+        missing = sorted(set(range(found.first, found.end)) - found.values.keys())
         if missing:
             findings.add("gap", f"{queue} of {node} has {len(found.values)} messages and none at {_listed(missing)}")
     if not log.final:
         findings.cannot_tell("no replica was read in the end")
     for queue, by_node in ends.items():
         if len(set(by_node.values())) > 1:
-            findings.add("replicas-differ", f"{queue} has so many messages: {by_node}")
+            findings.add("replicas-differ", f"{queue} ends at different offsets: {by_node}")
 
 
 def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings) -> None:
-    """L6: what was acknowledged is on every replica where it was said to be. L7: what was once read stays there."""
-    promised = {_place(send): send.process for send in log.acknowledged}
+    """L6: what was acknowledged is on every replica where it was said to be. L7: what was once read stays there.
+
+    Unless it has been removed in its time: then the log of the replica begins behind it.
+    """
+    promised = {_place(send): send for send in log.acknowledged}
     for place, value in places.items():
         queue, offset = place
         for node in log.nodes:
             found = log.final.get((node, queue))
             if found is None or not found.complete or found.values.get(offset) == value:
                 continue
+            send = promised.get(place)
+            if offset < found.first and (send is None or _is_below(send, log.bases.get(node, 0))):
+                findings.counts["removed in their time"] += 1
+                continue
             has = found.values.get(offset, "nothing")
-            anomaly = "lost-write" if place in promised else "flicker"
-            why = f"acknowledged to process {promised[place]}" if place in promised else "read"
+            anomaly = "flicker" if send is None else "lost-write"
+            why = "read" if send is None else f"acknowledged to process {send.process}"
             findings.add(anomaly, f"{value} at {queue}@{offset} was {why}, {node} has {has} there in the end")
+
+
+def _is_below(send: Operation, base: int) -> bool:
+    return send.position is not None and send.position < base
 
 
 def _place(send: Operation) -> Place:

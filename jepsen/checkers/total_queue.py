@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from jepsen.history import History, Operation, batches
+from jepsen.history import History, Operation, bases, batches
 from jepsen.verdict import Findings, Result
 
 PROMISE = "every acknowledged message is consumed at least once, and each duplicate has a cause"
@@ -26,8 +26,12 @@ def check_total_queue(history: History) -> Result:
     received = [batch for batch in batches(history) if batch.by_consumer]
     got = {value for batch in received for _, value in batch.messages}
     in_the_log = {v for op in history.named("final-read") if op.outcome == "ok" for _, v, *_ in op.result}
+    base = min(bases(history).values(), default=0)
     for send in sends.values():
         if send.outcome == "ok" and send.value not in got:
+            if send.value not in in_the_log and send.position is not None and send.position < base:
+                findings.counts["removed in their time, never consumed"] += 1
+                continue
             what = f"{send.value}, acknowledged at {send.place}, was never consumed"
             findings.add("unseen" if send.value in in_the_log else "lost", what)
     for value in sorted(got):

@@ -9,6 +9,7 @@ import trio
 
 from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.network import NAME_SERVERS
+from jepsen.nemeses.behind import behind
 from jepsen.nemeses.disks import damage, fill_disk
 from jepsen.nemeses.injection import CarryOut, Injection
 from jepsen.nemeses.members import members
@@ -39,6 +40,7 @@ NEMESES: dict[str, CarryOut] = {
     "slow-disk": slow_disk,
     "starve": starve,
     "members": members,
+    "behind": behind,
     "wrong-start": wrong_start,
 }
 """By kind, as in `jepsen.schedule.KINDS`."""

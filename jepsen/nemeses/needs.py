@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jepsen.deployments import disks, shim
 from jepsen.nemeses import resources
+from jepsen.profiles import ONLY_TOGETHER
 from jepsen.schedule import CALM
 
 OWN_DISKS = frozenset({"power-loss"})
@@ -17,6 +18,14 @@ SWITCH = frozenset({"packets"})
 FIVE_BROKERS = frozenset({"bridge"})
 SPARES = frozenset({"members"})
 """Kinds for which brokers join that the group did not begin with."""
+SHORT_LOG = {
+    "segment_bytes": str(128 * 1024),
+    "entry_bytes_max": "32768",
+    "retention_bytes": "1200000",
+    "retention_check_seconds": "0.3",
+    "catch_up_bytes_per_second": str(2 * 1024 * 1024),
+}
+"""So that the oldest files go all the time, and whoever was away for seconds must fetch whole files."""
 DOCKER = frozenset({"kill", "pause", "restart", "transfer", "name-server", "partition", "damage", CALM})
 """Kinds that the back end "docker" has: for the others, files or processes would be changed inside of containers."""
 
@@ -31,6 +40,8 @@ class Deployed:
     disks: bool
     shims: bool
     switch: bool
+    settings: Mapping[str, str]
+    """Of the brokers, besides those of the workload."""
 
 
 def needs(kinds: Collection[str]) -> Deployed:
@@ -41,6 +52,7 @@ def needs(kinds: Collection[str]) -> Deployed:
         disks=bool(OWN_DISKS.intersection(kinds)),
         shims=bool(SHIMS.intersection(kinds)),
         switch=bool(SWITCH.intersection(kinds)),
+        settings=SHORT_LOG if "behind" in kinds else {},
     )
 
 
@@ -63,8 +75,11 @@ def why_not(kind: str, backend: str) -> str | None:
     return None
 
 
-def why_not_together(kinds: Collection[str], backend: str) -> str | None:
-    """Why these kinds cannot be had in one run with this back end; None when they can."""
+def why_not_together(workload: str, kinds: Collection[str], backend: str) -> str | None:
+    """Why these kinds cannot be had in one run with this workload and back end; None when they can."""
+    for kind in kinds:
+        if workload not in ONLY_TOGETHER.get(kind, (workload,)):
+            return f"{kind} goes with the workloads {' and '.join(sorted(ONLY_TOGETHER[kind]))} only"
     if backend == "local" and "members" in kinds and {"partition", "bridge"}.intersection(kinds):
         # A member that was added has one address for all, behind the proxies.
         return "with the back end local, partitions do not reach members that were added; netns has both in one run"

@@ -23,6 +23,7 @@ from jepsen.workloads.workload import QUEUES, SIZES, Workload
 from mq.client.verdict import judge_answer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.hashes import parse_offset_message_id
 
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
@@ -120,7 +121,8 @@ class LogWorkload(Workload):
         if answer.code == ResponseCode.SUCCESS:
             offset = int(answer.ext["queueOffset"])
             queue = f"{self.topic}/{answer.ext['queueId']}"
-            worker.ok("send", k=queue, v=value, o=offset, n=node)
+            position = parse_offset_message_id(answer.ext["msgId"]).physical_offset
+            worker.ok("send", k=queue, v=value, o=offset, n=node, pos=position)
             self.acknowledge(queue, offset, value)
             return
         told = f"code {answer.code}: {answer.remark}"

@@ -11,6 +11,7 @@ from jepsen.recorder import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.workloads.workload import SIZES, Workload
 from mq.client import ClientError, Message, Producer
+from mq.protocol.hashes import parse_offset_message_id
 
 REST_SECONDS = 0.02
 TIMEOUTS = (1.0, 5.0, 20.0)
@@ -57,6 +58,7 @@ async def _send_one_by_one(workload: Workload, producer: Producer, rng: random.R
             await trio.sleep(REST_SECONDS)
             continue
         queue = f"{workload.topic}/{result.queue.queue_id}"
-        worker.ok("send", k=queue, v=value, o=result.queue_offset, again=result.maybe_duplicated)
+        position = parse_offset_message_id(result.offset_message_id).physical_offset
+        worker.ok("send", k=queue, v=value, o=result.queue_offset, again=result.maybe_duplicated, pos=position)
         workload.acknowledge(queue, result.queue_offset, value)
         await trio.sleep(REST_SECONDS * rng.random())

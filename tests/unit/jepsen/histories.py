@@ -25,10 +25,19 @@ class Script:
         self.now += STEP_NS
         self.events.append(Event(len(self.events), self.now, p, kind, f, **fields))
 
-    def sent(self, value: str, offset: int, *, process: int = 1, queue: str = QUEUE, again: bool = False) -> None:
+    def sent(
+        self,
+        value: str,
+        offset: int,
+        *,
+        process: int = 1,
+        queue: str = QUEUE,
+        again: bool = False,
+        pos: int | None = None,
+    ) -> None:
         """A message that was acknowledged."""
         self.add(process, "invoke", "send", k=queue, v=value)
-        self.add(process, "ok", "send", k=queue, v=value, o=offset, again=again)
+        self.add(process, "ok", "send", k=queue, v=value, o=offset, again=again, pos=pos)
 
     def failed(self, value: str, process: int, outcome: Type = "fail") -> None:
         """A message that was refused, or of which nobody knows."""
@@ -62,9 +71,14 @@ class Script:
             self.sent(value, offset)
         self.add(NEMESIS, "info", "ends", v={"id": number})
 
-    def final(self, values: Sequence[str], *, node: str, crc: int = 7, complete: bool = True) -> None:
-        """The final read of one replica, from offset 0 on."""
-        records = [[offset, value, crc] for offset, value in enumerate(values)]
+    def final(
+        self, values: Sequence[str], *, node: str, crc: int = 7, complete: bool = True, first: int = 0, base: int = 0
+    ) -> None:
+        """The final read of one replica, from offset ``first`` on; its log begins at ``base``."""
+        records = [[offset, value, crc] for offset, value in enumerate(values, first)]
+        self.add(RUN, "info", "base", n=node, v=base)
+        if first:
+            self.add(91, "ok", "removed", k=QUEUE, n=node, o=first)
         self.add(90, "invoke", "final-read", k=QUEUE, n=node)
         self.add(90, "ok", "final-read", k=QUEUE, n=node, v=records)
         if complete and records:

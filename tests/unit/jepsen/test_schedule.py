@@ -127,16 +127,24 @@ def test_everybody_in_a_ring_hears_another_majority() -> None:
 
 def test_kinds_say_what_they_need() -> None:
     assert needs(["kill", "bridge"]).count == 5
-    assert needs(["kill"]) == Deployed(count=3, spares=0, disks=False, shims=False, switch=False)
-    assert needs(["clock", "packets", "power-loss"]) == Deployed(count=3, spares=0, disks=True, shims=True, switch=True)
+    assert needs(["kill"]) == Deployed(count=3, spares=0, disks=False, shims=False, switch=False, settings={})
+    assert needs(["clock", "packets", "power-loss"]) == Deployed(
+        count=3, spares=0, disks=True, shims=True, switch=True, settings={}
+    )
     assert needs(["members"]).spares == 1
     assert "netns does" in str(why_not("packets", "local"))
 
 
 def test_proxies_do_not_stand_before_members_that_were_added() -> None:
-    assert "netns has both" in str(why_not_together(["kill", "members", "partition"], "local"))
-    assert why_not_together(["members", "partition"], "netns") is None
-    assert why_not_together(["members", "kill"], "local") is None
+    assert "netns has both" in str(why_not_together("log", ["kill", "members", "partition"], "local"))
+    assert why_not_together("log", ["members", "partition"], "netns") is None
+    assert why_not_together("log", ["members", "kill"], "local") is None
+
+
+def test_old_messages_go_only_where_checkers_know_of_it() -> None:
+    assert needs(["behind"]).settings["retention_bytes"]
+    assert why_not_together("log", ["behind"], "local") is None
+    assert "log and queue" in str(why_not_together("offsets", ["kill", "behind"], "local"))
 
 
 def test_waits_for_a_processor_are_read_from_either_version() -> None:

@@ -1,0 +1,80 @@
+"""Followers that come back when the others have removed what they need next, and must fetch whole files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.nemeses.injection import Injection
+from jepsen.schedule import Step
+
+REMOVED_SECONDS_MAX = 60.0
+CATCH_UP_SECONDS_MAX = 90.0
+KILLS = 4
+MOMENTS = ("reset_begun", "node_restarts", "READY", "INSTALL")
+"""When it is killed: it logs one of these, or there is a file of that name beside those that it has fetched."""
+MOMENT_SECONDS_MAX = 20.0
+REST_SECONDS = (0.0, 0.0, 0.01, 0.1, 0.5)
+
+
+async def behind(injection: Injection, step: Step, leader: str) -> None:
+    """A follower is away for so long. Confirmed by its files: afterwards the oldest one is behind all it had."""
+    cluster = injection.cluster
+    node = injection.rng.choice([each for each in cluster.nodes if each != leader])
+    commitlog = cluster.data_dir(node) / "commitlog"
+    number = injection.begin(step, (node,))
+    await cluster.kill(node)
+    newest = max(_begins(commitlog), default=0)
+    await _removed(cluster, newest + int(cluster.settings["segment_bytes"]))
+    await trio.sleep(step.seconds)
+    if step.variant.what == "follower is killed while it fetches files":
+        await _kill_again_and_again(injection, node, commitlog / "reset")
+    await cluster.start(node)
+    await cluster.wait_caught_up(node, CATCH_UP_SECONDS_MAX)
+    oldest = min(_begins(commitlog), default=0)
+    if oldest > newest:
+        injection.confirm(number, f"the log of {node} went to {newest} and begins at {oldest}")
+    injection.end(number)
+
+
+def _begins(commitlog: Path) -> list[int]:
+    """Where the files of a log begin."""
+    return [int(path.name) for path in commitlog.iterdir() if path.name.isdigit()]
+
+
+async def _removed(cluster: Cluster, position: int) -> None:
+    """Until the leader's log begins behind a position, or for too long; the fault is not confirmed then."""
+    with trio.move_on_after(REMOVED_SECONDS_MAX):
+        while True:
+            table = await cluster.figures(await cluster.leader())
+            if table is not None and int(table["raftmq.basePosition"]) > position:
+                return
+            await trio.sleep(0.1)
+
+
+async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -> None:
+    """While it fetches, and while it puts what it fetched in the place of its log; once its source is killed, too."""
+    cluster, rng = injection.cluster, injection.rng
+    for attempt in range(KILLS):
+        moment = rng.choice(MOMENTS)
+        logged = cluster.log_file(node).stat().st_size
+        await cluster.start(node)
+        with trio.move_on_after(MOMENT_SECONDS_MAX):
+            while not ((staged / moment).exists() or _says(cluster.log_file(node), moment, logged)):  # noqa: ASYNC110
+                await trio.sleep(0.002)
+            injection.say(f"  {node} is killed at {moment}")
+        await trio.sleep(rng.choice(REST_SECONDS))
+        await cluster.kill(node)
+        if attempt == KILLS // 2:
+            source = await cluster.leader()
+            await cluster.kill(source)
+            await cluster.start(source)
+            await cluster.leader()
+
+
+def _says(log: Path, event: str, since: int) -> bool:
+    with log.open("rb") as file:
+        file.seek(since)
+        return f'"{event}"'.encode() in file.read()

@@ -1,0 +1,89 @@
+"""Messages that were removed with the oldest files are excused, and nothing else is."""
+
+from __future__ import annotations
+
+from jepsen.checkers.append_log import check_log
+from jepsen.checkers.total_queue import check_total_queue
+from tests.unit.jepsen.histories import NODES, Script
+
+A, B, C = "1.1.10", "1.2.10", "2.1.10"
+
+
+def three_sent() -> Script:
+    script = Script()
+    for offset, value in enumerate((A, B, C)):
+        script.sent(value, offset, pos=1000 * offset)
+    return script
+
+
+def test_messages_below_the_base_of_the_log_are_removed_in_their_time() -> None:
+    script = three_sent()
+    for node in NODES:
+        script.final([B, C], node=node, first=1, base=1000)
+    result = check_log(script.history())
+    assert result.valid is True
+    assert result.counts["removed in their time"] == 3
+
+
+def test_one_replica_may_have_removed_more_than_another() -> None:
+    script = three_sent()
+    for node, first in zip(NODES, (0, 1, 2), strict=True):
+        script.final([A, B, C][first:], node=node, first=first, base=1000 * first)
+    assert check_log(script.history()).valid is True
+
+
+def test_message_above_the_base_of_the_log_is_lost() -> None:
+    script = three_sent()
+    for node in NODES:
+        script.final([C] if node == "n1" else [B, C], node=node, first=2 if node == "n1" else 1, base=1000)
+    assert check_log(script.history()).anomalies == {"lost-write": 1}
+
+
+def test_message_of_which_nobody_knows_the_place_in_the_log_is_lost() -> None:
+    script = Script()
+    script.sent(A, 0)
+    script.sent(B, 1)
+    for node in NODES:
+        script.final([B], node=node, first=1, base=1000)
+    assert check_log(script.history()).anomalies == {"lost-write": 3}
+
+
+def test_message_that_was_only_read_is_removed_with_those_before_it() -> None:
+    script = Script()
+    script.failed(A, 5, "info")
+    script.read({0: A})
+    script.sent(B, 1, pos=1000)
+    for node in NODES:
+        script.final([B], node=node, first=1, base=1000)
+    assert check_log(script.history()).valid is True
+
+
+def test_hole_behind_the_first_message_is_a_gap() -> None:
+    script = three_sent()
+    for node in NODES:
+        script.final([A, B, C], node=node)
+    script.add(91, "ok", "removed", k="Log/0", n="n1", o=1)
+    script.add(90, "invoke", "final-read", k="Log/0", n="n1")
+    script.add(90, "ok", "final-read", k="Log/0", n="n1", v=[[2, C, 7]])
+    anomalies = check_log(script.history()).anomalies
+    assert {"gap", "replicas-differ"} <= anomalies.keys()
+
+
+def test_removed_messages_were_never_consumed_and_are_not_lost() -> None:
+    script = three_sent()
+    script.received(B, 1)
+    script.received(C, 2)
+    for node in NODES:
+        script.final([B, C], node=node, first=1, base=1000)
+    result = check_total_queue(script.history())
+    assert result.valid is True
+    assert result.counts["removed in their time, never consumed"] == 1
+
+
+def test_message_that_one_replica_still_has_was_to_be_consumed() -> None:
+    script = three_sent()
+    script.received(B, 1)
+    script.received(C, 2)
+    for node in NODES:
+        script.final([A, B, C] if node == "n2" else [B, C], node=node, first=0 if node == "n2" else 1, base=1000)
+    assert check_total_queue(script.history()).anomalies == {"unseen": 1}
