@@ -19,6 +19,8 @@ PREFIX = "rmqf-"
 """How names of mount points begin that runs make."""
 RUN_VARIABLE = "RAFTMQ_JEPSEN_RUN"
 """In the environment of every server: the directory of its run."""
+NAMESPACES = Path("/run/netns")
+"""Whoever opens networks removes those that were left, and holds a lock of its own: a run that lives may have them."""
 CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 """Where a run may have made control groups: version 1, version 2."""
 
@@ -48,7 +50,8 @@ def is_held(directory: Path) -> bool:
 def mount_points(mounts: Iterable[str]) -> list[Path]:
     """Those that runs made, of the lines of /proc/self/mounts; what was mounted last comes first."""
     points = (line.split()[1].encode().decode("unicode_escape") for line in mounts if line.count(" ") >= 2)
-    return [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)][::-1]
+    found = [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)]
+    return [point for point in reversed(found) if point.parent != NAMESPACES]
 
 
 def run_of(environ: bytes) -> Path | None:

@@ -15,6 +15,7 @@ MOUNTS = (
     "/dev/vda / ext4 rw,relatime 0 0",
     "/dev/loop0 /home/someone/store/run\\0401/rmqf-n0 ext4 rw,relatime 0 0",
     "tmpfs /home/someone/store/run\\0401/rmqf-small-n1 tmpfs rw,size=65536k 0 0",
+    "nsfs /run/netns/rmqf-n0 nsfs rw 0 0",
     "/dev/loop1 /home/someone/rmqf/data ext4 rw,relatime 0 0",
 )
 
@@ -22,6 +23,10 @@ MOUNTS = (
 def test_mounts_of_runs_are_told_by_name_and_come_in_reverse() -> None:
     run = Path("/home/someone/store/run 1")
     assert mount_points(MOUNTS) == [run / "rmqf-small-n1", run / "rmqf-n0"]
+
+
+def test_namespace_of_a_run_that_lives_is_no_mount_that_was_left() -> None:
+    assert not [point for point in mount_points(MOUNTS) if "netns" in str(point)]
 
 
 def test_server_tells_its_run() -> None:
