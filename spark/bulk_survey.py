@@ -1,4 +1,5 @@
-"""What there is to read, asked of raftmq brokers with planning requests: one answer for all queues of a topic.
+"""What there is to read, asked of raftmq brokers: an answer to a planning request says all about the queues of a topic,
+and where only ends are wanted, one answer says those of many topics.
 
 Followers are asked, so that planning costs the leader one small question at most. For consistency *latest* the replica
 that is asked first learns from its leader what is committed; for *committed* all followers say what they have.
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, Literal, NamedTuple
 
-from mq.protocol.bulk import BulkError, PlannedQueue, decode_plan
+from mq.protocol.bulk import BulkError, decode_plan
+from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from spark.client import (
+    ASK_TOPIC_ENDS,
     NOT_SUPPORTED,
     PLAN_TOPIC,
     SERVICE_NOT_AVAILABLE,
@@ -31,16 +35,17 @@ from spark.survey import LEADER_ID, Survey, Surveyor
 Consistency = Literal["latest", "committed", "latest-if-possible"]
 
 _PAGES_MAX: Final = 64
+_NOTHING: Final = QueueEnds(0, 0)
 
 
 class TopicPlan(NamedTuple):
     """What one replica has of a topic. ``places`` are the queue offsets at the beginnings of its log files.
 
-    ``positions`` are those beginnings, after the one of the whole log.
+    ``queues`` are by queue id, from 0 on; ``positions`` are those beginnings, after the one of the whole log.
     """
 
     identity: str
-    queues: dict[int, PlannedQueue]
+    queues: list[QueueEnds]
     places: list[dict[int, int]]
     positions: list[int]
 
@@ -69,13 +74,13 @@ class BulkSurveyor(Surveyor):
         self._detail = detail
         self._plans: dict[tuple[str, str], TopicPlan] = {}
 
-    def survey(self, subscription: Subscription, **options: bool) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
         """See `Surveyor.survey`; with identities, and with places if details are wanted.
 
         Raises also PlanRefused if the brokers are none of raftmq's.
         """
         self._plans = {}
-        found = super().survey(subscription, **options)
+        found = super().survey(subscription, strict=strict, known=known)
         return found._replace(
             identities={key: plan.identity for key, plan in self._plans.items()},
             places={key: plan.places for key, plan in self._plans.items()},
@@ -99,11 +104,11 @@ class BulkSurveyor(Surveyor):
                     if plan.identity == found.identities[topic, broker_name]:
                         places[topic, broker_name] = plan.places
                         positions[topic, broker_name] = plan.positions
-                        for row in plan.queues.values():
-                            known = ends.get((topic, broker_name, row.queue_id))
+                        for queue_id, row in enumerate(plan.queues):
+                            known = ends.get((topic, broker_name, queue_id))
                             if known is not None and row.end > row.first:
                                 nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
-                                ends[topic, broker_name, row.queue_id] = known._replace(nbytes=nbytes)
+                                ends[topic, broker_name, queue_id] = known._replace(nbytes=nbytes)
                 break
         return found._replace(ends=ends, places=places, positions=positions)
 
@@ -118,8 +123,8 @@ class BulkSurveyor(Surveyor):
         ends: dict[QueueName, QueueEnds] = {}
         for queue in queues:
             topic, broker_name, queue_id = queue
-            planned = self._plans[topic, broker_name].queues.get(queue_id, PlannedQueue(queue_id, 0, 0))
-            ends[queue] = QueueEnds(planned.first, planned.end, planned.nbytes)
+            planned = self._plans[topic, broker_name].queues
+            ends[queue] = planned[queue_id] if queue_id < len(planned) else _NOTHING
         return ends
 
     def _plans_of(self, broker_name: str, addresses: Mapping[int, str], topics: list[str]) -> dict[str, TopicPlan]:
@@ -161,13 +166,15 @@ class BulkSurveyor(Surveyor):
         connection = self._connect(address, self._timeout)
         try:
             detail = detail or self._detail
+            if not detail and (plans := _ask_ends(connection, topics, current=current)) is not None:
+                return plans
             return {topic: self._ask_topic(connection, topic, current=current, detail=detail) for topic in topics}
         finally:
             connection.close()
 
     def _ask_topic(self, connection: Connection, topic: str, *, current: bool, detail: bool) -> TopicPlan:
         identity = ""
-        rows: dict[int, PlannedQueue] = {}
+        rows: list[QueueEnds] = []
         places: dict[int, dict[int, int]] = {}
         first = base = 0
         for page in range(_PAGES_MAX):
@@ -184,7 +191,7 @@ class BulkSurveyor(Surveyor):
                 base = int(answer.ext["basePosition"])
             except (BulkError, KeyError, ValueError) as error:
                 raise Unreachable(connection.address, f"answered a plan that cannot be read: {error}") from error
-            rows |= {row.queue_id: row for row in queues}
+            rows += [QueueEnds(row.first, row.end, row.nbytes) for row in queues]
             for place in found_places:
                 offsets = places.setdefault(place.position, {})
                 offsets |= {row.queue_id: offset for row, offset in zip(queues, place.offsets, strict=True)}
@@ -210,6 +217,29 @@ def surveyor_of(
     return BulkSurveyor(options.namesrv, timeout, connect, consistency=consistency, detail=detail)
 
 
+def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> dict[str, TopicPlan] | None:
+    """The ends of topics, each time as many as fit into an answer; None if the replica does not know the question.
+
+    Raises Unreachable, Refused.
+    """
+    plans: dict[str, TopicPlan] = {}
+    while len(plans) < len(topics):
+        rest = topics[len(plans) : len(plans) + ENDS_TOPICS_MAX]
+        fields = {"current": "true" if current and not plans else "false"}
+        answer = connection.receive(connection.send(ASK_TOPIC_ENDS, fields, encode_topics(rest)))
+        if answer.code == NOT_SUPPORTED:
+            return None
+        try:
+            found = decode_ends(_checked(connection.address, answer).body)
+        except BulkError as error:
+            raise Unreachable(connection.address, f"answered ends that cannot be read: {error}") from error
+        if not 1 <= len(found) <= len(rest):
+            raise Unreachable(connection.address, f"told the ends of {len(found)} topics, asked for {len(rest)}")
+        for topic, each in zip(rest, found, strict=False):
+            plans[topic] = TopicPlan(each.identity, list(map(QueueEnds, each.firsts, each.ends)), [], [])
+    return plans
+
+
 def _order(addresses: Mapping[int, str]) -> list[str]:
     """The replicas of a broker group as they are asked: the leader last."""
     return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
@@ -232,11 +262,10 @@ def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:
     if one.identity != other.identity:
         # One of them has not heard yet that the topic was made anew; the number of the change comes first in it.
         return max(one, other, key=lambda plan: (_change(plan.identity), plan.identity))
-    rows = dict(one.queues)
-    for queue_id, row in other.queues.items():
-        known = rows.get(queue_id, row)
-        first, end = max(known.first, row.first), max(known.end, row.end)
-        rows[queue_id] = PlannedQueue(queue_id, min(first, end), end, max(known.nbytes, row.nbytes))
+    rows = one.queues
+    if rows != other.queues:
+        both = zip_longest(one.queues, other.queues, fillvalue=_NOTHING)
+        rows = [QueueEnds(*map(max, row, also)) for row, also in both]
     larger = max(one, other, key=lambda plan: len(plan.places))
     return TopicPlan(one.identity, rows, larger.places, larger.positions)
 

@@ -11,6 +11,7 @@ a question that failed, it ends the query: so everything is tried again until th
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -43,6 +44,9 @@ from spark.survey import Survey, Surveyor
 
 SEEN_SECONDS: Final = 0.1
 """What was seen counts for so long."""
+
+ROUTES_SECONDS: Final = 5.0
+"""Which queues there are, and where, is asked so often."""
 
 FIRST_SECONDS_MAX: Final = 10.0
 """A query that begins does not wait longer for an address that may be wrong."""
@@ -83,7 +87,7 @@ class StreamProgress:
         self._clock = clock
         self._sleep = sleep
         self._found: Survey | None = None
-        self._found_at = 0.0
+        self._found_at = self._routes_at = 0.0
         self._known: dict[QueueName, int] = {}
         self._began: dict[str, Any] | None = None
         self._cap: dict[QueueName, int] | None = None
@@ -194,23 +198,27 @@ class StreamProgress:
 
     def _recent(self) -> Survey:
         if self._found is None or self._clock() - self._found_at >= SEEN_SECONDS:
-            return self._survey(self._deadline, strict=False)
+            known = self._found if self._clock() - self._routes_at < ROUTES_SECONDS else None
+            return self._survey(self._deadline, strict=False, known=known)
         return self._found
 
-    def _survey(self, seconds: float, *, strict: bool) -> Survey:
+    def _survey(self, seconds: float, *, strict: bool, known: Survey | None = None) -> Survey:
         """Ask until there is an answer. Raises Unreachable, Refused after so many seconds."""
         began, pause = self._clock(), _PAUSE_SECONDS_MIN
         while True:
             try:
-                found = self._surveyor.survey(self._options.subscription, strict=strict)
+                found = self._surveyor.survey(self._options.subscription, strict=strict, known=known)
             except (Unreachable, Refused):
                 self._connections.close()
+                known = None  # a topic may be gone, or where it is may have changed
                 if self._clock() - began + pause >= seconds:
                     raise
                 self._sleep(pause)
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             else:
                 self._found, self._found_at = found, self._clock()
+                if known is None:
+                    self._routes_at = self._found_at
                 return found
 
     def _note(self, found: Survey) -> None:
@@ -246,6 +254,8 @@ class StreamProgress:
         for each in lost:
             may_come_back = each.kind in ("gone", "cut") and now - self._missed_since[each.key] < self._deadline
             (doubtful if may_come_back else certain).append(each)
+        if doubtful:
+            self._routes_at = -math.inf  # whether it comes back is seen where name servers are asked
         if certain and self._options.fail_on_data_loss:
             raise DataLoss(loss_text(certain))
         if news := [each for each in certain if each.key not in self._told]:

@@ -12,7 +12,6 @@ from spark.client import (
     GET_MAX_OFFSET,
     GET_MIN_OFFSET,
     SEARCH_OFFSET,
-    TOPIC_NOT_EXIST,
     Answer,
     Connection,
     NameServers,
@@ -70,23 +69,20 @@ class Surveyor:
         self._timeout = timeout
         self._connect = connect
 
-    def survey(self, subscription: Subscription, *, strict: bool = True) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
         """All queues that are subscribed to, and what they hold.
 
         Args:
             strict: whether to refuse what does not exist; otherwise it is left out.
+            known: what was found before; then only the brokers are asked, for the ends of the same queues.
 
         Raises:
             PlanRefused: a topic or queue that the user named does not exist.
             Unreachable: no name server answers, or no broker of a group does.
         """
-        routes: dict[str, TopicRoute] = {}
-        for topic in self._topics(subscription, strict):
-            try:
-                routes[topic] = self._route(topic)
-            except PlanRefused:
-                if strict:
-                    raise
+        if known is not None:
+            return Survey(known.routes, self._ends(known.routes, list(known.ends)))
+        routes = self._routes(list(self._topics(subscription, strict)), strict)
         queues = [
             (topic, broker_name, queue_id)
             for topic, route in routes.items()
@@ -129,16 +125,15 @@ class Surveyor:
                     raise PlanRefused(f"option subscribePattern: no topic matches {pattern!r}")
                 return names
 
-    def _route(self, topic: str) -> TopicRoute:
-        try:
-            route = self._names.route(topic)
-        except Refused as error:
-            if error.code != TOPIC_NOT_EXIST:
-                raise
-            raise PlanRefused(f"the topic {topic!r} does not exist") from error
-        if not route.read_queues:
-            raise PlanRefused(f"the topic {topic!r} has no queue that may be read")
-        return route
+    def _routes(self, topics: Sequence[str], strict: bool) -> dict[str, TopicRoute]:
+        routes = self._names.routes(topics)
+        if strict:
+            for topic in topics:
+                if topic not in routes:
+                    raise PlanRefused(f"the topic {topic!r} does not exist")
+                if not routes[topic].read_queues:
+                    raise PlanRefused(f"the topic {topic!r} has no queue that may be read")
+        return {topic: route for topic, route in routes.items() if route.read_queues}
 
     def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:
         first = {queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, GET_MIN_OFFSET)}

@@ -1,9 +1,9 @@
 """The workload "scan": readers of whole topics, one of which is deleted and made anew now and then, beside producers.
 
 What must hold: a row is a committed message, byte for byte, whichever replica served it; the rows of a queue have no
-gap and come once; a plan tells no end that is not committed, and with `current` all that was committed before it was
-asked for; places are where messages lie. One identity of a topic means the same messages for ever. Whoever holds the
-log finds what it holds. In the end everything can be read.
+gap and come once; neither plans nor ends of many topics tell an end that is not committed, and with `current` they tell
+all that was committed before they were asked for; places are where messages lie. One identity of a topic means the same
+messages for ever. Whoever holds the log finds what it holds. In the end everything can be read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from mq.protocol.bulk import (
 )
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import decode_record
+from mq.protocol.topic_ends import decode_ends, encode_topics
 
 _SCANS_MAX = 4
 _ATTEMPTS_MAX = 60
@@ -196,25 +197,42 @@ class Reading:
         self._node = self._some_node()
         current = self._is_last or self._rng.random() < 0.5
         before = {queue: len(known) for (topic, queue), known in self._known() if topic == self._topic}
-        fields = {"topic": self._topic, "detail": self._rng.random() < 0.7, "current": current}
+        detail = self._rng.random() < 0.7
+        fields = {"topic": self._topic, "detail": detail, "current": current}
+        if not current:
+            before = {}
 
         def planned(answer: Answer) -> None:
-            queues, places = decode_plan(answer.body)
-            if self._topic == self._workload.topic:
-                self._check_plan(queues, places, before if current else {})
-            self._identity = answer.ext["topicIdentity"]
-            ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # what is not there yet, too
-            self._left = {
-                each.queue_id: ReadRange(each.queue_id, each.first, each.end + ahead)
-                for each in queues
-                if each.first < each.end + ahead
-            }
-            if self._topic == self._workload.topic and self._left and not ahead and self._rng.random() < 0.5:
-                self._hold()
-            else:
-                self._read()
+            self._planned(answer.ext["topicIdentity"], *decode_plan(answer.body), before)
 
-        self._ask(RequestCode.PLAN_TOPIC, fields, b"", planned, self.plan)
+        def told(answer: Answer) -> None:
+            found = decode_ends(answer.body)[0]
+            both = zip(found.firsts, found.ends, strict=True)
+            self._planned(found.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
+
+        if detail or self._number % 2:
+            self._ask(RequestCode.PLAN_TOPIC, fields, b"", planned, self.plan)
+        else:
+            topics = encode_topics(dict.fromkeys((self._topic, self._workload.topic)))
+            self._workload.counts["ends asked"] += 1
+            self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, told, self.plan)
+
+    def _planned(
+        self, identity: str, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]
+    ) -> None:
+        if self._topic == self._workload.topic:
+            self._check_plan(queues, places, before)
+        self._identity = identity
+        ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # what is not there yet, too
+        self._left = {
+            each.queue_id: ReadRange(each.queue_id, each.first, each.end + ahead)
+            for each in queues
+            if each.first < each.end + ahead
+        }
+        if self._topic == self._workload.topic and self._left and not ahead and self._rng.random() < 0.5:
+            self._hold()
+        else:
+            self._read()
 
     def _known(self) -> Any:
         return list(self._workload.ledger.queues.items())

@@ -1,6 +1,7 @@
-"""Typed requests: our own 9006 to 9008, by which topics are read in bulk. See `mq.protocol.requests`.
+"""Typed requests: our own 9006 to 9009, by which topics are read in bulk. See `mq.protocol.requests`.
 
-Their bodies and those of their answers are in `mq.protocol.bulk`; `docs/wire-protocol.md` describes both.
+Their bodies and those of their answers are in `mq.protocol.bulk` and `mq.protocol.topic_ends`; `docs/wire-protocol.md`
+describes them.
 """
 
 from __future__ import annotations
@@ -71,3 +72,15 @@ class HoldLog(Request, tag=int(Code.HOLD_LOG)):
     """9008, our own: keep the files of the log for a reader."""
 
     ext: HoldLogExt = msgspec.field(name="extFields")
+
+
+class AskTopicEndsExt(Ext):
+    """With ``current`` the replica first asks the leader what is committed. The body names the topics."""
+
+    current: bool = False
+
+
+class AskTopicEnds(Request, tag=int(Code.ASK_TOPIC_ENDS)):
+    """9009, our own: where the queues of many topics begin and end."""
+
+    ext: AskTopicEndsExt = msgspec.field(name="extFields", default_factory=AskTopicEndsExt)

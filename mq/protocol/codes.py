@@ -146,6 +146,8 @@ class RequestCode(IntEnum):
     """Our own: messages of several queues in the order of the log."""
     HOLD_LOG = 9008
     """Our own: keep the files of the log for a reader."""
+    ASK_TOPIC_ENDS = 9009
+    """Our own: where the queues of many topics begin and end."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -1,4 +1,4 @@
-"""All that serves those who read topics as a whole, put together: plans, reads and leases (9006 to 9008)."""
+"""All that serves those who read topics as a whole, put together: plans, ends, reads and leases (9006 to 9009)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from mq.broker.reading.bulk_reads import BulkReads
 from mq.broker.reading.log_leases import LogLeases
+from mq.broker.reading.topic_ends import AllEnds
 from mq.broker.reading.topic_plans import TopicPlans
 from mq.broker.requests.answering import Read
 from mq.broker.requests.connection import Handler
@@ -18,7 +19,7 @@ from raftlog import Job, Replica
 
 
 class Bulk:
-    """The handlers. Arguments are those of the three.
+    """The handlers. Arguments are those of the four.
 
     Attributes:
         reads: looks again at requests that wait.
@@ -51,10 +52,11 @@ class Bulk:
         self._plans = TopicPlans(
             settings=settings, replica=replica, metadata=metadata, store=store, read=read, gradually=gradually
         )
+        self._ends = AllEnds(replica=replica, metadata=metadata, store=store, read=read, gradually=gradually)
 
     def handlers(self) -> dict[type[Any], Handler]:
         """What every replica serves."""
-        return self.leases.handlers() | self.reads.handlers() | self._plans.handlers()
+        return self.leases.handlers() | self.reads.handlers() | self._plans.handlers() | self._ends.handlers()
 
     def counters(self) -> dict[str, int]:
         """Figures."""

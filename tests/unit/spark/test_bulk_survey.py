@@ -8,25 +8,29 @@ from typing import Any
 import pytest
 
 from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
+from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 from spark.bulk_survey import BulkSurveyor
-from spark.client import GET_ROUTE, PLAN_TOPIC, Answer, Connection, Unreachable
+from spark.client import ASK_TOPIC_ENDS, GET_ROUTE, NOT_SUPPORTED, PLAN_TOPIC, Answer, Connection, Unreachable
 from spark.options import Topics
 from spark.plan import PlanRefused, QueueEnds
+from spark.survey import Survey
 
 ADDRESSES = {"0": "leader:1", "1": "f1:1", "2": "f2:1"}
 PAGE = 2
 
 
 class PlanningReplica:
-    """A broker with a topic of 5 queues, each of which ends at ``end``."""
+    """A broker with topics of 5 queues, each of which ends at ``end``; it tells ends of 2 topics at once, or none."""
 
     def __init__(self, end: int) -> None:
         self.end = end
         self.first = 0
         self.identity = "1-1000"
         self.is_down = False
+        self.knows_ends = False
         self.code = 0
         self.asked: list[dict[str, str]] = []
+        self.asked_ends: list[tuple[bool, list[str]]] = []
 
     def answer(self, ext: dict[str, str]) -> Answer:
         self.asked.append(ext)
@@ -41,26 +45,36 @@ class PlanningReplica:
         fields = {"nextQueue": str(following), "topicIdentity": self.identity, "basePosition": "40"}
         return Answer(0, "", fields, memoryview(encode_plan(queues, places if ext["detail"] == "true" else [])))
 
+    def answer_ends(self, ext: dict[str, str], topics: list[str]) -> Answer:
+        if self.code or not self.knows_ends:
+            return Answer(self.code or NOT_SUPPORTED, "", {}, memoryview(b""))
+        self.asked_ends.append((ext["current"] == "true", topics))
+        found = [TopicEnds(self.identity, [self.first] * 5, [self.end + queue for queue in range(5)])] * 2
+        return Answer(0, "", {}, memoryview(encode_ends(found[: len(topics)])))
+
 
 class Line(Connection):
     def __init__(self, cluster: Cluster, address: str) -> None:
         self.address = address
         self._cluster = cluster
-        self._sent: dict[int, tuple[int, dict[str, str]]] = {}
+        self._sent: dict[int, tuple[int, dict[str, str], bytes]] = {}
         cluster.open_lines += 1
 
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
-        self._sent[len(self._sent)] = code, ext
+        self._sent[len(self._sent)] = code, ext, body
         return len(self._sent) - 1
 
     def receive(self, opaque: int) -> Answer:
-        code, ext = self._sent[opaque]
+        code, ext, asked = self._sent[opaque]
         if code == GET_ROUTE:
+            self._cluster.routes_asked += 1
             body = {
                 "queueDatas": [{"brokerName": "a", "readQueueNums": 5, "perm": 6}],
                 "brokerDatas": [{"brokerName": "a", "brokerAddrs": ADDRESSES}],
             }
             return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
+        if code == ASK_TOPIC_ENDS:
+            return self._cluster.replicas[self.address].answer_ends(ext, decode_topics(asked))
         assert code == PLAN_TOPIC
         return self._cluster.replicas[self.address].answer(ext)
 
@@ -72,15 +86,23 @@ class Cluster:
     def __init__(self) -> None:
         self.replicas = {"leader:1": PlanningReplica(12), "f1:1": PlanningReplica(10), "f2:1": PlanningReplica(11)}
         self.open_lines = 0
+        self.routes_asked = 0
 
     def connect(self, address: str, timeout: float) -> Connection:
         if address != "names:1" and self.replicas[address].is_down:
             raise Unreachable(address, "cannot connect")
         return Line(self, address)
 
-    def survey(self, consistency: Any, *, detail: bool = False) -> Any:
+    def survey(
+        self,
+        consistency: Any,
+        *,
+        detail: bool = False,
+        topics: tuple[str, ...] = ("T",),
+        known: Survey | None = None,
+    ) -> Survey:
         surveyor = BulkSurveyor(("names:1",), 1.0, self.connect, consistency=consistency, detail=detail)
-        found = surveyor.survey(Topics(("T",)))
+        found = surveyor.survey(Topics(topics), known=known)
         assert self.open_lines == 0
         return found
 
@@ -113,6 +135,51 @@ def test_the_leader_is_asked_when_no_follower_answers() -> None:
     cluster.replicas["f1:1"].is_down = cluster.replicas["f2:1"].is_down = True
     assert cluster.survey("committed").ends == ends(12)
     assert cluster.survey("latest").ends == ends(12)
+
+
+def test_the_ends_of_many_topics_are_asked_at_once() -> None:
+    cluster = Cluster()
+    for replica in cluster.replicas.values():
+        replica.knows_ends = True
+    cluster.replicas["f1:1"].first = 3
+    topics = ("T0", "T1", "T2")
+    found = cluster.survey("committed", topics=topics)
+    assert found.ends == {(topic, "a", queue): QueueEnds(3, 11 + queue) for topic in topics for queue in range(5)}
+    assert found.identities == {(topic, "a"): "1-1000" for topic in topics}
+    for name in ("f1:1", "f2:1"):
+        assert cluster.replicas[name].asked_ends == [(False, list(topics)), (False, ["T2"])]
+        assert not cluster.replicas[name].asked
+    assert not cluster.replicas["leader:1"].asked_ends
+    cluster.survey("latest", topics=topics)
+    assert cluster.replicas["f1:1"].asked_ends[2:] == [(True, list(topics)), (False, ["T2"])]
+
+
+def test_a_replica_that_knows_plans_only_is_asked_for_them() -> None:
+    cluster = Cluster()
+    cluster.replicas["f1:1"].knows_ends = True
+    assert cluster.survey("committed").ends == {("T", "a", queue): QueueEnds(0, 11 + queue, 100) for queue in range(5)}
+    assert len(cluster.replicas["f2:1"].asked) == 3
+
+
+def test_name_servers_are_not_asked_again_about_what_is_known() -> None:
+    cluster = Cluster()
+    known = cluster.survey("committed")
+    cluster.replicas["f2:1"].end = 15
+    again = cluster.survey("committed", known=known)
+    assert again.ends == ends(15)
+    assert again.routes == known.routes
+    assert again.identities == known.identities
+    assert cluster.routes_asked == 1
+
+
+@pytest.mark.parametrize("topics_told", [0, 2])
+def test_ends_of_other_than_the_topics_that_were_asked_for_are_as_good_as_none(topics_told: int) -> None:
+    cluster = Cluster()
+    for replica in cluster.replicas.values():
+        replica.knows_ends = True
+    body = memoryview(encode_ends([TopicEnds("1-1", [0], [7])] * topics_told))
+    cluster.replicas["f1:1"].answer_ends = lambda ext, topics: Answer(0, "", {}, body)  # type: ignore[method-assign]
+    assert cluster.survey("latest").ends == {("T", "a", queue): QueueEnds(0, 11 + queue) for queue in range(5)}
 
 
 def test_places_of_several_pages_are_put_together() -> None:

@@ -57,13 +57,15 @@ class Cluster(Surveyor):
         self.is_down = False
         self.now = 0.0
         self.surveys = 0
+        self.routes_asked = 0
         self.on_sleep: Callable[[], None] = lambda: None
         self.open_lines = 0
         self.group_offsets: list[tuple[str, int, int]] = []
         self.refuses_offsets = False
 
-    def survey(self, subscription: Subscription, *, strict: bool = True) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
         self.surveys += 1
+        self.routes_asked += known is None
         if self.is_down:
             raise Unreachable("names:1", "cannot connect")
         if strict and not self.ends:
@@ -453,3 +455,28 @@ def test_a_group_that_may_not_be_moved_is_logged_and_ends_nothing(caplog: pytest
 def test_positions_are_plain_json() -> None:
     begin = Cluster().progress().beginning()
     assert json.loads(json.dumps(begin)) == begin
+
+
+def test_name_servers_are_asked_every_few_seconds_only() -> None:
+    cluster = Cluster()
+    progress = cluster.progress()
+    start = progress.beginning()
+    for _ in range(10):
+        cluster.later()  # a second
+        progress.latest(start, is_limited=False)
+    assert (cluster.surveys, cluster.routes_asked) == (11, 3)
+
+
+def test_name_servers_are_asked_at_once_when_something_is_missed() -> None:
+    cluster = Cluster()
+    progress = cluster.progress(readDeadline="3s")
+    start = progress.beginning()
+    progress.latest(start, is_limited=False)
+    cluster.later()
+    kept = cluster.ends.pop(A1)
+    progress.latest(start, is_limited=False)
+    cluster.later()
+    cluster.ends[A1] = kept
+    routes_asked = cluster.routes_asked
+    progress.latest(start, is_limited=False)
+    assert cluster.routes_asked == routes_asked + 1

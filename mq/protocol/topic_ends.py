@@ -1,0 +1,100 @@
+"""Bodies of our own request 9009, which asks for the ends of many topics; `docs/wire-protocol.md` draws them.
+
+Both ends share this module, and one end is Spark's driver: it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mq.protocol.bulk import BulkError
+
+ENDS_TOPICS_MAX: Final = 4096
+"""Topics in one request."""
+ENDS_QUEUES_MAX: Final = 64 * 1024
+"""Queues in one answer, which is 1 MiB, unless a single topic has more."""
+
+_LENGTH: Final = Struct(">H")
+_HEAD: Final = Struct(">II")
+_TOPIC: Final = Struct(">IH")
+_LONG: Final = 8
+
+
+class TopicEnds(NamedTuple):
+    """The queues of a topic from id 0 on: each has messages from its first offset up to but not including its end."""
+
+    identity: str
+    firsts: Sequence[int]
+    ends: Sequence[int]
+
+
+def encode_topics(topics: Iterable[str]) -> bytes:
+    """The body of the request: names of topics."""
+    names = [name.encode() for name in topics]
+    return b"".join(chain.from_iterable((_LENGTH.pack(len(name)), name) for name in names))
+
+
+def decode_topics(body: bytes | memoryview) -> list[str]:
+    """What `encode_topics` wrote. Raises BulkError, also for a topic that is named twice."""
+    data = bytes(body)
+    topics: list[str] = []
+    at = 0
+    while at < len(data):
+        begin = at + _LENGTH.size
+        at = begin + (_LENGTH.unpack_from(data, at)[0] if begin <= len(data) else 0)
+        if at > len(data) or at == begin or len(topics) == ENDS_TOPICS_MAX:
+            break
+        try:
+            topics.append(data[begin:at].decode())
+        except UnicodeDecodeError as error:
+            raise BulkError(f"the name of topic {len(topics)} is not UTF-8") from error
+    else:
+        if topics and len(set(topics)) == len(topics):
+            return topics
+    raise BulkError(
+        f"{len(data)} bytes are not 1 to {ENDS_TOPICS_MAX} names of topics, each with its length ahead and none twice"
+    )
+
+
+def encode_ends(topics: Sequence[TopicEnds]) -> bytes:
+    """The body of the answer: the ends of as many of the topics as fit, in the order in which they were asked for."""
+    identities = [each.identity.encode() for each in topics]
+    heads = [_TOPIC.pack(len(each.ends), len(name)) for each, name in zip(topics, identities, strict=True)]
+    longs = array("q", chain.from_iterable(each.firsts for each in topics))
+    queues = len(longs)
+    longs.extend(chain.from_iterable(each.ends for each in topics))
+    if sys.byteorder == "little":
+        longs.byteswap()
+    return b"".join((_HEAD.pack(len(topics), queues), *heads, longs.tobytes(), *identities))
+
+
+def decode_ends(body: bytes | memoryview) -> list[TopicEnds]:
+    """What `encode_ends` wrote. Raises BulkError."""
+    view = memoryview(body)
+    if len(view) < _HEAD.size:
+        raise BulkError(f"ends of topics in {len(view)} bytes")
+    topics, queues = _HEAD.unpack_from(view)
+    longs_at = _HEAD.size + topics * _TOPIC.size
+    text_at = longs_at + 2 * queues * _LONG
+    if len(view) < text_at:
+        raise BulkError(f"ends of {topics} topics with {queues} queues in {len(view)} bytes")
+    heads = list(_TOPIC.iter_unpack(view[_HEAD.size : longs_at]))
+    if sum(count for count, _ in heads) != queues or sum(length for _, length in heads) != len(view) - text_at:
+        raise BulkError(f"{topics} topics that do not have {queues} queues and {len(view) - text_at} bytes of text")
+    longs = array("q", bytes(view[longs_at:text_at]))
+    if sys.byteorder == "little":
+        longs.byteswap()
+    places = pairwise(accumulate((count for count, _ in heads), initial=0))
+    texts = pairwise(accumulate((length for _, length in heads), initial=text_at))
+    try:
+        return [
+            TopicEnds(str(view[begin:end], "utf-8"), longs[first:last], longs[queues + first : queues + last])
+            for (first, last), (begin, end) in zip(places, texts, strict=True)
+        ]
+    except UnicodeDecodeError as error:
+        raise BulkError("an identity that is not UTF-8") from error
