@@ -19,6 +19,7 @@ import msgspec
 
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.codes import LANGUAGES
 from mq.protocol.names import NameRefused, check_group, check_topic
 
 BROADCASTING = "BROADCASTING"
@@ -53,9 +54,13 @@ class ClientLimits:
     subscriptions_in_all_max: int = 200_000
     """Topics of all consumer groups of everybody; one takes about a kilobyte."""
     expressions_length_max: int = 262_144
-    """Characters of all expressions together."""
+    """Characters of all expressions of one connection; as sets of tags they take up to fifty times the memory."""
+    expressions_length_in_all_max: int = 8 * 1024 * 1024
+    """The same of everybody."""
     sql_length_max: int = 65_536
-    """Characters of all SQL92 expressions together; compiled, they take some hundred times the memory."""
+    """Characters of all SQL92 expressions of one connection; compiled, they take some hundred times the memory."""
+    sql_length_in_all_max: int = 2 * 1024 * 1024
+    """The same of everybody."""
     word_length_max: int = 64
     """Characters of what stands for a choice, such as the message model."""
     expiry_seconds: float = 120.0
@@ -100,6 +105,9 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
 CheckedSubscriptions = list[dict[str, GroupSubscription]]
 """Per consumer group of a heartbeat, by topic."""
 
+Lengths = tuple[int, int]
+"""Characters of all expressions, and of those in SQL92."""
+
 
 @dataclass(slots=True)
 class ConsumerGroup(Generic[ConnectionT]):
@@ -111,6 +119,8 @@ class ConsumerGroup(Generic[ConnectionT]):
     consume_from_where: str = ""
     members: dict[ConnectionT, Member] = field(default_factory=dict)
     subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
+    lengths: Lengths = (0, 0)
+    """Of the expressions in ``subscriptions``."""
 
     def client_ids(self) -> list[str]:
         """Ids of the members, sorted, each once: a client that reconnects may be here twice for a while."""
@@ -163,6 +173,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self._to_expire: deque[ConnectionT] = deque()
         self._expire_count = 0
         self._subscriptions = 0
+        self._lengths: Lengths = (0, 0)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -185,6 +196,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self.check_limits(connection, heartbeat)
         if subscriptions is None:
             subscriptions = _result(self.check_subscriptions(heartbeat))
+        language = language if language in LANGUAGES else None  # what is kept is a name, and not a text of any length
         listed = self._listed.get(connection)
         if listed is None:
             listed = self._listed[connection] = _Listed()
@@ -205,8 +217,7 @@ class ClientRegistry(Generic[ConnectionT]):
             group.consume_type = consumer.consume_type
             group.message_model = consumer.message_model
             group.consume_from_where = consumer.consume_from_where
-            self._subscriptions += len(wanted) - len(group.subscriptions)
-            group.subscriptions = _updated(group.subscriptions, wanted)
+            self._subscribe(group, _updated(group.subscriptions, wanted))
             if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
@@ -225,8 +236,9 @@ class ClientRegistry(Generic[ConnectionT]):
             for data in told
             if (old := known.subscriptions.get(data.topic)) is not None and old.version < data.version
         ]
-        self._check_expressions(newer)
-        known.subscriptions = known.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
+        wanted = known.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
+        self._check_lengths({group: _lengths(wanted.values())}, {group: known.lengths})
+        self._subscribe(known, wanted)
 
     def check_bytes(self, nbytes: int) -> None:
         """Raises HeartbeatRefused for a body that is longer than any client needs."""
@@ -370,17 +382,35 @@ class ClientRegistry(Generic[ConnectionT]):
     # -- the inside ----------------------------------------------------------------------------------------------------
 
     def _check_expressions(self, subscriptions: Sequence[SubscriptionData]) -> None:
+        self._check_length_of_one(_lengths(subscriptions))
+
+    def _check_length_of_one(self, lengths: Lengths) -> None:
+        """Raises HeartbeatRefused if a connection has expressions of such lengths."""
         limits = self._limits
         for kind, length, length_max in (
-            ("", sum(len(data.expression) for data in subscriptions), limits.expressions_length_max),
-            (
-                "SQL92 ",
-                sum(len(data.expression) for data in subscriptions if data.expression_type == SQL92),
-                limits.sql_length_max,
-            ),
+            ("", lengths[0], limits.expressions_length_max),
+            ("SQL92 ", lengths[1], limits.sql_length_max),
         ):
             if length > length_max:
                 raise HeartbeatRefused(f"{kind}expressions of {length} characters, allowed are {length_max} in all")
+
+    def _check_lengths(self, after: Mapping[str, Lengths], before: Mapping[str, Lengths]) -> None:
+        """Raises HeartbeatRefused if expressions would be too long, of one connection or of everybody.
+
+        ``before`` are the groups of the connection as they are, ``after`` those that change.
+        """
+        limits, merged = self._limits, {**before, **after}
+        self._check_length_of_one((sum(each[0] for each in merged.values()), sum(each[1] for each in merged.values())))
+        for at, kind, length_max in (
+            (0, "", limits.expressions_length_in_all_max),
+            (1, "SQL92 ", limits.sql_length_in_all_max),
+        ):
+            grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
+            if grown > 0 and self._lengths[at] + grown > length_max:
+                raise HeartbeatRefused(
+                    f"{kind}expressions of {self._lengths[at]} characters of all clients already, allowed are "
+                    f"{length_max}"
+                )
 
     def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
         limits = self._limits
@@ -401,6 +431,14 @@ class ClientRegistry(Generic[ConnectionT]):
                 f"{self._subscriptions} subscriptions of all clients already, allowed are "
                 f"{limits.subscriptions_in_all_max}"
             )
+        told = {consumer.group: _lengths(consumer.subscriptions) for consumer in heartbeat.consumers}
+        self._check_lengths(told, {name: group.lengths for name, group in known.items()})
+
+    def _subscribe(self, group: ConsumerGroup[ConnectionT], subscriptions: dict[str, GroupSubscription]) -> None:
+        before, after = group.lengths, _lengths(subscriptions.values())
+        self._subscriptions += len(subscriptions) - len(group.subscriptions)
+        self._lengths = self._lengths[0] + after[0] - before[0], self._lengths[1] + after[1] - before[1]
+        group.subscriptions, group.lengths = subscriptions, after
 
     def _checked_subscriptions(self, consumer: ConsumerData) -> Generator[None, None, dict[str, GroupSubscription]]:
         limits = self._limits
@@ -462,7 +500,7 @@ class ClientRegistry(Generic[ConnectionT]):
             client_ids.add(group.members.pop(connection).client_id)
             if not group.members:
                 del self._consumers[group.name]
-                self._subscriptions -= len(group.subscriptions)
+                self._subscribe(group, {})
             listed = self._listed[connection]
             listed.consumer_groups.discard(group.name)
             self._forget_if_unlisted(connection, listed)
@@ -485,6 +523,15 @@ def _result(steps: Generator[None, None, T]) -> T:
         except StopIteration as stop:
             value: T = stop.value
             return value
+
+
+def _lengths(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:
+    in_all = in_sql = 0
+    for each in subscriptions:
+        in_all += len(each.expression)
+        if each.expression_type == SQL92:
+            in_sql += len(each.expression)
+    return in_all, in_sql
 
 
 def _updated(known: dict[str, GroupSubscription], wanted: dict[str, GroupSubscription]) -> dict[str, GroupSubscription]:

@@ -295,6 +295,50 @@ def test_topics_of_one_connection_and_of_all_are_bounded() -> None:
         beat(registry, connection, connection, consumer(f"g{connection}", "T", "U"))
 
 
+@pytest.mark.parametrize(
+    ("expression_type", "limits"),
+    [
+        ("TAG", ClientLimits(expressions_length_max=20, expressions_length_in_all_max=30)),
+        ("SQL92", ClientLimits(sql_length_max=20, sql_length_in_all_max=30)),
+    ],
+)
+def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type: str, limits: ClientLimits) -> None:
+    """Each in a heartbeat of its own, they would take all memory there is: compiled, a hundred times their length."""
+    registry: ClientRegistry[str] = ClientRegistry(limits)
+
+    def wants(group: str, length: int, version: int = 1) -> ConsumerData:
+        return consumer(group, subscription("T", f"a={'1' * (length - 2)}", version, expression_type))
+
+    beat(registry, "c1", "one", wants("g", 10))
+    beat(registry, "c1", "one", wants("h", 10))
+    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters, allowed are 20 in all"):
+        beat(registry, "c1", "one", wants("i", 10))
+    with pytest.raises(HeartbeatRefused, match="expressions of 21 characters"):
+        beat(registry, "c1", "one", wants("h", 11, 2))
+    beat(registry, "c1", "one", wants("g", 10), wants("h", 5, 2))
+    beat(registry, "c2", "two", wants("i", 15))
+    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters of all clients already, allowed are 30"):
+        beat(registry, "c3", "three", wants("j", 5))
+    registry.update_subscriptions("c1", "h", [subscription("T", "a=1", 3, expression_type)])
+    with pytest.raises(HeartbeatRefused, match="of all clients"):
+        registry.update_subscriptions("c1", "h", [subscription("T", "a=1111", 4, expression_type)])
+    registry.connection_closed("c2")
+    beat(registry, "c3", "three", wants("j", 15))
+    for connection in ("c1", "c3"):
+        registry.connection_closed(connection)
+    beat(registry, "c4", "four", wants("k", 20))
+
+
+def test_a_language_is_a_name_that_is_known() -> None:
+    """It is kept for each group of a connection, and a header has room for a long text."""
+    registry: ClientRegistry[str] = ClientRegistry()
+    for language, kept in (("GO", "GO"), ("x" * 200_000, None), (None, None)):
+        registry.heartbeat(0.0, "c1", HeartbeatData("one", consumers=[consumer("g", "T")]), language, 409)
+        member = registry.member("c1", "g")
+        assert member is not None
+        assert member.language == kept
+
+
 class RegistryAgainstTable(RuleBasedStateMachine):
     """Members against a plain table of (group, connection) -> (client, last heartbeat)."""
 
