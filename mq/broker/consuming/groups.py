@@ -171,16 +171,19 @@ class Groups:
             self._notices.tell(group, connections, sender=sender)
 
     def note_group(self, group: str) -> None:
-        """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it."""
+        """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it.
+
+        Raises RequestRefused for a name that no group can have.
+        """
         if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
             return
-        if not self._metadata.has_room_for_group(group):
-            return  # it can consume all the same, but nobody will remember it
         config = GroupConfig(name=group)
         try:
             put_group = encode_command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if not self._metadata.has_room_for_group(group):
+            return  # it can consume all the same, but nobody will remember it
         self._creating.add(group)
         if retry_topic(group) not in self._metadata.topics:
             self._appender.add_command(self._put_retry_topic(config))

@@ -447,8 +447,13 @@ class Offsets:
 
     def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
         config = self._metadata.topics.get(topic)
-        if not self._metadata.has_room_for_offsets(group, topic):
-            return False
+        if (group, topic) not in self._metadata.consumer_offsets:
+            try:
+                check_group(group)  # a pull that commits may name what is no group
+            except NameRefused:
+                return False
+            if not self._metadata.has_room_for_offsets(group, topic):
+                return False
         return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
 
 

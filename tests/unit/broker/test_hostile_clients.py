@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import trio
 
+from mq.broker.reading.pulls import COMMIT_OFFSET
 from mq.broker.requests import gradual
 from mq.broker.requests.gradual import Gradually
 from mq.broker.requests.refusal import RequestRefused
+from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from tests.unit.broker.running import running
+from tests.unit.broker.running import SUBSCRIPTION, pull_ext, running
 
 pytestmark = pytest.mark.trio
 
@@ -57,6 +59,19 @@ async def test_offsets_that_nobody_can_have_are_not_passed_on(tmp_path: Path) ->
             await member.reply(question, body=f'{{"messageQueueTable":{{{key}:{number}}}}}'.encode())
             answer = await asker.answer(opaque)
             assert fastjson.parse(answer.body) == {"consumerTable": {"c1": {}}, "messageQueueTable": {}}
+
+
+async def test_a_pull_of_a_group_that_cannot_be_is_refused_when_there_is_no_room_for_groups_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        monkeypatch.setattr(metadata, "GROUPS_MAX", 0)
+        fields = pull_ext(consumerGroup="no group!", sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
+        answer = await client.request(RequestCode.PULL_MESSAGE, fields)
+        assert (answer.code, "no group!" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+        assert (await client.request(RequestCode.PULL_MESSAGE, pull_ext())).code == ResponseCode.PULL_NOT_FOUND
 
 
 # -- questions about all queues ----------------------------------------------------------------------------------------

@@ -196,3 +196,14 @@ def test_a_reset_to_what_is_no_offset_leaves_nothing_behind() -> None:
     stage.commit(60)
     stage.rounds.commit(1)
     assert stage.stored == 60
+
+
+def test_a_commit_with_a_pull_of_a_group_that_cannot_be_changes_nothing() -> None:
+    """Gathered commits enter the log by a timer, where a name that is refused would end the broker."""
+    stage = Stage()
+    connection: Any = None
+    stage.offsets.commit(connection, "no group!", "T", 0, 5)
+    stage.offsets.commit(connection, "G", "T", 0, 7)
+    stage.offsets.replicate_gathered()
+    stage.rounds.commit(1)
+    assert stage.stored == 7
