@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -88,23 +88,27 @@ class Routes:
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
+            # Who comes for another topic meanwhile has the next round: nobody is told of what was not asked for.
+            topics = list(self._waiting)
             for address in self._namesrv:
-                if not self._waiting:
+                if not any(topic in self._waiting for topic in topics):
                     break
                 try:
                     with trio.fail_after(ANSWER_SECONDS_MAX):
                         stream = await trio.open_tcp_stream(*address)
                     async with stream:
-                        await self._ask_all(stream)
+                        await self._ask_all(stream, [topic for topic in topics if topic in self._waiting])
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError) as error:
                     self._log.warning("no_route", namesrv=f"{address[0]}:{address[1]}", error=str(error))
-            for topic in list(self._waiting):
+            for topic in topics:
                 known = self._known.get(topic)
                 self._settle(topic, None if known is None else known.queues)
             self._wake()
 
-    async def _ask_all(self, stream: trio.SocketStream) -> None:  # noqa: ASYNC910 - asks for one topic at least
-        for opaque, topic in enumerate(list(self._waiting), 1):
+    async def _ask_all(  # noqa: ASYNC910 - asks for one topic at least
+        self, stream: trio.SocketStream, topics: Sequence[str]
+    ) -> None:
+        for opaque, topic in enumerate(topics, 1):
             request = encode_request(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque, ext={"topic": topic, "acceptStandardJsonOnly": "true"}
             )
