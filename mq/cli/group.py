@@ -67,7 +67,7 @@ def promote(node: Node, group: Group = None, as_json: Json = False, namesrv: Nam
 @app.command("remove")
 def remove(node: Node, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Remove a voter or a learner. A leader that is removed hands over first."""
-    _finish(_run(namesrv, group, lambda session: session.change("remove", node)), as_json)
+    _finish(_run(namesrv, group, lambda session: session.remove(node)), as_json)
 
 
 @app.command("replace")

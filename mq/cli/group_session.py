@@ -76,6 +76,11 @@ class GroupSession:
             self._on_progress(answer.text)
         return await self._once_caught_up("promote", node, patience)
 
+    async def remove(self, node: str) -> GroupAnswer:
+        """Remove a member; a leader hands over first, so that nobody waits for an election."""
+        await self._hand_over(node)
+        return await self.change("remove", node)
+
     async def replace(self, old: str, node: str, address: str, *, patience: float) -> GroupAnswer:
         """Add a learner unless it is one, wait until it has caught up, and exchange it for ``old``."""
         answer = await self.status()
@@ -94,6 +99,13 @@ class GroupSession:
             self._on_progress(answer.text)
         return await self._once_caught_up("replace", node, patience, replaced=old)
 
+    async def _hand_over(self, leaver: str) -> None:
+        """If ``leaver`` leads, another voter takes over. If none can, it is told, and an election comes later."""
+        answer = await self.status()
+        if answer.done and answer.view.leader == leaver:
+            answer = await self.change("transfer")
+            self._on_progress(answer.text if answer.done else f"{leaver} cannot hand over: {answer.text}")
+
     async def _once_caught_up(
         self, action: GroupAction, node: str, patience: float, *, replaced: str = ""
     ) -> GroupAnswer:
@@ -105,6 +117,8 @@ class GroupSession:
             if answer.done and member is None:
                 return GroupAnswer(done=False, code="UNKNOWN_NODE", text=f"{node} was removed", view=answer.view)
             if member is not None and member.state == "replicate" and 0 <= member.lag_entries <= NEAR_ENTRIES:
+                if replaced:
+                    await self._hand_over(replaced)
                 answer = await self.change(action, node, replaced=replaced)
                 if answer.code != "NOT_CAUGHT_UP":
                     return answer

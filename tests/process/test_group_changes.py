@@ -132,6 +132,10 @@ async def test_a_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Pa
         assert "CHANGE" not in await group.command("remove", "n0")
         assert sorted(await group.view()) == ["n1", "n2", "n3"]
         await group.grown(50)
+        assert await group.command("remove", "n3") == "n3 is no member any more"
+        handed_over = '"command": "transfer"' in group.cluster.log_path("n3").read_text()
+        assert handed_over, "a leader that is removed hands over first"
+        await group.grown(50)
 
 
 async def test_a_node_joins_a_log_whose_beginning_is_gone_and_leads(tmp_path: Path) -> None:
