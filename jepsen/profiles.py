@@ -28,9 +28,9 @@ class Cell:
 EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage"))
 """Groups of faults that nobody needs root for."""
 GROUPS: tuple[tuple[str, ...], ...] = (
-    EVERYWHERE[0],
-    ("behind",),  # early, while the workloads that it goes with have not had their turn
-    *EVERYWHERE[1:],
+    ("clients",),  # what goes with few workloads comes while these have not had their turn
+    ("behind",),
+    *EVERYWHERE,
     ("power-loss",),
     ("packets",),
     ("clock",),
@@ -40,12 +40,15 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("starve",),
     ("disk-full", "name-server"),
     ("bridge",),
+    ("memory", "descriptors"),
 )
 """Faults that take turns in one run; together they are all there are."""
 NOT_TOGETHER = frozenset({("delays", "clock")})
 """A delay is over when the leader's clock says so: with a clock that is wrong by an hour it says nothing."""
-ONLY_TOGETHER = {"behind": frozenset({"log", "queue"})}
-"""Kinds that only some workloads are checked for: their checkers know which messages were removed in their time."""
+ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue"})}
+"""Kinds that go with some workloads only: their checkers know which messages were removed in their time, or they have
+clients in processes of their own.
+"""
 SCENARIO_WORKLOAD = "log"
 
 SMOKE, CI, NIGHTLY, RELEASE = "smoke", "ci", "nightly", "release"

@@ -31,6 +31,7 @@ def page(history: History, verdict: Verdict) -> str:
         f"{escape(str(plan.get('backend')))}, load average at the beginning {escape(str(plan.get('load')))}.<br>",
         f"Again: <code>{escape(str(plan.get('command')))}</code>. The seed repeats the faults and what clients choose; "
         "it does not repeat the timing of a real machine.</p>",
+        _outside(history),
         "<h2>Promises</h2>",
         _promises(verdict.results),
         *(_anomalies(result) for result in verdict.results if result.anomalies),
@@ -44,6 +45,19 @@ def page(history: History, verdict: Verdict) -> str:
         "checked. UNKNOWN means that the run cannot tell, and counts as failed.</p></body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _outside(history: History) -> str:
+    """Which clients with processes of their own took part, and how much they did; empty for workloads without such."""
+    if history.plan.get("workload") != "queue":
+        return ""
+    parts = [
+        f"{event.n} sent {event.v['sent']:,} messages and received {event.v['received']:,}"
+        for event in history.of_run("took-part")
+    ]
+    java = history.plan.get("java", "not asked")
+    told = [] if "java" in history.plan.get("programs", ()) else [f"RocketMQ's Java client took no part: {java}"]
+    return f"<p>Clients in processes of their own: {escape('; '.join([*parts, *told]))}.</p>"
 
 
 def _promises(results: Iterable[Result]) -> str:

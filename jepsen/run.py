@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +16,7 @@ import trio
 
 from chaos.planted.__main__ import plant
 from jepsen.checkers.servers import errors_in
+from jepsen.clients import java_missing, java_program, sdk_programs
 from jepsen.deployments import open_network
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovered, node_names, open_cluster
 from jepsen.deployments.disks import open_disks
@@ -33,6 +34,7 @@ from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import draw
 from jepsen.workloads import WORKLOADS
+from jepsen.workloads.queue import GROUP, QueueWorkload
 from jepsen.workloads.workload import QUEUES, Workload
 from mq.cli.errors import lone_errors
 from mq.client import Admin, ClientError
@@ -129,6 +131,8 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
         ) as cluster:
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic)
+            if isinstance(workload, QueueWorkload) and not workload.exclusive:
+                workload.programs = _programs(plan, cluster, workload.topic, say)
             recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
             try:
                 await _run_with(plan, cluster, recorder, workload, say)
@@ -185,6 +189,17 @@ def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
     return error
 
 
+def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], None]) -> dict[str, Sequence[str]]:
+    """Clients in processes of their own: the Java client if it is here, those of the SDK if some are to die."""
+    programs: dict[str, Sequence[str]] = {}
+    if "clients" in plan.nemeses:
+        programs |= sdk_programs(cluster.namesrv, topic, GROUP)
+    programs |= java_program(cluster.namesrv, topic, GROUP, cluster.directory)
+    if (missing := java_missing()) is not None:
+        say(f"RocketMQ's Java client takes no part: {missing}")
+    return programs
+
+
 def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, object]:
     return {
         "format": FORMAT,
@@ -199,6 +214,8 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "command": plan.command,
         "nodes": cluster.nodes,
         "queues": workload.queues,
+        "programs": sorted(workload.programs),
+        "java": java_missing() or "takes part",
         "settings": dict(cluster.settings),
         "version": version("raftmq"),
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),

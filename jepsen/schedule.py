@@ -145,6 +145,20 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("a fourth replica joins and one leaves while others die", 0.0, 1.0, majority=True),
         Variant("follower comes back with nothing", 0.5, 2.0, majority=False),
     ),
+    "clients": (
+        Variant("one killed", 0.0, 3.0, majority=True),
+        Variant("one paused", 1.0, 6.0, majority=True),
+        Variant("all killed", 0.0, 3.0, majority=True),
+        Variant("all cut off", 1.0, 4.0, majority=False),
+    ),
+    "memory": (
+        Variant("leader", 2.0, 5.0, majority=True),
+        Variant("follower", 2.0, 5.0, majority=True),
+    ),
+    "descriptors": (
+        Variant("leader", 1.0, 4.0, majority=True),
+        Variant("follower", 1.0, 4.0, majority=True),
+    ),
 }
 """Kinds of faults by name, each in all its variants."""
 

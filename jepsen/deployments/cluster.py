@@ -76,6 +76,7 @@ class Cluster:
     _moved: dict[str, Path] = field(default_factory=dict)
     _joining: set[str] = field(default_factory=set)
     _pids: dict[str, int] = field(default_factory=dict)
+    _clients: set[str] = field(default_factory=set)
 
     @property
     def namesrv(self) -> str:
@@ -95,13 +96,16 @@ class Cluster:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    async def start(self, name: str) -> None:
-        """Start a server, the first time or again; does not wait until it serves."""
+    async def start(self, name: str, limits: Sequence[str] = ()) -> None:
+        """Start a server, the first time or again; does not wait until it serves.
+
+        ``limits``: a command that starts it with less than it would have, as ``prlimit``.
+        """
         if name in NAME_SERVERS:
             arguments = ["namesrv", "--listen", _text(self.network.listens(name)), "--data-dir"]
-            await self._spawn(name, [*arguments, str(self.directory / name)])
+            await self._spawn(name, limits, [*arguments, str(self.directory / name)])
         else:
-            await self._spawn(name, self._arguments(name))
+            await self._spawn(name, limits, self._arguments(name))
         self._pids[name] = await self.network.server_pid(name, self._processes[name])
 
     async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
@@ -142,6 +146,22 @@ class Cluster:
             arguments += ["--set", f"{name}={value}"]
         return arguments
 
+    async def start_client(self, name: str, command: Sequence[str]) -> trio.Process:
+        """Start a client in a process of its own, or again; returns its process, whose input and output are ours."""
+        assert not self.is_running(name), f"{name} is running already"
+        with self.log_file(name).open("ab") as log:
+            run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), RUN_VARIABLE: str(self.directory)}
+            start = partial(run, check=False, start_new_session=True, cwd=ROOT, env=environment)
+            process: trio.Process = await self._nursery.start(start)
+        self._processes[name], self._pids[name] = process, process.pid
+        self._clients.add(name)
+        return process
+
+    def clients_that_run(self) -> list[str]:
+        """Names of the clients that were started and have not ended."""
+        return sorted(name for name in self._clients if self.is_running(name))
+
     async def kill(self, name: str) -> None:
         """SIGKILL, and wait until the process has ended."""
         await self.end(name, signal.SIGKILL)
@@ -163,6 +183,10 @@ class Cluster:
     def may_end(self, name: str) -> None:
         """It is no surprise if this life of a server ends by itself."""
         self._wanted.discard(name)
+
+    def must_not_end(self, name: str) -> None:
+        """It is one again, from now on."""
+        self._wanted.add(name)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal, without waiting."""
@@ -212,13 +236,13 @@ class Cluster:
             self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
         await self.stop(name)
 
-    async def _spawn(self, name: str, arguments: Sequence[str]) -> None:
+    async def _spawn(self, name: str, limits: Sequence[str], arguments: Sequence[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
         with self.log_file(name).open("ab") as log:
             self._processes[name] = await self._nursery.start(
                 partial(
                     trio.run_process,
-                    [*self.network.program(name), *arguments, "--until-stdin-closes"],
+                    [*limits, *self.network.program(name), *arguments, "--until-stdin-closes"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

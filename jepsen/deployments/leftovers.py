@@ -21,7 +21,7 @@ RUN_VARIABLE = "RAFTMQ_JEPSEN_RUN"
 """In the environment of every server: the directory of its run."""
 NAMESPACES = Path("/run/netns")
 """Whoever opens networks removes those that were left, and holds a lock of its own: a run that lives may have them."""
-CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 """Where a run may have made control groups: version 1, version 2."""
 
 _LOCK = "run.lock"

@@ -10,6 +10,8 @@ import trio
 from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.network import NAME_SERVERS
 from jepsen.nemeses.behind import behind
+from jepsen.nemeses.clients import clients
+from jepsen.nemeses.descriptors import descriptors
 from jepsen.nemeses.disks import damage, fill_disk
 from jepsen.nemeses.injection import CarryOut, Injection
 from jepsen.nemeses.members import members
@@ -18,7 +20,7 @@ from jepsen.nemeses.packets import packets
 from jepsen.nemeses.partitions import partition
 from jepsen.nemeses.power import power_loss
 from jepsen.nemeses.processes import kill, pause
-from jepsen.nemeses.resources import starve
+from jepsen.nemeses.resources import memory, starve
 from jepsen.nemeses.shims import clock, disk_error, slow_disk
 from jepsen.nemeses.wrong_starts import wrong_start
 from jepsen.schedule import Step
@@ -42,6 +44,9 @@ NEMESES: dict[str, CarryOut] = {
     "members": members,
     "behind": behind,
     "wrong-start": wrong_start,
+    "clients": clients,
+    "memory": memory,
+    "descriptors": descriptors,
 }
 """By kind, as in `jepsen.schedule.KINDS`."""
 
@@ -71,3 +76,5 @@ async def heal(cluster: Cluster) -> None:
             cluster.send_signal(name, signal.SIGCONT)
         else:
             await cluster.start(name)
+    for name in cluster.clients_that_run():
+        cluster.send_signal(name, signal.SIGCONT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ SHORT_LOG = {
     "catch_up_bytes_per_second": str(2 * 1024 * 1024),
 }
 """So that the oldest files go all the time, and whoever was away for seconds must fetch whole files."""
-DOCKER = frozenset({"kill", "pause", "restart", "transfer", "name-server", "partition", "damage", CALM})
+DOCKER = frozenset({"kill", "pause", "restart", "transfer", "name-server", "partition", "damage", "clients", CALM})
 """Kinds that the back end "docker" has: for the others, files or processes would be changed inside of containers."""
 
 
@@ -70,8 +71,10 @@ def why_not(kind: str, backend: str) -> str | None:
         return shim.unavailable()
     if kind in SWITCH and not Path("/dev/net/tun").exists():
         return "this machine has no TUN devices (/dev/net/tun)"
-    if kind == "starve":
-        return resources.unavailable()
+    if kind in resources.CONTROLLERS:
+        return resources.unavailable(kind)
+    if kind == "descriptors" and shutil.which("prlimit") is None:
+        return "not installed: prlimit (util-linux)"
     return None
 
 

@@ -1,34 +1,50 @@
-"""Brokers that get next to no processor time."""
+"""Brokers that get next to no processor time, or hardly any more memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import trio
 
+from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.leftovers import CGROUPS, PREFIX
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.schedule import Step, targets
 
 PERIOD_US, QUOTA_US = 100_000, 8_000
 """8 % of a processor: too little for heartbeats in time when there is work, and not nothing."""
+MORE_BYTES = 3 * 1024 * 1024
+"""What a broker may have beyond what it has, the kernel's cache of its files included: that has to make room first."""
+
+CONTROLLERS = {"starve": "cpu", "memory": "memory"}
+"""By kind, what control groups limit."""
+_FILES = {
+    ("cpu", 1): {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(QUOTA_US)},
+    ("cpu", 2): {"cpu.max": f"{QUOTA_US} {PERIOD_US}"},
+    ("memory", 1): {"memory.limit_in_bytes": str(MORE_BYTES)},
+    ("memory", 2): {"memory.max": str(MORE_BYTES)},
+}
+"""By controller and version of control groups, what is written to which file."""
 
 
-def unavailable() -> str | None:
-    """Why processor time cannot be limited here, in words; None when it can."""
+def unavailable(kind: str) -> str | None:
+    """Why a kind of resource cannot be limited here, in words; None when it can."""
     if os.geteuid() != 0:
         return "only root may make control groups"
-    return None if _version() is not None else "no control groups for processors (cpu) below /sys/fs/cgroup"
+    controller = CONTROLLERS[kind]
+    return None if _root(controller) is not None else f"no control groups for {controller} below {CGROUPS[1]}"
 
 
-def _version() -> int | None:
-    if (CGROUPS[0] / "cpu.cfs_quota_us").exists() or (CGROUPS[0] / "cgroup.procs").exists():
-        return 1
+def _root(controller: str) -> tuple[Path, int] | None:
+    """Where groups of a controller are made, and the version of control groups."""
+    first = CGROUPS[1] / controller
+    if (first / "cgroup.procs").exists():
+        return first, 1
     controllers = CGROUPS[1] / "cgroup.subtree_control"
-    return 2 if controllers.exists() and "cpu" in controllers.read_text().split() else None
+    return (CGROUPS[1], 2) if controllers.exists() and controller in controllers.read_text().split() else None
 
 
 async def starve(injection: Injection, step: Step, leader: str) -> None:
@@ -36,7 +52,7 @@ async def starve(injection: Injection, step: Step, leader: str) -> None:
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
-    with _limited([cluster.pid(node) for node in nodes]) as group:
+    with _limited("cpu", [cluster.pid(node) for node in nodes]) as group:
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
             while not (waited := throttled((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (files tell nobody)
                 await trio.sleep(0.1)
@@ -47,24 +63,64 @@ async def starve(injection: Injection, step: Step, leader: str) -> None:
 
 def throttled(stat: str) -> int:
     """How often a group had used up its time, of its cpu.stat."""
-    return next((int(line.split()[1]) for line in stat.splitlines() if line.startswith("nr_throttled ")), 0)
+    return _figure(stat, "nr_throttled")
+
+
+async def memory(injection: Injection, step: Step, leader: str) -> None:
+    """A broker gets hardly any memory that it does not have yet; the kernel may kill it for that, then it is started.
+
+    Confirmed by how often the kernel had to make room, or by its death.
+    """
+    cluster = injection.cluster
+    (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, (node,))
+    cluster.may_end(node)
+    with _limited("memory", [cluster.pid(node)]) as group:
+        seen = ""
+        with trio.move_on_after(CONFIRM_SECONDS_MAX):
+            while not (seen := _pressed(cluster, node, group)):  # noqa: ASYNC110 (files tell nobody)
+                await trio.sleep(0.1)
+            injection.confirm(number, seen)
+        await trio.sleep(step.seconds)
+    if cluster.is_running(node):
+        cluster.must_not_end(node)
+    else:
+        injection.say(f"  {node} ended with exit code {cluster.exit_code(node)}")
+        await cluster.start(node)
+    injection.end(number)
+
+
+def _pressed(cluster: Cluster, node: str, group: Path) -> str:
+    """What the kernel says of a group that has too little memory; empty as long as it has enough."""
+    if not cluster.is_running(node):
+        return f"the kernel killed {node}: exit code {cluster.exit_code(node)}"
+    first = group / "memory.failcnt"
+    times = int(first.read_text()) if first.exists() else room_made((group / "memory.events").read_text())
+    return f"the kernel made room {times} times for {node}" if times else ""
+
+
+def room_made(events: str) -> int:
+    """How often a group was at its limit, of its memory.events."""
+    return _figure(events, "max")
+
+
+def _figure(text: str, name: str) -> int:
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0)
 
 
 @contextmanager
-def _limited(pids: list[int]) -> Iterator[Path]:
-    """A control group with these processes, which share so much time; they leave it in the end."""
-    version = _version()
-    assert version is not None, "asked for although it cannot be had"
-    root = CGROUPS[version - 1]
+def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
+    """A control group with these processes, which share so much; they leave it in the end."""
+    found = _root(controller)
+    assert found is not None, "asked for although it cannot be had"
+    root, version = found
     group = root / f"{PREFIX}{os.getpid()}"
     group.mkdir(exist_ok=True)
+    limits: Mapping[str, str] = _FILES[controller, version]
     try:
-        if version == 1:
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
-        else:
-            (group / "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}")
-        homes = {pid: _home(pid, version) for pid in pids}
+        for name, value in limits.items():
+            (group / name).write_text(value)
+        homes = {pid: _home(controller, pid, version) for pid in pids}
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
         yield group
@@ -80,10 +136,10 @@ def _limited(pids: list[int]) -> Iterator[Path]:
             pass  # somebody is left in it; the next run removes it when nobody is
 
 
-def _home(pid: int, version: int) -> str:
+def _home(controller: str, pid: int, version: int) -> str:
     """The group that a process is in, below the root."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if (version == 1 and "cpu" in controllers.split(",")) or (version == 2 and not controllers):
+        if (version == 1 and controller in controllers.split(",")) or (version == 2 and not controllers):
             return path.strip("/")
     return ""

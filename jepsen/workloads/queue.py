@@ -14,6 +14,7 @@ from jepsen.values import value_of
 from jepsen.wire import Wire, open_wire
 from jepsen.workloads.log import CONNECT_SECONDS, WATCH_ANSWER_SECONDS, WATCH_REST_SECONDS
 from jepsen.workloads.offsets import ask_stored_offset
+from jepsen.workloads.outside import be_outside
 from jepsen.workloads.sdk_producers import produce_with_sdk
 from jepsen.workloads.workload import QUEUES, Workload
 from mq.client import ClientError, PushConsumer
@@ -36,10 +37,12 @@ class QueueWorkload(Workload):
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
-        """One member that stays, some that leave and come back, and for each replica one that asks it for offsets."""
+        """Members that stay, leave and come back, or have processes of their own; and who asks replicas for offsets."""
         async with trio.open_nursery() as nursery:
             for node in (*self.cluster.nodes, *self.cluster.spares):
                 nursery.start_soon(self._watch_offsets, node)
+            for name, command in self.programs.items():
+                nursery.start_soon(be_outside, self, name, command)
             nursery.start_soon(self._be_member, None)
             for _ in range(MEMBERS_THAT_LEAVE):
                 nursery.start_soon(self._be_member, STAY_SECONDS)

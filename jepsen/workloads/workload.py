@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import trio
@@ -37,6 +37,7 @@ class Workload(abc.ABC):
         acknowledged_values: the same messages by their values.
         newest: the highest offset acknowledged in each queue, 0 before there is one.
         consumed: queue and offset of every message that a consumer got.
+        programs: command lines of clients in processes of their own, by name; for workloads that host them.
     """
 
     name: ClassVar[str]
@@ -55,6 +56,7 @@ class Workload(abc.ABC):
         self.acknowledged_values: set[str] = set()
         self.newest: defaultdict[str, int] = defaultdict(int)
         self.consumed: set[tuple[str, int]] = set()
+        self.programs: dict[str, Sequence[str]] = {}
 
     @property
     def topic(self) -> str:

@@ -1,0 +1,73 @@
+"""Clients in processes of their own, so that they can be killed: one written with the SDK, one with RocketMQ's own.
+
+Both take orders by their input and tell by their output, a JSON object a line. Orders, to send one message:
+
+    {"value": "3.17.100", "body": "My4xNy4xMDAv...", "tag": "t1", "property": "3.17.100"}
+
+What they tell: ``ready`` when they have joined the consumer group; ``sent`` with `value`, `queue` and `offset`;
+``not-sent`` with `value`, `stored` ("no" or "unknown") and `error`; ``received`` with `queue`, `offset`, `body`, `tag`
+and `property`. Bodies are in base64. They end when their input does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parent.parent.parent
+_JAVA = Path(__file__).with_name("JavaClient.java")
+SDK_CLIENTS = 2
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Send this message."""
+
+    value: str
+    body: bytes
+    tag: str
+    property: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a client tells; which fields it has depends on `event`, see the module."""
+
+    event: str
+    value: str = ""
+    queue: int = 0
+    offset: int = 0
+    body: bytes = b""
+    tag: str | None = None
+    property: str | None = None
+    stored: str = "unknown"
+    error: str = ""
+
+
+def java_missing() -> str | None:
+    """Why the Java client cannot take part here, in words; None when it can."""
+    if shutil.which("java") is None:
+        return "not installed: java"
+    return None if _libraries() is not None else "RocketMQ's libraries are not here: make interop fetches them"
+
+
+def _libraries() -> Path | None:
+    """The directory with the newest version of RocketMQ's client."""
+    return max((path.parent for path in ROOT.glob(".interop/java*/lib/rocketmq-client-*.jar")), default=None)
+
+
+def sdk_programs(namesrv: str, topic: str, group: str) -> dict[str, Sequence[str]]:
+    """Command lines by name."""
+    command = [sys.executable, "-m", "jepsen.clients", namesrv, topic, group]
+    return {f"client{number}": command for number in range(SDK_CLIENTS)}
+
+
+def java_program(namesrv: str, topic: str, group: str, home: Path) -> Mapping[str, Sequence[str]]:
+    """The same of the Java client, which keeps its files in ``home``; empty if it cannot take part here."""
+    if java_missing() is not None:
+        return {}
+    options = [f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}", "-Xmx128m", "-XX:+UseSerialGC"]
+    command = ["java", *options, "-XX:TieredStopAtLevel=1", "-cp", f"{_libraries()}/*", str(_JAVA)]
+    return {"java": [*command, namesrv, topic, group]}

@@ -1,0 +1,49 @@
+"""Clients that die or stand still: members of a consumer group that also send, in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+
+import trio
+
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS
+from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
+from jepsen.nemeses.partitions import cut
+from jepsen.nemeses.processes import paused, state_of_process
+from jepsen.schedule import Step
+
+
+async def clients(injection: Injection, step: Step, leader: str) -> None:
+    """SIGKILL or SIGSTOP of one or of all, or no packet of theirs reaches a server any more.
+
+    Whoever hosts the killed ones starts them again.
+    """
+    cluster = injection.cluster
+    if step.variant.what == "all cut off":
+        number = injection.begin(step, (CLIENTS,))
+        planned = {name: frozenset({CLIENTS}) for name in (*cluster.nodes, *NAME_SERVERS)}
+        async with cut(injection, number, planned):
+            await trio.sleep(step.seconds)
+        injection.end(number)
+        return
+    whose, _, what = step.variant.what.partition(" ")
+    with trio.move_on_after(CONFIRM_SECONDS_MAX):
+        while not (running := cluster.clients_that_run()):  # noqa: ASYNC110 (they come back by themselves)
+            await trio.sleep(0.05)
+    names = running if whose == "all" else [injection.rng.choice(running)] if running else []
+    number = injection.begin(step, tuple(names))
+    if what == "killed":
+        pids = [cluster.pid(name) for name in names]
+        for name in names:
+            cluster.send_signal(name, signal.SIGKILL)
+        with trio.move_on_after(CONFIRM_SECONDS_MAX):
+            while any(state_of_process(pid) not in ("", "Z") for pid in pids):  # noqa: ASYNC110 (the kernel tells nobody)
+                await trio.sleep(0.01)
+            if pids:
+                injection.confirm(number, f"no process has the ids {', '.join(map(str, pids))} any more")
+        await trio.sleep(step.seconds)
+    else:
+        for name in names:
+            async with paused(injection, number, name):
+                await trio.sleep(step.seconds)
+    injection.end(number)

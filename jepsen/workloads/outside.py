@@ -1,0 +1,121 @@
+"""Members of a consumer group in processes of their own, which also send: what they tell goes to the history."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from jepsen.clients import Order, Told
+from jepsen.recorder import Worker
+from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
+from jepsen.workloads.workload import SIZES, Workload
+
+REST_SECONDS = 0.05
+AWAY_SECONDS = (0.1, 2.0)
+"""Before a process that ended is started again."""
+PIECE_BYTES = 65536
+
+_TOLD = msgspec.json.Decoder(Told)
+
+
+async def be_outside(workload: Workload, name: str, command: Sequence[str]) -> None:
+    """One client, started again whenever it has ended, until cancelled; then none is left."""
+    rng = random.Random(workload.rng.random())
+    sent = received = 0
+    try:
+        while True:
+            process = await workload.cluster.start_client(name, command)
+            life = _Life(workload, process, rng)
+            try:
+                await life.live()
+            finally:
+                sent, received = sent + life.sent, received + life.received
+                with trio.CancelScope(shield=True):  # a process that is killed ends
+                    await workload.cluster.kill(name)
+            await trio.sleep(rng.uniform(*AWAY_SECONDS))
+    finally:
+        workload.recorder.note("took-part", n=name, v={"sent": sent, "received": received})
+
+
+class _Life:
+    """A process from its start to its end.
+
+    Attributes:
+        sent: how many of its messages were acknowledged.
+        received: how many it was handed.
+    """
+
+    def __init__(self, workload: Workload, process: trio.Process, rng: random.Random) -> None:
+        self.sent = self.received = 0
+        self._workload = workload
+        self._process = process
+        self._rng = rng
+        self._producer, self._member = Worker(workload.recorder), Worker(workload.recorder)
+        self._under_way: str | None = None
+        self._answered = trio.Event()
+
+    async def live(self) -> None:
+        """Until its output ends; what was under way then may have happened or not."""
+        member = self._member
+        member.invoke("join")
+        ready = False
+        async with trio.open_nursery() as nursery:
+            received = b""
+            assert self._process.stdout is not None, "clients tell by their output"
+            while piece := await self._process.stdout.receive_some(PIECE_BYTES):
+                *lines, received = (received + piece).split(b"\n")
+                for told in map(_TOLD.decode, lines):
+                    if told.event == "ready":
+                        member.ok("join")
+                        ready = True
+                        nursery.start_soon(self._send_one_by_one)
+                    else:
+                        self._take(told)
+            nursery.cancel_scope.cancel()
+        if ready:
+            member.invoke("leave")
+        member.info("leave" if ready else "join", "its process has ended")
+        if self._under_way is not None:
+            self._producer.info("send", "its process has ended", v=self._under_way)
+
+    async def _send_one_by_one(self) -> None:
+        """One message after the other, each when the one before has an outcome, until the workload stops."""
+        assert self._process.stdin is not None, "clients take orders by their input"
+        worker = self._producer
+        while not self._workload.stopping.is_set():
+            value = new_value(worker.process, worker.next_number(), self._rng.choice(SIZES))
+            self._under_way, self._answered = value, trio.Event()
+            # A client library may repeat what it is in doubt about, and a killed one tells nobody.
+            worker.invoke("send", v=value, again=True)
+            order = Order(value, body_of(value), tag_of(value), *properties_of(value).values())
+            try:
+                await self._process.stdin.send_all(msgspec.json.encode(order) + b"\n")
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            await self._answered.wait()
+            await trio.sleep(REST_SECONDS * self._rng.random())
+
+    def _take(self, told: Told) -> None:
+        """Note what the client tells."""
+        workload, worker = self._workload, self._producer
+        queue = f"{workload.topic}/{told.queue}"
+        if told.event == "received":
+            value = value_of(told.body, properties_of(told.property or ""), told.tag)
+            self._member.ok("receive", k=queue, o=told.offset, v=value)
+            workload.consumed.add((queue, told.offset))
+            self.received += 1
+            return
+        assert told.value == self._under_way, f"a client tells of {told.value} and has {self._under_way} under way"
+        if told.event == "sent":
+            worker.ok("send", k=queue, v=told.value, o=told.offset)
+            workload.acknowledge(queue, told.offset, told.value)
+            self.sent += 1
+        elif told.stored == "no":
+            worker.fail("send", told.error, v=told.value)
+        else:
+            worker.info("send", told.error, v=told.value)
+        self._under_way = None
+        self._answered.set()
