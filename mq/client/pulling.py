@@ -175,6 +175,8 @@ class Puller:
                 "maxMsgNums": str(settings.batch_max),
                 "sysFlag": str(SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0)),
                 "commitOffset": str(commit_offset if commits else 0),
+                # The former owner of the queue may have committed more after this client asked where to begin.
+                **({"forwardOnly": "true"} if self._offsets.commits_with_pulls else {}),
                 "suspendTimeoutMillis": str(int(settings.hold_seconds * 1000)),
                 "subscription": self._subscription.expression,
                 "subVersion": str(self._sub_version),

@@ -200,7 +200,11 @@ class CheckTransactionState(Request, tag=int(Code.CHECK_TRANSACTION_STATE)):
 class PullExt(
     Ext, rename=wire(max_messages="maxMsgNums", suspend_timeout_ms="suspendTimeoutMillis", max_bytes="maxMsgBytes")
 ):
-    """Which messages. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here."""
+    """Which messages. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here.
+
+    With ``forward_only`` the reader wants the group to be at ``commit_offset`` or further on, wherever it reads from;
+    stock clients do not send it.
+    """
 
     consumer_group: str
     topic: str
@@ -214,6 +218,7 @@ class PullExt(
     subscription: str | None = None
     expression_type: str | None = None
     max_bytes: I32 | None = None
+    forward_only: bool = False
 
 
 class PullMessage(Request, tag=int(Code.PULL_MESSAGE)):

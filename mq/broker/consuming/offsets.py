@@ -115,15 +115,24 @@ class Offsets:
             return
         self.gather(group, topic, queue_id, offset)
 
-    def note_pull(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def note_pull(
+        self,
+        connection: ClientConnection,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        forward_only: bool = False,
+    ) -> None:
         """A client pulls at ``offset``. Below the group's offset it has gone back, by `seek` or so.
 
-        Until another client reads the queue, what it commits from there on counts although it is less.
+        Until another client reads the queue, what it commits from there on counts although it is less. Not with
+        ``forward_only``: the client has not gone back, the former owner of the queue committed late.
         """
         if not self._appender.is_open:
             return
         key = (group, topic, queue_id)
-        if offset < self._highest(key):
+        if offset < self._highest(key) and not forward_only:
             if key not in self._resetting and (key in self._rereading or len(self._rereading) < PENDING_MAX):
                 self._rereading[key] = self._sender(connection, group), offset
         elif self._rereading and (known := self._rereading.get(key)) and known[0] != self._sender(connection, group):

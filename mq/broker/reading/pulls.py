@@ -102,7 +102,7 @@ class Pulls:
         log_end: Callable[[], int],
         store_offset: Callable[[ClientConnection, str, str, int, int], None],
         reset_to: Callable[[str, str, int, int], int | None],
-        note_pull: Callable[[ClientConnection, str, str, int, int], None],
+        note_pull: Callable[[ClientConnection, str, str, int, int, bool], None],
         confirm: Callable[[Callable[[bool], None]], None],
         figures: Figures,
         clock: Callable[[], float],
@@ -140,7 +140,7 @@ class Pulls:
             self._store_offset(connection, *place, ext.commit_offset)
         if self._metadata.offset_resets and (wanted := self._reset_to(*place, ext.queue_offset)) is not None:
             return self._moved(pull, wanted)
-        self._note_pull(connection, *place, ext.queue_offset)
+        self._note_pull(connection, *place, ext.queue_offset, ext.forward_only)
         if not self._is_behind_the_end(ext):
             return self._serve(pull, may_hold=True)
 

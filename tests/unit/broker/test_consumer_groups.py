@@ -131,6 +131,42 @@ async def test_a_late_commit_moves_nothing_back_and_is_told_so(tmp_path: Path) -
         assert await owner.committed() == 12
 
 
+async def test_a_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_path: Path) -> None:
+    """It asked where to begin just before the former owner committed its last messages."""
+    async with running(tmp_path, offset_commit_seconds=0.01) as broker:
+        former, new = await broker.connect(), await broker.connect()
+        await new.create_topic("T", 1)
+        for _ in range(20):
+            await new.send()
+        await former.heartbeat("C1", "G")
+        await new.heartbeat("C2", "G")
+        assert (await update(former, 5)).code == ResponseCode.SUCCESS
+        begin = await new.committed()
+        assert begin == 5
+        assert (await update(former, 8)).code == ResponseCode.SUCCESS
+        for commit in (begin, begin + 1):
+            await new.pull(offset=begin, sysFlag=5, commitOffset=commit, forwardOnly=True)
+            assert await new.committed() == 8
+        await new.pull(offset=10, sysFlag=5, commitOffset=10, forwardOnly=True)
+        assert await new.committed() == 10
+
+
+async def test_a_new_owner_ends_what_the_former_one_may_commit(tmp_path: Path) -> None:
+    async with running(tmp_path, offset_commit_seconds=0.01) as broker:
+        former, new = await broker.connect(), await broker.connect()
+        await new.create_topic("T", 1)
+        for _ in range(20):
+            await new.send()
+        await former.heartbeat("C1", "G")
+        await new.heartbeat("C2", "G")
+        await former.pull(offset=0)
+        assert (await update(former, 10)).code == ResponseCode.SUCCESS
+        await former.pull(offset=3)  # it has gone back, and loses the queue before it commits
+        await new.pull(offset=10, forwardOnly=True)
+        await former.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(4), oneway=True)
+        assert await new.committed() == 10
+
+
 @pytest.mark.parametrize("oneway", [True, False])
 async def test_a_consumer_that_seeks_back_and_commits_goes_on_there(tmp_path: Path, oneway: bool) -> None:
     """As a lite pull consumer of Java's, whose commits are one-way."""

@@ -90,6 +90,16 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
         assert stored_offsets == sorted(set(stored_offsets)), "an offset that did not change was stored again"
 
 
+async def test_pulls_say_that_the_group_goes_forward_only() -> None:
+    """Else a broker takes a new owner that begins before the former one's last commit for one that has gone back."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 3)
+        consumer.subscribe("T")
+        await take(consumer, 3)
+        pulls = [request.ext for request in cluster.leader.received if request.code == 11]
+        assert {ext.get("forwardOnly") for ext in pulls} == {"true"}
+
+
 async def test_an_offset_that_was_not_taken_is_stored_again() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
