@@ -29,10 +29,11 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.failover_cluster import ROOT, ClusterFailed, FailoverCluster, open_failover_cluster
+from benchmarks.failover_cluster import open_failover_cluster, wait_settled
 from benchmarks.failover_report import Events, markdown
 from benchmarks.procfs import load_average, machine
-from jepsen.deployments.netns import unavailable
+from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed
+from jepsen.deployments.netns import Networks, unavailable
 from mq.cli.errors import run_trio
 from mq.client import Message, Producer
 from mq.client.admin import Admin
@@ -93,17 +94,18 @@ class Sends:
 class Bench:
     """A cluster and a producer that never stops."""
 
-    cluster: FailoverCluster
+    cluster: Cluster
+    networks: Networks
     sends: Sends
 
     @property
     def leader(self) -> str:
         """Who acknowledged the newest message."""
-        return self.cluster.node_at(self.sends.host)
+        return next(n for n in self.cluster.nodes if self.networks.clients_reach(n)[0] == self.sends.host)
 
     async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
         """Unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
-        await self.cluster.wait_settled()
+        await wait_settled(self.cluster)
         await trio.sleep(SETTLE_SECONDS)
         before, since = self.sends.host, trio.current_time()
         await event()
@@ -130,8 +132,8 @@ class Bench:
     async def cut_off(self) -> float:
         """The leader's network goes silent and comes back."""
         leader = self.leader
-        gap = await self.around(partial(self.cluster.cut, leader), moves=True)
-        await self.cluster.heal()
+        gap = await self.around(partial(self.networks.cut_off, leader), moves=True)
+        await self.networks.heal()
         return gap
 
     async def transferred(self) -> float:
@@ -150,7 +152,7 @@ class Bench:
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)
             await self.cluster.start(node)
-            await self.cluster.wait_settled()
+            await wait_settled(self.cluster)
 
         return await self.around(restart, moves=False)
 
@@ -158,10 +160,10 @@ class Bench:
 @asynccontextmanager
 async def open_bench(directory: Path) -> AsyncIterator[Bench]:
     """A cluster with a producer at work. Raises ClusterFailed, ClientError, OSError."""
-    async with open_failover_cluster(directory) as cluster:
+    async with open_failover_cluster(directory) as (cluster, networks):
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=4, write_queues=4)
-        bench = Bench(cluster, Sends())
+        bench = Bench(cluster, networks, Sends())
         async with (
             Producer(cluster.namesrv, "failover_bench") as producer,
             trio.open_nursery() as nursery,
@@ -187,7 +189,7 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
     """All events of the plan. Raises ClusterFailed, ClientError, OSError."""
     measured = []
     async with open_bench(directory) as bench:
-        restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.node_ids]
+        restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.nodes]
         events: list[tuple[str, float | None, float, list[Try]]] = [
             ("leader killed", 0.5, 2.0, [bench.killed] * plan.tries),
             ("leader cut off", 2.5, 5.0, [bench.cut_off] * plan.tries),
@@ -204,7 +206,7 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
                 print(f"{name}: {found.gaps[-1]:.3f} s", flush=True)
             found.failed_sends = sum(bench.sends.failures.values()) - failed_before
             measured.append(found)
-        await bench.cluster.wait_settled()
+        await wait_settled(bench.cluster)
     return measured
 
 
