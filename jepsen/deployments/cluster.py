@@ -28,6 +28,9 @@ from jepsen.deployments.network import NAME_SERVERS, Address, Network
 from jepsen.deployments.shim import Shim
 from jepsen.logs import Verified
 from jepsen.wire import ask_figures
+from mq.cli.errors import CommandFailed
+from mq.cli.group_session import GroupSession
+from mq.client import ClientError
 
 ROOT = Path(__file__).parent.parent.parent
 GROUP = "broker-a"
@@ -329,12 +332,18 @@ class Cluster:
             cwd=self.source,
         )
 
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[GroupSession]:
+        """What `raftmq group` does, without the time that a process takes to start. Its calls raise ClientError."""
+        async with GroupSession.open(self.namesrv, GROUP, on_progress=lambda _: None) as session:
+            yield session
+
     async def members(self) -> dict[str, str]:
         """Roles of the group's members by node, as its leader sees them; empty if nobody says so."""
-        done = await self.command("group", "status", "--json", "--namesrv", self.namesrv)
         try:
-            return {each["node_id"]: each["role"] for each in json.loads(done.stdout)["view"]["members"]}
-        except (ValueError, KeyError):
+            async with self.operator() as session:
+                return {member.node_id: member.role for member in (await session.status()).view.members}
+        except (ClientError, CommandFailed):
             return {}
 
     # -- directories -------------------------------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
 from jepsen.deployments.cluster import Cluster, ClusterFailed
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step, targets
+from mq.cli.errors import CommandFailed
+from mq.cli.group_session import GroupSession
+from mq.client import ClientError
+from mq.protocol.group_admin import GroupAnswer
 
 CHANGE_SECONDS_MAX = 60.0
 RETRY_SECONDS = 0.5
@@ -39,7 +43,7 @@ async def _leave_and_come_back(injection: Injection, step: Step, node: str) -> N
     """A replica is removed, its directory is deleted, and it is added again and given a vote."""
     cluster = injection.cluster
     number = injection.begin(step, (node,))
-    await _change(cluster, {node: None}, "remove", node)
+    await _change(cluster, {node: None}, _remove(node))
     await _confirm(injection, number)
     await cluster.stop(node)
     await cluster.forget(node)
@@ -50,7 +54,7 @@ async def _leave_and_come_back(injection: Injection, step: Step, node: str) -> N
 
 async def _readd(cluster: Cluster, node: str) -> None:
     await cluster.start(node)
-    await _change(cluster, {node: "voter"}, "add", _member(cluster, node), "--voter")
+    await _change(cluster, {node: "voter"}, _add(cluster, node, voter=True))
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
 
 
@@ -62,7 +66,7 @@ async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> N
     async with trio.open_nursery() as nursery:
         if kills:
             nursery.start_soon(_kill_one_by_one, injection)
-        await _change(cluster, {node: "voter"}, "add", _member(cluster, node), "--voter")
+        await _change(cluster, {node: "voter"}, _add(cluster, node, voter=True))
     cluster.joined(node)
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
     await _confirm(injection, number)
@@ -71,7 +75,7 @@ async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> N
     async with trio.open_nursery() as nursery:
         if kills:
             nursery.start_soon(_kill_one_by_one, injection)
-        await _change(cluster, {leaves: None}, "remove", leaves)
+        await _change(cluster, {leaves: None}, _remove(leaves))
     await _gone(cluster, leaves)
     injection.end(number)
 
@@ -93,7 +97,7 @@ async def _learner_dies(injection: Injection, step: Step) -> None:
     cluster = injection.cluster
     node = await _prepare_spare(cluster)
     number = injection.begin(step, (node,))
-    await _change(cluster, {node: "learner"}, "add", _member(cluster, node))
+    await _change(cluster, {node: "learner"}, _add(cluster, node, voter=False))
     await _confirm(injection, number)
     for _ in range(2):
         await trio.sleep(injection.rng.uniform(*LEARN_SECONDS))
@@ -101,10 +105,10 @@ async def _learner_dies(injection: Injection, step: Step) -> None:
         await trio.sleep(step.seconds)
         await cluster.start(node)
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
-    await _change(cluster, {node: "voter"}, "promote", node)
+    await _change(cluster, {node: "voter"}, lambda session: session.change("promote", node))
     cluster.joined(node)
     leaves = injection.rng.choice([each for each in cluster.nodes if each != node])
-    await _change(cluster, {leaves: None}, "remove", leaves)
+    await _change(cluster, {leaves: None}, _remove(leaves))
     await _gone(cluster, leaves)
     injection.end(number)
 
@@ -118,7 +122,12 @@ async def _replace(injection: Injection, step: Step) -> None:
     cluster.left(dead)
     await trio.sleep(step.seconds)
     node = await _prepare_spare(cluster)
-    await _change(cluster, {node: "voter", dead: None}, "replace", dead, _member(cluster, node))
+    address = _address(cluster, node)
+    await _change(
+        cluster,
+        {node: "voter", dead: None},
+        lambda session: session.replace(dead, node, address, patience=CHANGE_SECONDS_MAX),
+    )
     cluster.joined(node)
     await _confirm(injection, number)
     await cluster.forget(dead)
@@ -153,7 +162,7 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     await cluster.stop(wiped)
     if (vote := await cluster.vote(wiped)) is not None:
         injection.misbehaved(wiped, f"voted for {vote} with an empty directory")
-    await _change(cluster, {wiped: None}, "remove", wiped)
+    await _change(cluster, {wiped: None}, _remove(wiped))
     await cluster.forget(wiped)
     await _readd(cluster, wiped)
     injection.end(number)
@@ -174,8 +183,8 @@ async def _gone(cluster: Cluster, node: str) -> None:
     await cluster.forget(node)
 
 
-def _member(cluster: Cluster, node: str) -> str:
-    return "{}@{}:{}".format(node, *cluster.network.replicates(node))
+def _address(cluster: Cluster, node: str) -> str:
+    return "{}:{}".format(*cluster.network.replicates(node))
 
 
 async def _confirm(injection: Injection, number: int) -> None:
@@ -183,18 +192,33 @@ async def _confirm(injection: Injection, number: int) -> None:
     injection.confirm(number, f"the group has the members {', '.join(sorted(now))}")
 
 
-async def _change(cluster: Cluster, roles: Mapping[str, str | None], *command: str) -> None:
-    """Ask for a change until these nodes have these roles, None for none. Raises ClusterFailed.
+async def _change(
+    cluster: Cluster, roles: Mapping[str, str | None], act: Callable[[GroupSession], Awaitable[GroupAnswer]]
+) -> None:
+    """What a command of `raftmq group` does, until these nodes have these roles, None for none. Raises ClusterFailed.
 
     A leader that dies leaves the outcome open, so it is asked for again.
     """
     told = ""
     with trio.move_on_after(CHANGE_SECONDS_MAX):
         while True:
-            done = await cluster.command("group", *command, "--namesrv", cluster.namesrv)
-            told = done.stderr.decode(errors="replace").strip()
-            now = await cluster.members()
-            if now and all(now.get(node) == role for node, role in roles.items()):
-                return
+            try:
+                async with cluster.operator() as session:
+                    told = (await act(session)).text
+                    members = (await session.status()).view.members
+            except (ClientError, CommandFailed) as error:
+                told = str(error)
+            else:
+                now = {member.node_id: member.role for member in members}
+                if all(now.get(node) == role for node, role in roles.items()):
+                    return
             await trio.sleep(RETRY_SECONDS)
-    raise ClusterFailed(f"raftmq group {' '.join(command)} was not done within {CHANGE_SECONDS_MAX:g} s: {told}")
+    raise ClusterFailed(f"the members {roles} were not had within {CHANGE_SECONDS_MAX:g} s: {told}")
+
+
+def _add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
+    return lambda session: session.add(node, _address(cluster, node), voter=voter, patience=CHANGE_SECONDS_MAX)
+
+
+def _remove(node: str) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
+    return lambda session: session.change("remove", node)

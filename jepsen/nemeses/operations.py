@@ -8,6 +8,8 @@ from jepsen.deployments.network import NAME_SERVERS
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.nemeses.processes import state_of_process
 from jepsen.schedule import Step, targets
+from mq.cli.errors import CommandFailed
+from mq.client import ClientError
 
 LEVEL_SECONDS_MAX = 60.0
 ROUNDS = 6
@@ -73,10 +75,16 @@ async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> No
     injection.end(number)
 
 
-async def _ask_for_transfer(injection: Injection, *to: str) -> None:
-    done = await injection.cluster.command("group", "transfer", *to, "--namesrv", injection.cluster.namesrv)
-    if done.returncode:
-        injection.say(f"  refused: {done.stderr.decode(errors='replace').strip()}")
+async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
+    """What the command does, without the time that a process takes to start."""
+    try:
+        async with injection.cluster.operator() as session:
+            answer = await session.change("transfer", to)
+    except (ClientError, CommandFailed) as error:
+        injection.say(f"  not answered: {error}")
+    else:
+        if not answer.done:
+            injection.say(f"  refused: {answer.text}")
 
 
 async def kill_name_servers(injection: Injection, step: Step, leader: str) -> None:

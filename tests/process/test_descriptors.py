@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from jepsen.wire import Wire, open_wire
 from mq.cli.dev_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.process.torture_wire import Wire, wired
 
 SEND = {"a": "P", "b": "T", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 0, "h": 0, "i": "", "j": 0, "k": "false"}
 BODY = bytes(100 * 1024)
@@ -24,7 +24,7 @@ async def _wait_up(port: int) -> None:
         up = False
         while True:
             try:
-                async with wired(port) as wire:
+                async with open_wire(HOST, port) as wire:
                     up = await _is_stored(wire)
             except* OSError:
                 pass
@@ -43,7 +43,7 @@ async def _run(port: int) -> None:
     stored = False
     with ExitStack() as stack:
         await _wait_up(port)
-        async with wired(port) as wire:
+        async with open_wire(HOST, port) as wire:
             assert await _is_stored(wire)
             for _ in range(150):
                 stack.enter_context(socket.create_connection((HOST, port)))

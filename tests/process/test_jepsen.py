@@ -76,6 +76,15 @@ def test_operators_and_damaged_disks_break_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_wrong_starts_and_short_logs_break_nothing(tmp_path: Path) -> None:
+    nemeses = ["--nemesis", "behind,wrong-start", "--quick"]
+    options = ["--workload", "queue", *nemeses, "--time", "5", "--seed", "1", "--store", str(tmp_path)]
+    done = subprocess.run([*RUN, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (log,) = (result for result in judge(directory_of(tmp_path)).results if result.name == "log")
+    assert log.counts["removed in their time"] > 0, "no file was removed"
+
+
 def test_replicas_that_are_all_damaged_repair_each_other(tmp_path: Path) -> None:
     options = ["scenario", "helix", "--backend", "local", "--time", "5", "--seed", "1", "--store", str(tmp_path)]
     done = subprocess.run([*RUN[:3], *options], cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from jepsen.wire import Wire, open_wire
 from mq.cli.dev_cluster import HOST, Ports
 from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, TopicConfig
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import encode_request
 from tests.free_ports import free_ports
-from tests.process.torture_wire import Wire, wired
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -69,7 +69,7 @@ async def wait_up(port: int, answered: Callable[[Wire], Awaitable[bool]]) -> Non
     async def up() -> bool:
         done = False
         try:
-            async with wired(port) as wire:
+            async with open_wire(HOST, port) as wire:
                 done = await answered(wire)
         except* OSError:
             pass
@@ -137,7 +137,7 @@ async def _half_open(process_id: int, port: int) -> None:
     await wait_up(port, is_storing)
     header = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext={k: str(v) for k, v in SEND.items()})[8:]
     most = encode_prefix(0, len(header), 16 * MIB - len(header) - 8) + header + bytes(15 * MIB)
-    async with wired(port) as wire, trio.open_nursery() as nursery:
+    async with open_wire(HOST, port) as wire, trio.open_nursery() as nursery:
         await stored(wire, 3 * MIB)
         before = peak_bytes(process_id)
         for _ in range(200):
@@ -162,7 +162,7 @@ def test_requests_that_stop_in_the_middle(tmp_path: Path) -> None:
 
 async def _unread(process_id: int, port: int) -> None:
     await wait_up(port, is_storing)
-    async with wired(port) as wire, trio.open_nursery() as nursery:
+    async with open_wire(HOST, port) as wire, trio.open_nursery() as nursery:
         message_id = await stored(wire, 1 * MIB)
         _, offset = message_id[:16], int(message_id[16:32], 16)
         before = peak_bytes(process_id)
@@ -197,7 +197,7 @@ def topics(group: str, count: int, length: int) -> bytes:
 
 async def _registrations(process_id: int, port: int) -> None:
     await wait_up(port, is_answering)
-    async with wired(port) as wire, trio.open_nursery() as nursery:
+    async with open_wire(HOST, port) as wire, trio.open_nursery() as nursery:
         assert await register(wire, "real", topics("real", 1000, 20)) == ResponseCode.SUCCESS
         before = peak_bytes(process_id)
         endless = encode_prefix(0, 200, 16 * MIB - 400) + bytes(15 * MIB)
@@ -207,7 +207,7 @@ async def _registrations(process_id: int, port: int) -> None:
         async def attack(number: int) -> None:
             codes = set()
             try:
-                async with wired(port) as other:
+                async with open_wire(HOST, port) as other:
                     for part in range(5):
                         group = f"{number}-{part}"
                         codes.add(await register(other, group, topics(group, 10_000, 300)))
@@ -244,7 +244,7 @@ def test_a_name_server_with_strange_brokers(tmp_path: Path) -> None:
 
 async def _unread_lists(process_id: int, port: int) -> None:
     await wait_up(port, is_answering)
-    async with wired(port) as wire, trio.open_nursery() as nursery:
+    async with open_wire(HOST, port) as wire, trio.open_nursery() as nursery:
         for part in ("a", "b", "c"):
             assert await register(wire, part, topics(part, 16_000, 300)) == ResponseCode.SUCCESS
         with trio.fail_after(SECONDS_MAX):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
+from jepsen.wire import ask_figures
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.process.test_mixed_failover import LOST, SETTINGS
-from tests.process.torture_wire import figures
 from tests.unit.broker.popping import Popped, batch_body, now_ms, pop_ext, read_popped
 from tests.unit.broker.running import Client, send_ext
 
@@ -90,7 +90,7 @@ async def kill_leaders(cluster: DevCluster, rng: random.Random, killed: list[str
         while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
             await trio.sleep(0.01)
         await cluster.start(node)
-        while await figures(cluster, node) is None:  # noqa: ASYNC110
+        while await ask_figures(HOST, cluster.port(node)) is None:  # noqa: ASYNC110
             await trio.sleep(0.05)
 
 

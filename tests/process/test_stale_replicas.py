@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
+from jepsen.wire import Wire, ask_figures, open_wire
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
-from tests.process.torture_wire import Wire, figures, leader_of, wired
 
 OFFSET = {"consumerGroup": "readers", "topic": "Paused", "queueId": 0}
 PULL = {
@@ -34,11 +34,11 @@ async def _store(wire: Wire, offset: int) -> None:
     assert answer.code == ResponseCode.SUCCESS, answer
 
 
-async def _another_leader(cluster: DevCluster, paused: str) -> str:
-    with trio.fail_after(30):
+async def _leader(cluster: DevCluster, *, paused: str = "") -> str:
+    with trio.fail_after(60):
         while True:
             for node in cluster.node_ids:
-                table = None if node == paused else await figures(cluster, node)
+                table = None if node == paused else await ask_figures(HOST, cluster.port(node))
                 if table and table["raftmq.role"] == "leader":
                     return node
             await trio.sleep(0.05)
@@ -49,8 +49,10 @@ async def _run(directory: Path) -> None:
         cluster = await stack.enter_async_context(DevCluster.open(directory, ports=Ports.free(3)))
         admin = await stack.enter_async_context(Admin(cluster.namesrv))
         await admin.create_topic("Paused", read_queues=1, write_queues=1)
-        old_leader = await leader_of(cluster, lambda: cluster.node_ids)
-        wires = {node: await stack.enter_async_context(wired(cluster.port(node))) for node in cluster.node_ids}
+        old_leader = await _leader(cluster)
+        wires = {
+            node: await stack.enter_async_context(open_wire(HOST, cluster.port(node))) for node in cluster.node_ids
+        }
         await _store(wires[old_leader], 10)
 
         # Every replica asks its leader before it tells a consumer that its offset is wrong.
@@ -64,7 +66,7 @@ async def _run(directory: Path) -> None:
                 assert found == (ResponseCode.PULL_OFFSET_MOVED, 0), node
 
         os.kill(cluster.pid(old_leader), signal.SIGSTOP)
-        new_leader = await _another_leader(cluster, old_leader)
+        new_leader = await _leader(cluster, paused=old_leader)
         with trio.fail_after(30):
             await _store(wires[new_leader], 20)
         # What was asked while it was paused is answered by what the new leader knows, or not at all.
