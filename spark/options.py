@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from spark.option_table import OPTIONS, AtTime, AtTimes, Bound, QueueName, Use, nearest
 
-_SPARKS_OWN: Final = frozenset({"path", "paths", "schema", "numpartitions", "checkpointlocation"})
+_SPARKS_OWN: Final = frozenset({"path", "paths", "schema", "numpartitions", "checkpointlocation", "queryname"})
 _BY_NAME: Final = {spelling.lower(): option for option in OPTIONS for spelling in (option.name, *option.aliases)}
 
 

@@ -123,11 +123,18 @@ def test_options_of_the_sink() -> None:
     assert (found.topic, found.compression, found.txn_app_id, found.txn_version) == ("Out", "zstd", "job", 7)
     with pytest.raises(OptionRefused, match="txnAppId and txnVersion are needed together"):
         parse_write_options({"namesrv": "a:1", "txnAppId": "job"})
-    assert parse_write_options({"namesrv": "a:1", "checkpointlocation": "x"}).write_deadline_ms == 120_000
+    assert parse_write_options({"namesrv": "a:1"}).write_deadline_ms == 120_000
     with pytest.raises(OptionRefused, match="txnVersion is at most 2147483647"):
         parse_write_options({"namesrv": "a:1", "txnAppId": "job", "txnVersion": str(2**31)})
     with pytest.raises(OptionRefused, match="subscribe is for batch and stream, not for sink"):
         parse_write_options(NEEDED)
+
+
+def test_a_stream_that_is_written_may_have_a_name_and_a_checkpoint() -> None:
+    written = {"namesrv": "a:1", "topic": "Out"}
+    assert parse_write_options({**written, "checkpointlocation": "x", "queryname": "copy"}) == parse_write_options(
+        written
+    )
 
 
 def test_the_table_names_every_option_once() -> None:
