@@ -33,7 +33,7 @@ help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
 	@echo 'make test    does it work here: units, a few simulated and real groups; 4 minutes on two processors'
-	@echo 'make test-all   all tests; half an hour on two processors'
+	@echo 'make test-all   all tests, with Java those of Spark too; half an hour on two processors'
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
@@ -70,10 +70,12 @@ demo-spark:
 	@$(SPARK_ENV) $(SPARK_PY) -m spark.demo $(ARGS)
 
 # Without Java this says so and succeeds: nothing else in this project needs it. PySpark is not free of warnings.
+# These tests run little of any code for long: Java's second compiler costs them half of their time.
+QUICK_JAVA := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(SPARK_PY) -m pytest -W default $(or $(ARGS),tests/spark); \
+	    $(SPARK_ENV) $(QUICK_JAVA) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Two halves side by side, always the same tests in the same order in each: what fails once fails again. ARGS, if there
@@ -89,18 +91,19 @@ endif
 # docs/decisions/0008.
 TWICE := PY=$(PY) deploy/pytest-twice.sh
 test-all: $(INSTALLED)
-	@$(MAKE) --no-print-directory -j 2 .test-processes .test-in-process
+	@$(MAKE) --no-print-directory -j 2 .test-processes .test-in-process-and-spark
 	@$(TWICE) simulation tests/simulation
 
-.PHONY: .test-brokers .test-others .test-processes .test-in-process
+.PHONY: .test-brokers .test-others .test-processes .test-in-process-and-spark
 .test-brokers:
 	$(PY) -m pytest $(SELECTED) tests/unit/broker
 .test-others:
 	$(PY) -m pytest $(SELECTED) --ignore=tests/unit/broker
 .test-processes:
 	@$(TWICE) processes tests/process
-.test-in-process:
-	@$(TWICE) in-process --ignore=tests/process --ignore=tests/simulation
+.test-in-process-and-spark:
+	@$(TWICE) in-process --ignore=tests/process --ignore=tests/simulation --ignore=tests/spark
+	@$(MAKE) --no-print-directory test-spark ARGS=
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .
