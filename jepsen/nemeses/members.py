@@ -149,14 +149,7 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     await trio.sleep(step.seconds)
     await cluster.kill(leader)
     await trio.sleep(ELECTION_SECONDS)
-    for node in (wiped, other):
-        table = await cluster.figures(node, 3.0)
-        if table is not None and table["raftmq.role"] == "leader":
-            injection.misbehaved(node, f"leads in term {table['raftmq.term']} while {wiped} has nothing")
-        if table is not None and node == wiped:
-            injection.confirm(number, f"the last entry of {wiped} is {table['raftmq.lastIndex']}")
-            if table["raftmq.lastIndex"] != "0":
-                injection.misbehaved(wiped, f"got {table['raftmq.lastIndex']} entries before it was added anew")
+    await look_at_wiped(injection, number, wiped, other)
     await cluster.start(leader)
     await cluster.leader()
     await cluster.stop(wiped)
@@ -166,6 +159,23 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     await cluster.forget(wiped)
     await _readd(cluster, wiped)
     injection.end(number)
+
+
+async def look_at_wiped(injection: Injection, number: int, wiped: str, other: str) -> None:
+    """Two replicas are left, and one of them has nothing: neither may lead, and that one may have got nothing.
+
+    Confirmed by its last entry.
+    """
+    for node in (wiped, other):
+        table = await injection.cluster.figures(node, 3.0)
+        if table is None:
+            continue
+        if table["raftmq.role"] == "leader":
+            injection.misbehaved(node, f"leads in term {table['raftmq.term']} while {wiped} has nothing")
+        if node == wiped:
+            injection.confirm(number, f"the last entry of {wiped} is {table['raftmq.lastIndex']}")
+            if table["raftmq.lastIndex"] != "0":
+                injection.misbehaved(wiped, f"got {table['raftmq.lastIndex']} entries before it was added anew")
 
 
 async def _prepare_spare(cluster: Cluster) -> str:
