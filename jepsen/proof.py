@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -96,20 +95,14 @@ def try_row(row: Row, *, backend: str, seed: int, store: Path) -> str:
     return f"| `{row.mistake}` | {what(row.mistake)} | {run} | {noticed} | {took} |"
 
 
-def put_lines(page: str, lines: Sequence[str]) -> str:
-    """The page with these lines in its table, in place of older ones about the same mistakes. Raises ValueError."""
-    before, _, rest = page.partition(BEGIN)
+def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str = HEAD) -> str:
+    """The page with these lines in a table, in place of older ones whose first cell is the same. Raises ValueError."""
+    before, _, rest = page.partition(begin)
     table, _, after = rest.partition(END)
     if not after:
-        raise ValueError(f"the page has no {BEGIN!r} with {END!r} behind it")
-    rows = {_mistake(line): line for line in [*table.splitlines(), *lines] if line.startswith("| `")}
-    return f"{before}{BEGIN}{HEAD}" + "".join(f"{rows[name]}\n" for name in sorted(rows)) + END + after
-
-
-def _mistake(line: str) -> str:
-    found = re.match(r"\| `([^`]+)`", line)
-    assert found is not None, f"no mistake in {line}"
-    return found[1]
+        raise ValueError(f"the page has no {begin!r} with {END!r} behind it")
+    rows = {line.split("|")[1].strip(" `"): line for line in [*table.splitlines()[head.count("\n") :], *lines]}
+    return f"{before}{begin}{head}" + "".join(f"{rows[name]}\n" for name in sorted(rows)) + END + after
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

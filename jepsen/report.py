@@ -22,12 +22,13 @@ def page(history: History, verdict: Verdict) -> str:
     """The whole page as HTML that loads nothing."""
     plan = history.plan
     word = in_words(verdict.valid)
+    system = plan.get("system") or f"raftmq {plan.get('version')}"
     title = f"{plan.get('workload')} under {', '.join(plan.get('nemeses', ()))}"
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>{escape(title)}: {word}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}: <span class='{word}'>{word}</span></h1>",
-        f"<p>raftmq {escape(str(plan.get('version')))}, {escape(str(plan.get('began')))}, back end "
+        f"<p>{escape(str(system))}, {escape(str(plan.get('began')))}, back end "
         f"{escape(str(plan.get('backend')))}, load average at the beginning {escape(str(plan.get('load')))}.<br>",
         f"Again: <code>{escape(str(plan.get('command')))}</code>. The seed repeats the faults and what clients choose; "
         "it does not repeat the timing of a real machine.</p>",

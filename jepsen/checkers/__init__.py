@@ -38,5 +38,6 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "register": (check_registers, check_servers, check_coverage),
     "bulk": (check_bulk, check_log, check_order, check_servers, check_coverage),
     "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
+    "nats": (check_log, check_order, check_coverage),
 }
 """What the history of each workload is checked for."""
