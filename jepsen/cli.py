@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from chaos.planted.__main__ import PatchRefused
+from chaos.planted.__main__ import PACKAGES, PatchRefused, is_of_clients, plant
 from chaos.planted.__main__ import names as planted_names
 from jepsen.deployments import BACKENDS, default_backend, why_not
 from jepsen.deployments.cluster import ROOT, ClusterFailed
@@ -43,6 +45,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+COPY_VARIABLE = "RAFTMQ_JEPSEN_COPY"
+"""In the environment of a run whose clients make a mistake: where its code is."""
 
 
 class CannotRun(Exception):
@@ -114,8 +120,21 @@ def _plan(
         _known("planted mistake", planted, planted_names())
         if chosen == "docker":
             raise CannotRun("containers run the code of their image: a planted mistake needs another back end")
+        if is_of_clients(planted) and COPY_VARIABLE not in os.environ:
+            raise typer.Exit(_run_in_copy(planted))
     drawn = random.randrange(1_000_000) if seed is None else seed
     return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario, quick)
+
+
+def _run_in_copy(planted: str) -> int:
+    """The same command from a copy of the code in which clients make a mistake; returns its exit code."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as copy:
+        try:
+            plant(planted, Path(copy), (*PACKAGES, "jepsen"))
+        except PatchRefused as refused:
+            raise CannotRun(str(refused)) from refused
+        environment = {**os.environ, "PYTHONPATH": copy, COPY_VARIABLE: copy}
+        return subprocess.run([sys.executable, "-m", "jepsen", *sys.argv[1:]], env=environment, check=False).returncode
 
 
 def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:

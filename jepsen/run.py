@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from chaos.planted.__main__ import plant
+from chaos.planted.__main__ import is_of_clients, plant
 from jepsen.checkers.servers import errors_in
 from jepsen.clients import java_missing, java_program, sdk_programs
 from jepsen.deployments import open_network
@@ -101,7 +101,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     """
     workload_class = WORKLOADS[plan.workload]
     source = ROOT
-    if plan.planted:
+    if plan.planted and not is_of_clients(plan.planted):  # clients that make it run from a copy themselves
         source = directory / "planted"
         await trio.to_thread.run_sync(plant, plan.planted, source)
     deployed = needs(plan.nemeses)

@@ -68,9 +68,14 @@ def unit_test(name: str) -> str:
     return (PATCHES / f"{name}.patch").read_text().splitlines()[1].removeprefix(_TEST)
 
 
-def plant(name: str, directory: Path) -> None:
+def is_of_clients(name: str) -> bool:
+    """Whether a mistake is made in the client library, and not in brokers."""
+    return "\n+++ b/mq/client/" in (PATCHES / f"{name}.patch").read_text()
+
+
+def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> None:
     """Copy the packages into ``directory`` and make the mistake there. Raises `PatchRefused`."""
-    for package in PACKAGES:
+    for package in packages:
         shutil.copytree(PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
     patch = (PATCHES / f"{name}.patch").read_bytes()
     done = subprocess.run(

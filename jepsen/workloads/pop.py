@@ -35,6 +35,9 @@ ANSWER_SECONDS = 5.0
 GIVE_BACK_CHANCE = 0.02
 FORGET_CHANCE = 0.02
 HANDLE_SECONDS_MAX = 0.1
+LAST_MOMENT_CHANCE = 0.03
+LAST_MOMENT_SECONDS = (-0.06, 0.01)
+"""When some acknowledgements are sent: before and after the end of the time for which their messages are hidden."""
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 
@@ -98,6 +101,7 @@ class PopWorkload(Workload):
             "order": "true" if self.ordered else "false",
             "attemptId": f"jepsen{self._attempts}",
         }
+        began = trio.current_time()
         with unknown_unless_answered(worker, "pop", k=None, n=node, o=invisible_ms), trio.fail_after(ANSWER_SECONDS):
             answer, body = await wire.ask(RequestCode.POP_MESSAGE, fields)
         if answer.code != ResponseCode.SUCCESS:
@@ -119,7 +123,16 @@ class PopWorkload(Workload):
             lines[queue if self.ordered else number].append((message, value))
         async with trio.open_nursery() as nursery:
             for line in lines.values():
-                nursery.start_soon(self._settle_line, wire, line, random.Random(rng.random()))
+                if not self.ordered and rng.random() < LAST_MOMENT_CHANCE:
+                    at = began + invisible_ms / 1000 + rng.uniform(*LAST_MOMENT_SECONDS)
+                    nursery.start_soon(self._settle_at, at, wire, *line[0])
+                else:
+                    nursery.start_soon(self._settle_line, wire, line, random.Random(rng.random()))
+
+    async def _settle_at(self, at: float, wire: Wire, message: PoppedMessage, value: str) -> None:
+        """Acknowledge a message at the moment when it may be handed to somebody else."""
+        await trio.sleep_until(at)
+        await self._settle(wire, message, value, 1.0)
 
     async def _settle_line(self, wire: Wire, line: list[tuple[PoppedMessage, str]], rng: random.Random) -> None:
         """One message after the other, until one is left open: in order, those behind it come again with it."""
