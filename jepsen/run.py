@@ -132,7 +132,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic)
             if isinstance(workload, QueueWorkload) and not workload.exclusive:
-                workload.programs = _programs(plan, cluster, workload.topic, say)
+                workload.programs = await trio.to_thread.run_sync(_programs, plan, cluster, workload.topic, say)
             recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
             try:
                 await _run_with(plan, cluster, recorder, workload, say)

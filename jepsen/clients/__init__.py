@@ -12,6 +12,7 @@ and `property`. Bodies are in base64. They end when their input does.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,8 +49,9 @@ class Told(msgspec.Struct, frozen=True):
 
 def java_missing() -> str | None:
     """Why the Java client cannot take part here, in words; None when it can."""
-    if shutil.which("java") is None:
-        return "not installed: java"
+    missing = [tool for tool in ("java", "javac") if shutil.which(tool) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
     return None if _libraries() is not None else "RocketMQ's libraries are not here: make interop fetches them"
 
 
@@ -65,9 +67,18 @@ def sdk_programs(namesrv: str, topic: str, group: str) -> dict[str, Sequence[str
 
 
 def java_program(namesrv: str, topic: str, group: str, home: Path) -> Mapping[str, Sequence[str]]:
-    """The same of the Java client, which keeps its files in ``home``; empty if it cannot take part here."""
-    if java_missing() is not None:
+    """The same of the Java client, which keeps its files in ``home``; empty if it cannot take part here.
+
+    It is compiled if it has changed since. Raises OSError, subprocess.CalledProcessError.
+    """
+    libraries = _libraries()
+    if java_missing() is not None or libraries is None:
         return {}
+    classes = libraries.parent / "jepsen"
+    compiled = classes / _JAVA.with_suffix(".class").name
+    if not compiled.exists() or compiled.stat().st_mtime < _JAVA.stat().st_mtime:
+        compiler = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), str(_JAVA)]
+        subprocess.run(compiler, check=True, capture_output=True)
     options = [f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}", "-Xmx128m", "-XX:+UseSerialGC"]
-    command = ["java", *options, "-XX:TieredStopAtLevel=1", "-cp", f"{_libraries()}/*", str(_JAVA)]
+    command = ["java", *options, "-XX:TieredStopAtLevel=1", "-cp", f"{classes}:{libraries}/*", _JAVA.stem]
     return {"java": [*command, namesrv, topic, group]}

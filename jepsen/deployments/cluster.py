@@ -158,11 +158,15 @@ class Cluster:
             start = partial(run, check=False, start_new_session=True, cwd=ROOT, env=environment)
             process: trio.Process = await self._nursery.start(start)
         self._processes[name], self._pids[name] = process, process.pid
-        self._clients.add(name)
+        self._clients.discard(name)
         return process
 
-    def clients_that_run(self) -> list[str]:
-        """Names of the clients that were started and have not ended."""
+    def client_joined(self, name: str) -> None:
+        """A client that was started is at work: from now on it may be told of by `clients_at_work`."""
+        self._clients.add(name)
+
+    def clients_at_work(self) -> list[str]:
+        """Names of the clients in processes of their own that have joined and have not ended."""
         return sorted(name for name in self._clients if self.is_running(name))
 
     async def kill(self, name: str) -> None:

@@ -76,5 +76,5 @@ async def heal(cluster: Cluster) -> None:
             cluster.send_signal(name, signal.SIGCONT)
         else:
             await cluster.start(name)
-    for name in cluster.clients_that_run():
+    for name in cluster.clients_at_work():
         cluster.send_signal(name, signal.SIGCONT)

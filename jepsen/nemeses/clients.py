@@ -28,7 +28,7 @@ async def clients(injection: Injection, step: Step, leader: str) -> None:
         return
     whose, _, what = step.variant.what.partition(" ")
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
-        while not (running := cluster.clients_that_run()):  # noqa: ASYNC110 (they come back by themselves)
+        while not (running := cluster.clients_at_work()):  # noqa: ASYNC110 (they come back by themselves)
             await trio.sleep(0.05)
     names = running if whose == "all" else [injection.rng.choice(running)] if running else []
     number = injection.begin(step, tuple(names))

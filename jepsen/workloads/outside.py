@@ -28,7 +28,7 @@ async def be_outside(workload: Workload, name: str, command: Sequence[str]) -> N
     try:
         while True:
             process = await workload.cluster.start_client(name, command)
-            life = _Life(workload, process, rng)
+            life = _Life(workload, name, process, rng)
             try:
                 await life.live()
             finally:
@@ -48,9 +48,10 @@ class _Life:
         received: how many it was handed.
     """
 
-    def __init__(self, workload: Workload, process: trio.Process, rng: random.Random) -> None:
+    def __init__(self, workload: Workload, name: str, process: trio.Process, rng: random.Random) -> None:
         self.sent = self.received = 0
         self._workload = workload
+        self._name = name
         self._process = process
         self._rng = rng
         self._producer, self._member = Worker(workload.recorder), Worker(workload.recorder)
@@ -71,6 +72,7 @@ class _Life:
                     if told.event == "ready":
                         member.ok("join")
                         ready = True
+                        self._workload.cluster.client_joined(self._name)
                         nursery.start_soon(self._send_one_by_one)
                     else:
                         self._take(told)

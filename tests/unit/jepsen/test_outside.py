@@ -46,6 +46,9 @@ class FakeCluster:
         self.started.append(await self._nursery.start(run))
         return self.started[-1]
 
+    def client_joined(self, name: str) -> None:
+        assert name == "client0"
+
     async def kill(self, name: str) -> None:
         self.started[-1].kill()
         await self.started[-1].wait()
@@ -111,8 +114,11 @@ def test_java_client_takes_part_with_the_newest_libraries_that_are_here(
     for version in ("java4", "java5"):
         (tmp_path / ".interop" / version / "lib").mkdir(parents=True)
         (tmp_path / ".interop" / version / "lib" / "rocketmq-client-1.jar").touch()
+    compiled = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: compiled.append(command))
     command = clients.java_program("h:1;h:2", "T", "g", tmp_path)["java"]
-    assert f"{tmp_path}/.interop/java5/lib/*" in command
+    assert f"{tmp_path}/.interop/java5/jepsen:{tmp_path}/.interop/java5/lib/*" in command
+    assert [each[0] for each in compiled] == ["javac"]
     assert command[-3:] == ["h:1;h:2", "T", "g"]
 
 
