@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from jepsen.deployments.leftovers import NAMESPACES
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges
 from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
 
@@ -229,7 +230,7 @@ async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[
     Raises NetworksInUse, NetworksFailed, subprocess.CalledProcessError.
     """
     with held("networks"):
-        await _remove(count)
+        await _remove()
         try:
             for name in _servers(count):
                 await _run("ip", "netns", "add", _namespace(name))
@@ -243,7 +244,7 @@ async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[
                 yield Networks(count)
         finally:
             with trio.CancelScope(shield=True):  # a dozen short commands
-                await _remove(count)
+                await _remove()
 
 
 async def _make_bridge(count: int) -> None:
@@ -296,15 +297,20 @@ def held(what: str) -> Iterator[None]:
         yield
 
 
-async def _remove(count: int) -> None:
-    """Remove what this run or an interrupted one made."""
-    commands: list[Sequence[str]] = [("ip", "netns", "del", _namespace(name)) for name in _servers(count)]
+async def _remove() -> None:
+    """Remove what this run or an interrupted one made, which may have had more brokers."""
+    commands: list[Sequence[str]] = [("ip", "netns", "del", name) for name in left_in(NAMESPACES)]
     for command in [*commands, ("ip", "link", "del", BRIDGE)]:
         await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
     if _is_filtered():
         drop_rule = ["iptables", "-D", "FORWARD", *_LET_PASS]
         while not (await trio.run_process(drop_rule, check=False, capture_stderr=True)).returncode:
             pass  # each interrupted run left one
+
+
+def left_in(namespaces: Path) -> list[str]:
+    """The names of namespaces that a run has made."""
+    return sorted(path.name for path in namespaces.glob(f"{PREFIX}-*"))
 
 
 def _is_filtered() -> bool:

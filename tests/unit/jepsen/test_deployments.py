@@ -10,7 +10,7 @@ import trio
 
 from jepsen.deployments.docker import Containers
 from jepsen.deployments.local import open_loopback
-from jepsen.deployments.netns import Networks, deaf_to, packets_counted
+from jepsen.deployments.netns import Networks, deaf_to, left_in, packets_counted
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS
 from mq.cli.dev_cluster import HOST
 
@@ -29,6 +29,13 @@ def test_listing_without_rules_counts_nothing() -> None:
 
 def test_rules_name_who_is_not_heard() -> None:
     assert "ip saddr { 10.78.0.1, 10.78.0.3 } counter drop" in deaf_to(["10.78.0.3", "10.78.0.1"])
+
+
+def test_namespaces_of_an_interrupted_run_with_more_brokers_are_found(tmp_path: Path) -> None:
+    for name in ("rmqf-n0", "rmqf-n4", "rmqf-ns1", "somebody-else"):
+        (tmp_path / name).touch()
+    assert left_in(tmp_path) == ["rmqf-n0", "rmqf-n4", "rmqf-ns1"]
+    assert left_in(tmp_path / "missing") == []
 
 
 async def _echo(stream: trio.SocketStream) -> None:
