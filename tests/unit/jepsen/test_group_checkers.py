@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
@@ -173,3 +174,14 @@ def test_answer_to_an_older_question_may_be_behind() -> None:
 
 def test_run_in_which_no_replica_was_asked_says_nothing_of_offsets() -> None:
     assert check_told_offsets(Script().history()).valid == "unknown"
+
+
+def test_stock_client_in_the_group_may_move_an_offset_back() -> None:
+    script = Script()
+    begin = script.events[0]
+    script.events[0] = msgspec.structs.replace(begin, v={**begin.v, "programs": ["java"]})
+    stored(script, 7)
+    stored(script, 3, "n2")
+    result = check_told_offsets(script.history())
+    assert result.valid is True
+    assert result.counts["went back, with a stock client in the group"] == 1
