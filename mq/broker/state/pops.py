@@ -226,6 +226,8 @@ class Pops:
     def __init__(self, move: Move) -> None:
         self._move = move
         self.queues: dict[QueueOfGroup, PopQueue] = {}
+        self._of_topics: dict[str, set[QueueOfGroup]] = {}
+        """The keys of ``queues`` by topic."""
         self.count = 0
         self._epoch = 0
         """Queues of an older one are being encoded, perhaps: another one takes their place before it changes."""
@@ -272,7 +274,8 @@ class Pops:
         """What is open of a queue, made if there is nothing; after the next capture it is another one's."""
         queue = self.queues.get(key)
         if queue is None:
-            queue = self.queues[key] = PopQueue(self._epoch)
+            queue = PopQueue(self._epoch)
+            self._put(key, queue)
         elif queue.epoch != self._epoch:
             queue = self.queues[key] = queue.copy(self._epoch)
         return queue
@@ -295,7 +298,18 @@ class Pops:
             end = start + lowest_bit(left) if left else ordered.next_offset
             self._move(*key, ordered.first_open, end)
         if not queue.open and queue.ordered is None:
-            del self.queues[key]
+            self._remove(key)
+
+    def _put(self, key: QueueOfGroup, queue: PopQueue) -> None:
+        self.queues[key] = queue
+        self._of_topics.setdefault(key[1], set()).add(key)
+
+    def _remove(self, key: QueueOfGroup) -> PopQueue:
+        of_topic = self._of_topics[key[1]]
+        of_topic.discard(key)
+        if not of_topic:
+            del self._of_topics[key[1]]
+        return self.queues.pop(key)
 
     def _defer(self, command: DeferMessage) -> None:
         key = command.group, command.topic, command.queue_id
@@ -307,7 +321,7 @@ class Pops:
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None and checkpoint.bits & bit:
             self._ack(key, start, pop_time_ms, bit)
-            queue = self.queues.setdefault(key, queue)
+            self._put(key, queue)  # its last message may have left it
             self._add(queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
             return
         ordered = queue.ordered
@@ -344,12 +358,14 @@ class Pops:
             every = [*(row[3] for row in opened), *([ordered.bits] if ordered else [])]
             if not every or min(every) <= 0:
                 raise SnapshotDamaged(f"checkpoints of {group} in {topic}/{queue_id} with nothing open")
-        self.queues = queues
+        self.queues, self._of_topics = {}, {}
+        for key, queue in queues.items():
+            self._put(key, queue)
         self.count = sum(len(queue.open) for queue in queues.values())
 
     def topic_deleted(self, topic: str) -> None:
         """See `Part.topic_deleted`."""
-        self._drop([key for key in self.queues if key[1] == topic])
+        self._drop(list(self._of_topics.get(topic, ())))
 
     def group_deleted(self, group: str) -> None:
         """See `Part.group_deleted`."""
@@ -357,7 +373,7 @@ class Pops:
 
     def _drop(self, keys: list[QueueOfGroup]) -> None:
         for key in keys:
-            self.count -= len(self.queues.pop(key).open)
+            self.count -= len(self._remove(key).open)
 
 
 def offsets_of(start: int, bits: int) -> Iterator[int]:

@@ -307,3 +307,39 @@ def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() 
 def test_a_command_that_cannot_be_is_refused(command: Any) -> None:
     with pytest.raises(CommandRefused):
         encode_command(command)
+
+
+class NotGoneThrough(dict[Any, Any]):
+    """A table whose rows are looked up one by one."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all rows of a large table were looked at")
+
+    items = keys = values = __iter__
+
+
+def test_a_topic_that_is_deleted_costs_what_was_popped_of_it() -> None:
+    metadata = Metadata()
+    for topic in TOPICS:
+        metadata.apply(PutTopic(config=TopicConfig(name=topic, read_queues=2, write_queues=2), timestamp_ms=1))
+    kept = {"T": [], "U": [("G", "U", 0), ("H", "U", 1)]}
+    for group, topic, queue_id in [("G", "T", 0), ("G", "T", 1), *kept["U"]]:
+        metadata.apply(
+            PopMessages(
+                group=group,
+                topic=topic,
+                queue_id=queue_id,
+                before=-1,
+                next_offset=2,
+                pop_time_ms=1,
+                invisible_ms=1000,
+                taken=3,
+            )
+        )
+    metadata.apply(AckMessages(rows=[("G", "T", 1, 0, 1, 3)]))
+    metadata.pops.restore(metadata.pops.capture()())
+    metadata.pops.queues = NotGoneThrough(metadata.pops.queues)
+    metadata.pops.topic_deleted("T")
+    metadata.pops.topic_deleted("V")
+    assert sorted(dict.__iter__(metadata.pops.queues)) == kept["U"]
+    assert metadata.pops.count == 2
