@@ -227,6 +227,8 @@ class Puller:
         Brokers filter by hash codes, so tags are compared again. Raises UnreadableAnswer for what is not this queue's.
         """
         first = self.process_queue.next_offset
+        if next_offset < first:
+            raise UnreadableAnswer(f"a pull at {first} goes on at {next_offset}")
         received: list[ReceivedMessage] = []
         nbytes = 0
         for record in read_body(decode_records, body):

@@ -1,0 +1,33 @@
+"""What a puller makes of answers that no correct broker gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq.client import MessageQueue
+from mq.client.errors import UnreadableAnswer
+from mq.client.process_queue import ProcessQueue
+from mq.client.pulling import Puller, PullSettings
+from mq.filter.subscription import parse_subscription
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_answer_that_goes_back_is_of_a_damaged_replica_and_ends_no_consumer() -> None:
+    nothing: Any = None
+    puller = Puller(
+        nothing,
+        "G",
+        parse_subscription("T", "*", None),
+        ProcessQueue(MessageQueue("T", "b", 0), 10),
+        nothing,
+        PullSettings(),
+        sub_version=1,
+        on_messages=nothing,
+        on_offset_moved=nothing,
+    )
+    assert puller._receive(memoryview(b""), 10) == ([], 10)
+    with pytest.raises(UnreadableAnswer, match="a pull at 10 goes on at 5"):
+        puller._receive(memoryview(b""), 5)
