@@ -28,7 +28,7 @@ from raftlog.background import Background
 from raftlog.catchup import ROOM_SECONDS, Offers, Puller
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.lease_clock import LeaseClock
-from raftlog.ranges import RangeServer, read_log
+from raftlog.ranges import DAMAGED_HERE, RangeRefused, RangeServer, read_log
 from raftlog.received_entries import CheckBody
 from raftlog.repairing import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
@@ -332,7 +332,12 @@ class Run:
 
     async def _read_range(self, request: RangeReq) -> bytes:
         if request.source == "log":
-            return await read_log(self.segment_log, self.replica.commit_index, request)
+            try:
+                return await read_log(self.segment_log, self.replica.commit_index, request)
+            except StorageCorrupt as damage:
+                # It ends this run in its own time, when another replica leads; the only voter goes on.
+                self._found_damage(damage)
+                raise RangeRefused(DAMAGED_HERE) from damage
         await trio.lowlevel.checkpoint()
         return self._offers.read_snapshot(request)
 
@@ -449,6 +454,10 @@ async def serve_node(
                 )
                 try:
                     await repairing.run(task_status)
+                except* StorageCorrupt as errors:
+                    # What was intact at the opening is not any more: the next one looks again.
+                    log.error("damage_found", error=str(_first(errors)))
+                    await trio.sleep(ROOM_SECONDS)
                 except* StorageFailed as errors:
                     failure = _first(errors)
                     if not isinstance(failure, StorageFailed) or failure.errno != errno.ENOSPC:

@@ -75,7 +75,7 @@ class RepairDialogue:
 
 
 def damaged_log_bytes(repair: Repair, request: RangeReq) -> bytes:
-    """What a node that repairs its log gives a peer. Raises `RangeRefused`, StorageCorrupt, StorageFailed."""
+    """What a node that repairs its log gives a peer. Raises `RangeRefused`, StorageFailed."""
     pos = request.pos
     if request.source != "log":
         raise RangeRefused(NOT_YET)

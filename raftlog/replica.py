@@ -26,7 +26,7 @@ from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Re
 from raftlog.consensus.validation import MessageRefused
 from raftlog.received_entries import CheckBody, ReceivedEntries
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
-from raftlog.segment.errors import EntryGone, SegmentError
+from raftlog.segment.errors import EntryGone, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.notes import ABSTAINING
 from raftlog.segment.reader import StoredRun
@@ -426,7 +426,7 @@ class Replica:
         self._in_background(job)
 
     def _take_fetched(self, fetch: Fetch, found: StoredRun | SegmentError) -> None:
-        """Raises `SegmentError` if the disk did not give what it should have."""
+        """Raises `SegmentError` if the disk failed. Damage is told to the log, and the peer gets nothing for now."""
         peer = fetch.peer
         if self._fetching.get(peer) is not fetch:
             return  # the log may have been cut since, or something else is needed by now
@@ -435,6 +435,11 @@ class Replica:
         if isinstance(found, StoredRun):
             spans = wire.spans_of(found.refs, _bodies(found.refs, found.data))
             self._fetched[peer] = (spans, found)
+        elif isinstance(found, StorageCorrupt):
+            # Who hears of it hands leadership over before the log is repaired. The only voter goes on without the peer,
+            # for which the core asks again when it is connected anew.
+            self.log.damage_found(found)
+            return
         elif not isinstance(found, EntryGone):
             raise found
         self.core.fetched(peer, spans, self._clock())

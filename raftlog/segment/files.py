@@ -28,7 +28,7 @@ _NAME = re.compile(r"\d{20}")
 _SIDECAR_NAME = re.compile(r"(\d{20})\.index")
 _ZEROS: Final = bytes(SYNC_BYTES_MAX)
 _HOLE_BYTES_MIN: Final = 64 * 1024
-_DISK_BLOCK_BYTES: Final = 4096
+DISK_BLOCK_BYTES: Final = 4096
 """What a disk gives, or does not give, as a whole."""
 
 
@@ -51,6 +51,18 @@ class Preallocation(enum.Enum):
 def segment_start(name: str, segment_bytes: int) -> int | None:
     """Where the segment of this name begins; None for the name of something else."""
     return int(name) if _NAME.fullmatch(name) and int(name) % segment_bytes == 0 else None
+
+
+def shorter_read(offset: int, length: int) -> int | None:
+    """How many bytes to try instead, when the disk does not give ``length`` bytes from ``offset`` on in a file.
+
+    None when they lie in one block, which is lost as a whole. Half of them, up to the end of a block, otherwise: a disk
+    may try for seconds before it gives up.
+    """
+    block_rest = DISK_BLOCK_BYTES - offset % DISK_BLOCK_BYTES
+    if length <= block_rest:
+        return None
+    return max(block_rest, length // 2 - (offset + length // 2) % DISK_BLOCK_BYTES)
 
 
 class SegmentFiles:
@@ -189,11 +201,9 @@ class SegmentFiles:
             except OSError as error:
                 if error.errno != errno.EIO or needs_all:
                     raise
-            block_rest = _DISK_BLOCK_BYTES - offset % _DISK_BLOCK_BYTES
-            if length <= block_rest:
+            if (shorter := shorter_read(offset, length)) is None:
                 return bytes(length)
-            # Half of it, up to the end of a block: a disk may try for seconds before it gives up.
-            length = max(block_rest, length // 2 - (offset + length // 2) % _DISK_BLOCK_BYTES)
+            length = shorter
 
     def _unread(self, pos: int, error: OSError) -> StorageCorrupt | StorageFailed:
         """What it means that a read failed. A sector that cannot be read is as damaged as one with other bytes."""

@@ -228,6 +228,10 @@ class LogReads:
         """Have ``on_damage`` called each time a read finds an entry damaged, in the thread of the reader."""
         self._verified.on_damage = on_damage
 
+    def damage_found(self, damage: StorageCorrupt) -> None:
+        """A reader of what `stored` returned found an entry damaged: whoever wants to know is told."""
+        self._verified.on_damage(damage)
+
     def _last_before(self, index: int) -> EntryRef:
         return self.locate(index) if index > self.base[0] else self._base.ref
 

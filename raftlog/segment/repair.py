@@ -39,8 +39,8 @@ from raftlog.segment.codec import (
 )
 from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Buffer, Disk, write_fully
-from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, StorageFailed
-from raftlog.segment.files import Preallocation, SegmentFiles
+from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, StorageCorrupt, StorageFailed
+from raftlog.segment.files import DISK_BLOCK_BYTES, Preallocation, SegmentFiles, shorter_read
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.notes import ABSTAINING, DAMAGED, REPLACING
 from raftlog.segment.recovery import DamagedRange, end_of_all
@@ -88,6 +88,8 @@ class Repair:
         self.peers = set(peers)
         self._ranges = list(damaged.ranges)
         self._good_end = damaged.end_pos
+        self._unreadable: set[int] = set()
+        """Blocks that were intact when the log was opened, and that the disk does not give any more."""
         self._held, self._holder = b"", ""
         self._side_path = os.path.join(damaged.directory, SIDE_FILE_NAME)
         with contextlib.ExitStack() as undo:
@@ -189,27 +191,48 @@ class Repair:
     def serve(self, pos: int, nbytes: int) -> bytes | None:
         """Up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log, too; None without any.
 
+        What the disk does not give any more is damaged as well, see `lacks`: the opening after `finish` finds it.
+
         Raises:
-            StorageCorrupt, StorageFailed: the disk does not give them any more.
+            StorageFailed: the disk refused.
         """
         begin = self._state.starts_at.pos
         for damage in self._ranges:
             if begin <= pos < damage.pos:
-                return self._files.pread(pos, min(nbytes, damage.pos - pos))
+                return self._intact(pos, min(nbytes, damage.pos - pos))
             begin = damage.end
         if begin <= pos < self._good_end:
-            return self._files.pread(pos, min(nbytes, self._good_end - pos))
+            return self._intact(pos, min(nbytes, self._good_end - pos))
         return None
+
+    def _intact(self, pos: int, nbytes: int) -> bytes | None:
+        while True:
+            try:
+                return self._files.pread(pos, nbytes)
+            except StorageCorrupt:
+                shorter = shorter_read(pos - self._files.start_of(pos), nbytes)
+            if shorter is None:
+                self._unreadable.add(self._block(pos))
+                return None
+            nbytes = shorter
 
     def lacks(self, pos: int) -> bool:
         """Whether ``pos`` is damaged here, so that `serve` would have something if it were not."""
-        return any(damage.pos <= pos < damage.end for damage in self._ranges)
+        is_damaged = any(damage.pos <= pos < damage.end for damage in self._ranges)
+        return is_damaged or self._block(pos) in self._unreadable
+
+    def _block(self, pos: int) -> int:
+        """Where the block of the disk begins that has ``pos``."""
+        return pos - (pos - self._files.start_of(pos)) % DISK_BLOCK_BYTES
 
     def finish(self) -> None:
         """Make the repair durable and release the directory. Raises `StorageFailed`."""
         assert self.done, f"{self.directory}: {self.missing} are still damaged"
-        if notes := self._state.notes.keys() & {DAMAGED, REPLACING}:
-            self._write_meta(notes={key: value for key, value in self._state.notes.items() if key not in notes})
+        notes = {key: value for key, value in self._state.notes.items() if key not in (DAMAGED, REPLACING)}
+        if self._unreadable:
+            notes[DAMAGED] = b"%d" % min(self._unreadable)
+        if notes != self._state.notes:
+            self._write_meta(notes=notes)
         self.close()
 
     def close(self) -> None:

@@ -229,3 +229,27 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
             assert new.runs == 1
             full = False
             await new.until(lambda member: member.application.bodies == BODIES)
+
+
+@pytest.mark.parametrize("count", [10, len(BODIES)], ids=["entries", "files"])
+async def test_the_only_voter_goes_on_when_a_learner_asks_for_what_is_damaged(tmp_path: Path, count: int) -> None:
+    """It would be refused at each start from then on, since nobody has its log to repair it from."""
+    async with group(tmp_path, ["n0"]) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES[:count])
+        await leader.stop()
+        await nodes.start(leader)
+        leader = await nodes.leader()
+        await leader.until(lambda member: member.application.bodies == BODIES[:count])
+        log, path = leader.replica.log, leader.directory / f"{0:020d}"
+        assert log.entry(5) is None, "it is not in memory"
+        with path.open("r+b") as file:
+            file.seek(log.locate(5).pos + 60)
+            file.write(b"!!")
+        with capture_logs() as lines:
+            await add_learner(nodes, leader)
+            with trio.fail_after(30):
+                while not any(line["event"] == "damage_not_repairable" for line in lines):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            await leader.append_all([b"more"])
+        assert leader.runs == 2

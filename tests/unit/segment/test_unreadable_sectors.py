@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
+from raftlog.ranges import DAMAGED_HERE, RangeRefused
+from raftlog.repair_dialogue import damaged_log_bytes
 from raftlog.segment import LogDamaged, SegmentLog, StorageCorrupt, StorageFailed
 from raftlog.segment.codec import HEADER_BYTES
 from raftlog.segment.repair import Repair
+from raftlog.wire import RangeReq
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 SEGMENT_BYTES = 32 * 1024
@@ -70,6 +74,44 @@ def test_a_start_finds_which_bytes_are_lost_and_peers_give_them_back(home: LogHo
     while (wanted := repair.wanted()) is not None:
         assert repair.offer(wanted[0], source.read_range(*wanted), "n2")
     repair.finish()
+    assert all_bodies(home.open()) == bodies
+    peer.close_all()
+
+
+def test_a_damaged_log_serves_what_the_disk_gives_and_notes_what_it_does_not(home: LogHome) -> None:
+    """Another sector is lost while the repair is under way, and a peer asks for it."""
+    peer = LogHome()
+    source, _ = filled(peer)
+    log, bodies = filled(home)
+    log.set_note("damaged", b"")
+    home.submit(log)
+    log.close()
+    lose(home, 2)
+    with pytest.raises(LogDamaged) as caught:
+        home.open()
+    repair = Repair(home.disk, caught.value, peers=["n2"])
+    lose(home, 3, SEGMENT_BYTES)
+    lost = SEGMENT_BYTES + 3 * BLOCK_BYTES
+    ask = partial(RangeReq, "log")
+    at, parts = SEGMENT_BYTES, list[bytes]()
+    while at < lost:
+        parts.append(damaged_log_bytes(repair, ask(at, 6 * BLOCK_BYTES)))
+        at += len(parts[-1])
+    assert at == lost
+    assert b"".join(parts) == source.read_range(SEGMENT_BYTES, lost - SEGMENT_BYTES)
+    for pos in (lost, lost + BLOCK_BYTES - 1):
+        with pytest.raises(RangeRefused, match=DAMAGED_HERE):
+            damaged_log_bytes(repair, ask(pos, 1))
+    assert len(damaged_log_bytes(repair, ask(lost + BLOCK_BYTES, 100))) == 100
+    for _ in range(2):
+        while (wanted := repair.wanted()) is not None:
+            assert repair.offer(wanted[0], source.read_range(*wanted), "n2")
+        repair.finish()
+        if repair.replaced[0].pos >= SEGMENT_BYTES:
+            break
+        with pytest.raises(LogDamaged) as caught:
+            home.open()
+        repair = Repair(home.disk, caught.value, peers=["n2"])
     assert all_bodies(home.open()) == bodies
     peer.close_all()
 
