@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from jepsen.profiles import PROFILES, Cell
+from jepsen.promises import promise_lines
 from jepsen.rare import RARE
 from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 
@@ -149,6 +150,8 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
             lines += [f"  - {told}" for told in row.told]
     if missing:
         lines += ["", "## What could not be had there", "", *(f"- {each}" for each in missing)]
+    lines += ["", "## Promises", "", "What the README promises, and how often these runs checked it.", ""]
+    lines += promise_lines(rows, _VALID)
     lines += ["", "## Rare states", "", "As told by the logs of brokers.", "", "| state | met |", "|---|---|"]
     met = sum((Counter(row.met) for row in rows), Counter[str]())
     lines += [f"| {state} | {met[state] or 'never'} |" for state in RARE]

@@ -1,0 +1,84 @@
+"""Which workloads check which promise of the README, and how often they did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Promise(NamedTuple):
+    """What the README promises, in short, and the workloads that check it; none: all of them do."""
+
+    what: str
+    workloads: tuple[str, ...]
+
+
+PROMISES = (
+    Promise("acknowledged means synced", ()),
+    Promise("one order per queue", ("log", "bulk", "assigned", "order", "queue")),
+    Promise("at least once", ("queue", "assigned", "retries")),
+    Promise("one member at a time, in order", ("order", "ordered-pop")),
+    Promise("committed offsets and settings", ("offsets", "register")),
+    Promise("stored once by number", ("numbered",)),
+    Promise("delayed and recalled messages", ("delays",)),
+    Promise("transactional messages", ("transactions",)),
+    Promise("popped messages", ("pop", "ordered-pop")),
+    Promise("stored or not", ()),
+    Promise("damage is repaired, and neither served nor copied", ()),
+    Promise("a replica that forgot does not decide", ()),
+)
+"""In the order of the README."""
+
+
+class Checked(Protocol):
+    """A run of a workload."""
+
+    @property
+    def workload(self) -> str:
+        """Its name."""
+
+    @property
+    def faults(self) -> str:
+        """What broke, separated by commas, or the name of a scenario."""
+
+    @property
+    def verdict(self) -> str:
+        """In words; only `valid` counts as checked."""
+
+    @property
+    def operations(self) -> int:
+        """How many were checked."""
+
+
+FAULTS = {
+    "damage is repaired, and neither served nor copied": ("damage", "bit-errors", "helix"),
+    "a replica that forgot does not decide": (
+        "power-loss",
+        "part-kill",
+        "pause-kill",
+        "power-loss-of-all",
+        "wrong-start",
+        "members",
+    ),
+}
+"""Promises about faults: runs count that had one of these."""
+
+
+def promise_lines(rows: Sequence[Checked], valid: str) -> Iterable[str]:
+    """A table in Markdown: each promise, its workloads, and how many runs and operations held it."""
+    yield "| promise | workloads | valid runs | operations checked |"
+    yield "|---|---|---:|---:|"
+    for promise in PROMISES:
+        due = FAULTS.get(promise.what)
+        counted = [
+            row
+            for row in rows
+            if row.verdict == valid
+            and (not promise.workloads or row.workload in promise.workloads)
+            and (due is None or any(fault in due for fault in row.faults.split(", ")))
+        ]
+        named = ", ".join(f"*{each}*" for each in promise.workloads) or "all"
+        if due is not None:
+            named += f" under {', '.join(due)}"
+        operations = sum(row.operations for row in counted)
+        yield f"| {promise.what} | {named} | {len(counted) or 'none'} | {operations:,} |"
