@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from jepsen.judge import REPORT, NotARun, judge, states_met
 from jepsen.matrix import not_run, read_rows, row_of, table, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.nemeses.needs import why_not_together
+from jepsen.openchaos import OPENCHAOS, kinds_of
 from jepsen.profiles import PROFILES, SMOKE, cells, part_of
 from jepsen.run import Plan, carry_out, new_directory
 from jepsen.scenarios import SCENARIOS
@@ -69,10 +71,17 @@ def run(
         str, typer.Option(help="Brokers run with this mistake of chaos/planted: does the run notice?", metavar="NAME")
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Many short faults, and short rests between them.")] = False,
+    openchaos: Annotated[
+        str, typer.Option(help=f"Instead of --nemesis, OpenChaos's names: {', '.join(OPENCHAOS)}.", metavar="NAMES")
+    ] = "",
 ) -> None:
     """Start brokers, let clients work, break things, mend them, read every replica, and judge."""
     nemeses = tuple(_known("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
-    _tell(*_run(_plan(workload, nemeses, seconds, seed, backend, planted, quick=quick), store))
+    named = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
+    if named:
+        nemeses = tuple(kinds_of(named))
+    plan = _plan(workload, nemeses, seconds, seed, backend, planted, quick=quick)
+    _tell(*_run(replace(plan, openchaos=named), store))
 
 
 @app.command("scenario")

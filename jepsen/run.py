@@ -29,10 +29,11 @@ from jepsen.logs import Verified, differences
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
+from jepsen.openchaos import kinds_of
 from jepsen.rare import met
 from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
-from jepsen.schedule import draw
+from jepsen.schedule import KINDS, draw
 from jepsen.workloads import WORKLOADS
 from jepsen.workloads.queue import GROUP, QueueWorkload
 from jepsen.workloads.workload import QUEUES, Workload
@@ -62,13 +63,15 @@ class Plan:
     """The name of a scenario, instead of faults that are drawn; empty for none."""
     quick: bool = False
     """Many short faults with short rests between them."""
+    openchaos: tuple[str, ...] = ()
+    """Names of OpenChaos for the faults of these kinds, which then have no other variants."""
 
     @property
     def command(self) -> str:
         """What repeats it."""
-        nemeses = ",".join(self.nemeses)
+        nemeses = f"--openchaos {','.join(self.openchaos)}" if self.openchaos else f"--nemesis {','.join(self.nemeses)}"
         workload = f"--workload {self.workload}"
-        what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} --nemesis {nemeses}"
+        what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} {nemeses}"
         options = [" --quick"] if self.quick else []
         options += [f" --planted {self.planted}"] if self.planted else []
         return f"raftmq-jepsen {what} --time {self.seconds:g} --seed {self.seed} --backend {self.backend}" + "".join(
@@ -160,7 +163,13 @@ async def _run_with(
             if plan.scenario:
                 await play(injection, SCENARIOS[plan.scenario], plan.seconds)
             else:
-                steps = draw(random.Random(plan.seed), plan.nemeses, plan.seconds, quick=plan.quick)
+                steps = draw(
+                    random.Random(plan.seed),
+                    plan.nemeses,
+                    plan.seconds,
+                    quick=plan.quick,
+                    kinds={**KINDS, **kinds_of(plan.openchaos)},
+                )
                 await torment(injection, steps, plan.seconds)
             await trio.sleep_until(until)
             say("healing")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -42,6 +42,8 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("leader", 4.0, 6.0, majority=True),
         Variant("leader shortly", 0.2, 2.0, majority=True),
         Variant("follower", 1.0, 5.0, majority=True),
+        Variant("leader and a follower", 1.0, 5.0, majority=False),
+        Variant("all", 0.5, 3.0, majority=False),
     ),
     "restart": (
         Variant("leader", 0.0, 3.0, majority=True),
@@ -169,19 +171,27 @@ QUICK_ELECTION_SECONDS = 2.5
 """What a quick run has of faults that are to last until another leader is elected."""
 
 
-def draw(rng: Random, kinds: Sequence[str], seconds: float, *, quick: bool = False) -> list[Step]:
+def draw(
+    rng: Random,
+    wanted_kinds: Sequence[str],
+    seconds: float,
+    *,
+    quick: bool = False,
+    kinds: Mapping[str, tuple[Variant, ...]] = KINDS,
+) -> list[Step]:
     """Steps that take ``seconds`` together, or one of each kind if that takes longer. `CALM` alone has none.
 
     All variants of a kind come before one comes again. ``quick``: many short faults, with short rests between them.
+    ``kinds``: the variants that there are of each.
     """
-    wanted = [kind for kind in kinds if kind != CALM]
+    wanted = [kind for kind in wanted_kinds if kind != CALM]
     decks: dict[str, list[Variant]] = {kind: [] for kind in wanted}
     steps: list[Step] = []
     total = 0.0
     while wanted:
         for kind in rng.sample(wanted, len(wanted)):
             if not decks[kind]:
-                decks[kind] = rng.sample(KINDS[kind], len(KINDS[kind]))
+                decks[kind] = rng.sample(kinds[kind], len(kinds[kind]))
             variant = decks[kind].pop()
             rest_seconds = rng.uniform(*(QUICK_REST_SECONDS if quick else REST_SECONDS))
             step = Step(rest_seconds, kind, variant, rng.uniform(*_lasts(variant, quick=quick)))

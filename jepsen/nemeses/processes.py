@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -55,11 +55,14 @@ def _unfinished(directory: Path) -> bool:
 async def pause(injection: Injection, step: Step, leader: str) -> None:
     """SIGSTOP, and SIGCONT after a while."""
     cluster = injection.cluster
-    (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
-    number = injection.begin(step, (node,))
+    nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
+    number = injection.begin(step, nodes)
     repeats = SHORT_PAUSES if step.variant.what == "leader shortly" else 1
     for repeat in range(repeats):
-        async with paused(injection, number if repeat == 0 else None, node):
+        async with AsyncExitStack() as pauses:
+            for node in nodes:
+                first = repeat == 0 and node == nodes[-1]
+                await pauses.enter_async_context(paused(injection, number if first else None, node))
             await trio.sleep(step.seconds)
         await trio.sleep(0.1)
     injection.end(number)
