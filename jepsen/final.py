@@ -31,7 +31,7 @@ async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: 
         async with open_wire(*cluster.network.clients_reach(node)) as wire:
             async with trio.open_nursery() as nursery:
                 for queue_id in range(QUEUES):
-                    nursery.start_soon(_read_queue, Worker(recorder), wire, node, topic, queue_id)
+                    nursery.start_soon(read_queue, Worker(recorder), wire, node, topic, queue_id)
             # Not before: what was removed meanwhile lies below it now.
             _, body = await wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
             recorder.note("base", n=node, v=int(KVTable.decode(body).table["raftmq.basePosition"]))
@@ -42,7 +42,8 @@ async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: 
         raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
 
 
-async def _read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> None:
+async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> None:
+    """Read one queue of one replica to its end. Raises trio.BrokenResourceError."""
     queue, offset = f"{topic}/{queue_id}", 0
     while True:
         worker.invoke("final-read", k=queue, n=node, o=offset)

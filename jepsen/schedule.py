@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[Variant, ...]] = {
     ),
     "transfer": (
         Variant("leadership", 0.5, 1.5, majority=True),
-        Variant("leadership, six times at once", 0.0, 0.3, majority=True),
+        Variant("leadership, six times in a row", 0.0, 0.3, majority=True),
         Variant("leadership to a follower that is killed", 0.5, 1.5, majority=True),
     ),
     "name-server": (

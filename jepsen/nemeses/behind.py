@@ -62,7 +62,7 @@ async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -
         logged = cluster.log_file(node).stat().st_size
         await cluster.start(node)
         with trio.move_on_after(MOMENT_SECONDS_MAX):
-            while not ((staged / moment).exists() or _says(cluster.log_file(node), moment, logged)):  # noqa: ASYNC110
+            while not ((staged / moment).exists() or has_logged(cluster.log_file(node), moment, logged)):  # noqa: ASYNC110
                 await trio.sleep(0.002)
             injection.say(f"  {node} is killed at {moment}")
         await trio.sleep(rng.choice(REST_SECONDS))
@@ -74,7 +74,8 @@ async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -
             await cluster.leader()
 
 
-def _says(log: Path, event: str, since: int) -> bool:
+def has_logged(log: Path, text: str, since: int) -> bool:
+    """Whether a broker has written this to its log, from so many bytes on."""
     with log.open("rb") as file:
         file.seek(since)
-        return f'"{event}"'.encode() in file.read()
+        return text.encode() in file.read()

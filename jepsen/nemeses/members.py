@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import trio
 
 from jepsen.deployments.cluster import Cluster, ClusterFailed
+from jepsen.nemeses.behind import has_logged
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step, targets
 from mq.cli.errors import CommandFailed
@@ -18,6 +19,7 @@ CHANGE_SECONDS_MAX = 60.0
 RETRY_SECONDS = 0.5
 LEARN_SECONDS = (0.2, 1.5)
 """How long a new member may fetch the log until it is killed."""
+TOLD = "another directory"
 ELECTION_SECONDS = 6.0
 """Longer than an election takes, if anybody can be elected."""
 
@@ -144,7 +146,9 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     wiped, other = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
     number = injection.begin(step, (wiped, leader))
     await cluster.kill(wiped)
-    await cluster.wipe(wiped)
+    # It may be started as one that waits to be added, or as the member that it was.
+    await (cluster.forget if injection.rng.random() < 0.5 else cluster.wipe)(wiped)
+    logged = cluster.log_file(wiped).stat().st_size
     await cluster.start(wiped)
     await trio.sleep(step.seconds)
     await cluster.kill(leader)
@@ -153,6 +157,8 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     await cluster.start(leader)
     await cluster.leader()
     await cluster.stop(wiped)
+    if not has_logged(cluster.log_file(wiped), TOLD, logged):
+        injection.misbehaved(wiped, "was not told that its directory is another one")
     if (vote := await cluster.vote(wiped)) is not None:
         injection.misbehaved(wiped, f"voted for {vote} with an empty directory")
     await _change(cluster, {wiped: None}, _remove(wiped))

@@ -38,7 +38,7 @@ async def transfer(injection: Injection, step: Step, leader: str) -> None:
     match step.variant.what:
         case "leadership to a follower that is killed":
             await _transfer_to_dead(injection, step, leader)
-        case "leadership, six times at once":
+        case "leadership, six times in a row":
             await _transfer(injection, step, leader, rounds=ROUNDS)
         case _:
             await _transfer(injection, step, leader, rounds=1)

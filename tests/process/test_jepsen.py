@@ -30,18 +30,8 @@ def directory_of(store: Path) -> Path:
 
 @pytest.mark.parametrize("workload", ["queue", "log", "order", "numbered", "pop"])
 def test_promises_hold_under_kills_and_partitions(tmp_path: Path, workload: str) -> None:
-    options = [
-        "--workload",
-        workload,
-        "--nemesis",
-        "kill,partition",
-        "--time",
-        "10",
-        "--seed",
-        "1",
-        "--store",
-        str(tmp_path),
-    ]
+    nemeses = ["--nemesis", "kill,partition", "--quick"]
+    options = ["--workload", workload, *nemeses, "--time", "6", "--seed", "1", "--store", str(tmp_path)]
     done = subprocess.run([*RUN, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     directory = directory_of(tmp_path)
@@ -70,8 +60,8 @@ def _plant(directory: Path) -> None:
 
 
 def test_operators_and_damaged_disks_break_nothing(tmp_path: Path) -> None:
-    nemeses = "restart,transfer,name-server,damage,pause"
-    options = ["--workload", "offsets", "--nemesis", nemeses, "--time", "10", "--seed", "1", "--store", str(tmp_path)]
+    nemeses = ["--nemesis", "restart,transfer,name-server,damage,pause", "--quick"]
+    options = ["--workload", "offsets", *nemeses, "--time", "6", "--seed", "1", "--store", str(tmp_path)]
     done = subprocess.run([*RUN, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

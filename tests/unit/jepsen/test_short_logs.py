@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
 from jepsen.checkers.append_log import check_log
 from jepsen.checkers.total_queue import check_total_queue
+from jepsen.final import read_queue
+from jepsen.history import decode_events, final_reads, gather
+from jepsen.recorder import Recorder, Worker
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import Response
 from tests.unit.jepsen.histories import NODES, Script
 
 A, B, C = "1.1.10", "1.2.10", "2.1.10"
@@ -87,3 +98,32 @@ def test_message_that_one_replica_still_has_was_to_be_consumed() -> None:
     for node in NODES:
         script.final([A, B, C] if node == "n2" else [B, C], node=node, first=0 if node == "n2" else 1, base=1000)
     assert check_total_queue(script.history()).anomalies == {"unseen": 1}
+
+
+class RemovedMeanwhile:
+    """A replica whose queue ends at 9; it has nothing before 4 when it is read first, and nothing before 9 then."""
+
+    first = 4
+
+    async def ask(self, code: int, ext: dict[str, Any]) -> tuple[Response, bytes]:
+        await trio.lowlevel.checkpoint()
+        offset = int(ext["queueOffset"])
+        told = {"minOffset": str(self.first), "maxOffset": "9", "nextBeginOffset": str(self.first)}
+        if offset < self.first:
+            return Response(code=ResponseCode.PULL_OFFSET_MOVED, flag=1, opaque=1, ext=told), b""
+        if offset == 9:
+            return Response(code=ResponseCode.PULL_NOT_FOUND, flag=1, opaque=1, ext=told), b""
+        self.first = 9
+        return Response(
+            code=ResponseCode.SUCCESS, flag=1, opaque=1, ext={**told, "nextBeginOffset": str(offset + 2)}
+        ), b""
+
+
+@pytest.mark.trio
+async def test_replica_is_read_from_where_it_begins_although_that_moves(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(path, lambda: 0) as recorder:
+        await read_queue(Worker(recorder), cast("Any", RemovedMeanwhile()), "n1", "T", 0)
+    history = gather(decode_events(path.read_bytes().splitlines(keepends=True)))
+    read = final_reads(history)["n1", "T/0"]
+    assert (read.first, read.complete, read.values) == (9, True, {})
