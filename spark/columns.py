@@ -204,6 +204,8 @@ def _head_type(host_bits: int) -> np.dtype[Any]:
 
 _HEADS: Final = {bits: _head_type(bits) for bits in (0, BORN_HOST_IPV6, STORE_HOST_IPV6, _HOST_BITS)}
 _SYS_FLAG_AT: Final = 36
+_BEHIND_NAME: Final = 1
+_BEHIND_PAIR: Final = 2
 
 
 def _decode_together(
@@ -284,8 +286,13 @@ def _spans(buffer: Any, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]
     """
     bounds = np.empty(2 * len(starts), dtype=np.int32)
     bounds[0::2], bounds[1::2] = starts, ends
-    both = pa.Array.from_buffers(kind, len(bounds) - 1, [None, pa.py_buffer(bounds), buffer])
-    return both.take(pa.array(np.arange(0, len(bounds) - 1, 2, dtype=np.int32)))
+    both = _pieces(buffer, bounds, kind)
+    return both.take(pa.array(np.arange(0, len(both), 2, dtype=np.int32)))
+
+
+def _pieces(buffer: Any, bounds: np.ndarray[Any, Any], kind: Any) -> Any:
+    """The bytes of a buffer between each bound and the next one as an Arrow array, without a copy."""
+    return pa.Array.from_buffers(kind, max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), buffer])
 
 
 class _Properties(NamedTuple):
@@ -304,27 +311,16 @@ class _Properties(NamedTuple):
             texts.validate(full=True)
         except pa.ArrowInvalid:
             return None
-        pieces = pc.split_pattern(pc.utf8_rtrim(texts, characters="\x02"), "\x02")
-        owners = pc.list_parent_indices(pieces).to_numpy()
-        pairs = pc.split_pattern(pc.list_flatten(pieces), "\x01", max_splits=1)
-        counts = pc.list_value_length(pairs).to_numpy()
-        if (counts != 2).any():
-            kept = counts == 2
-            owners, pairs = owners[kept], pairs.filter(pa.array(kept))
-        flat = pc.list_flatten(pairs)
-        keys = flat.take(pa.array(np.arange(0, len(flat), 2, dtype=np.int32)))
-        values = flat.take(pa.array(np.arange(1, len(flat), 2, dtype=np.int32)))
-        full = (pc.binary_length(keys).to_numpy() > 0) & (pc.binary_length(values).to_numpy() > 0)
-        if not full.all():
-            mask = pa.array(full)
-            owners, keys, values = owners[full], keys.filter(mask), values.filter(mask)
-        encoded = keys.dictionary_encode()
-        codes = encoded.indices.to_numpy()
-        names = encoded.dictionary.to_pylist()
+        owners, bounds = _pairs(texts)
+        both = _pieces(texts.buffers()[2], bounds.reshape(-1), pa.string())
+        keys = both.take(pa.array(np.arange(0, len(both), 4, dtype=np.int32)))
+        values = both.take(pa.array(np.arange(2, len(both), 4, dtype=np.int32)))
+        counts = np.bincount(owners, minlength=len(texts))
+        names, codes = _name_codes(keys, counts)
         if len(codes) and _has_twice(owners, codes, len(texts), len(names)):
             return None
         offsets = np.zeros(len(texts) + 1, dtype=np.int32)
-        np.cumsum(np.bincount(owners, minlength=len(texts)), out=offsets[1:])
+        np.cumsum(counts, out=offsets[1:])
         maps = pa.MapArray.from_arrays(pa.array(offsets), keys, values)
         return cls(maps, owners, codes, names, values)
 
@@ -341,6 +337,56 @@ class _Properties(NamedTuple):
         missing = np.ones(count, dtype=bool)
         places[owners], missing[owners] = found, False
         return self.values.take(pa.array(places, mask=missing))
+
+
+def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Names and values in texts of properties: the text that each pair is of, and a row for each pair.
+
+    A row is where the name begins and ends, and where the value does, in the bytes of all texts. What is no pair, or
+    has an empty name or value, is left out.
+    """
+    count = len(texts)
+    offsets = np.frombuffer(texts.buffers()[1], dtype=np.int32)[: count + 1]
+    octets = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[: offsets[-1]]
+    ends = np.flatnonzero(octets == _BEHIND_PAIR)
+    text_ends = offsets[1:][np.diff(offsets) > 0]
+    if (unended := text_ends[octets[text_ends - 1] != _BEHIND_PAIR]).size:
+        ends = np.union1d(ends, unended)  # a text need not end with a separator
+    if not len(ends):
+        return np.empty(0, dtype=np.int64), np.empty((0, 4), dtype=np.int32)
+    starts = np.zeros_like(ends)
+    starts[1:] = ends[:-1] + (octets[ends[:-1]] == _BEHIND_PAIR)
+    owners = np.repeat(np.arange(count), np.diff(np.searchsorted(starts, offsets)))
+    middles = np.flatnonzero(octets == _BEHIND_NAME)
+    if len(middles) != len(ends) or (middles < starts).any() or (middles > ends).any():
+        # The first one in each piece; behind its end if there is none.
+        middles = np.append(middles, len(octets))[np.searchsorted(middles, starts)]
+    kept = (middles > starts) & (middles + 1 < ends)
+    if not kept.all():
+        starts, middles, ends, owners = starts[kept], middles[kept], ends[kept], owners[kept]
+    return owners, np.stack((starts, middles, middles + 1, ends), axis=1).astype(np.int32)
+
+
+def _name_codes(keys: Any, counts: np.ndarray[Any, Any]) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """The names that there are, and the number of its name for each property.
+
+    Args:
+        keys: the names of all properties, those of a record side by side.
+        counts: how many properties each record has.
+    """
+    # Mostly one producer wrote all records of an answer, with the same names in the same order.
+    width = int(counts[0])
+    if width and (counts == width).all():
+        bounds = np.frombuffer(keys.buffers()[1], dtype=np.int32)[: len(keys) + 1]
+        lengths = np.diff(bounds).reshape(-1, width)
+        if (lengths == lengths[0]).all():
+            octets = np.frombuffer(keys.buffers()[2], dtype=np.uint8)[: bounds[-1]].reshape(len(counts), -1)
+            if (octets == octets[0]).all():
+                names = keys[:width].to_pylist()
+                if len(set(names)) == width:
+                    return names, np.tile(np.arange(width), len(counts))
+    encoded = keys.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 
 def _has_twice(owners: np.ndarray[Any, Any], codes: np.ndarray[Any, Any], records: int, names: int) -> bool:
@@ -361,7 +407,9 @@ def _message_ids(unique_keys: Any, heads: np.ndarray[Any, Any]) -> Any:
 
 
 def _constant(text: str, count: int) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, dtype=np.int8)), [text]).dictionary_decode()
+    octets = text.encode()
+    bounds = np.arange(count + 1, dtype=np.int32) * len(octets)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(octets * count)])
 
 
 def _times(milliseconds: np.ndarray[Any, Any]) -> Any:

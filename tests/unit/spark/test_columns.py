@@ -129,6 +129,27 @@ def test_columns_show_what_a_consumer_sees(pieces: list[bytes]) -> None:
 
 
 @steady
+@given(st.lists(st.text("ab\x01\x02é", max_size=12), min_size=1, max_size=5))
+def test_separators_may_be_anywhere(texts: list[str]) -> None:
+    pieces = [record(properties=text) for text in texts]
+    assert rows_of(decoded(pieces)) == [expected(piece) for piece in pieces]
+
+
+@steady
+@given(
+    st.permutations(["TAGS", "KEYS", "UNIQ_KEY", "e"]),
+    st.lists(st.tuples(*[st.text("xyz", min_size=1, max_size=3)] * 4), min_size=2, max_size=5),
+    st.sampled_from(["", "\x02"]),
+)
+def test_records_of_one_producer_have_the_same_names(names: list[str], rows: list[tuple[str, ...]], end: str) -> None:
+    texts = ["\x02".join(f"{name}\x01{value}" for name, value in zip(names, row, strict=True)) + end for row in rows]
+    pieces = [record(properties=text) for text in texts]
+    assert rows_of(decoded(pieces)) == [expected(piece) for piece in pieces]
+    others = [*pieces, record(properties=f"other\x01v{end}")]
+    assert rows_of(decoded(others)) == [expected(piece) for piece in others]
+
+
+@steady
 @given(st.lists(records(uniform=True), min_size=1, max_size=6), st.lists(st.sampled_from(ALL), min_size=1, unique=True))
 def test_any_columns_in_any_order_are_the_same_cells(pieces: list[bytes], names: list[str]) -> None:
     (batch, *_) = batches = decoded(pieces, tuple(names))
