@@ -16,6 +16,7 @@ from chaos.messages.cluster import BrokerCluster
 from chaos.messages.ledger import Sent, Stored
 from chaos.messages.workload import Workload
 from mq.broker.state.marks import CompleteEntries, SkipEntries
+from mq.broker.transactional.half_messages import HALF_QUEUE_ID
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -151,7 +152,7 @@ class Transactions(Workload):
         self.counts["checks"] += 1
         ext = request.ext
         offset, position = ext.half_queue_offset, ext.half_physical_offset
-        half = self.ledger.queues[HALF_TOPIC, 0]
+        half = self.ledger.queues[HALF_TOPIC, HALF_QUEUE_ID]
         if offset >= len(half) or half[offset].record.physical_offset != position:
             raise Violation(f"check: of half {offset} at {position}, which is not committed")
         message = decode_record(memoryview(body))
@@ -184,7 +185,7 @@ class Transactions(Workload):
 
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
-        if isinstance(command, CompleteEntries) and command.topic == HALF_TOPIC:
+        if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
             self._done += command.offsets
         elif isinstance(command, SkipEntries):
             raise Violation(f"lost: {command}, and the log has all that is open")

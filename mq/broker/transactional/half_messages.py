@@ -6,12 +6,12 @@ They wait in queue 0 of a topic of their own and never move. Which of them are s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mq.broker.sending.pending import MadeRecord
 from mq.broker.sending.tails import QueueTail
-from mq.broker.state.marks import QueueMarks
+from mq.broker.state.marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
 from mq.protocol import properties as props
 from mq.protocol.names import HALF_TOPIC
@@ -30,6 +30,10 @@ from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
 HALF_QUEUE_ID = 0
+DISCARDED_QUEUE_ID = 1
+"""No queue of the topic: under this number marks say which half messages were rolled back or put aside."""
+DISCARDED_KNOWN = 500_000
+"""Of so many half messages before the first open one that is known, at least; that takes 250 KB of marks at most."""
 _OTHER_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 _IPV4_HOST_BYTES = 8
 
@@ -62,6 +66,24 @@ class HalfMessages:
     def marks(self) -> QueueMarks:
         """Which of them are ended. Not to be kept: it is another one after the first command."""
         return self._metadata.marks.of(HALF_TOPIC, HALF_QUEUE_ID)
+
+    def is_discarded(self, offset: int) -> bool:
+        """Whether a half message is known to have been ended so that nobody gets to see it."""
+        discarded = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
+        place = _discarded_at(offset)
+        return place >= discarded.low and discarded.is_done(place)
+
+    def discards(self, offsets: Sequence[int]) -> list[CompleteEntries | SkipEntries]:
+        """The commands that note that these are, and forget what is old."""
+        if not offsets:
+            return []
+        places = [_discarded_at(offset) for offset in offsets]
+        commands: list[CompleteEntries | SkipEntries] = []
+        known_from = _discarded_at(max(0, self.marks.low - DISCARDED_KNOWN)) - 1
+        if known_from > self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * DISCARDED_KNOWN:
+            commands.append(SkipEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offset=known_from))
+        commands.append(CompleteEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offsets=places))
+        return commands
 
     @property
     def queue(self) -> ConsumeQueue | None:
@@ -99,6 +121,12 @@ class HalfMessages:
         """As `get`, decoded. Raises StoreError, SegmentError, RecordError."""
         half = self.get(offset)
         return None if half is None else decode_record(memoryview(half.raw))
+
+
+def _discarded_at(offset: int) -> int:
+    """Where the marks of discarded ones have a half message: every second place, so that none becomes the low end of a
+    row that is marked, below which all count as done."""
+    return 2 * offset + 1
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:

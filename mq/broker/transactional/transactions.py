@@ -54,13 +54,17 @@ class _Waiting(NamedTuple):
 class _Ends:
     """Half messages that are ended in one entry, and who waits for that."""
 
-    __slots__ = ("copies", "nbytes", "offsets", "waiting")
+    __slots__ = ("again", "copies", "discarded", "nbytes", "offsets", "waiting")
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
+        self.discarded: list[int] = []
+        """Of these the ones that nobody gets to see."""
         self.copies: list[MadeRecord] = []
         self.nbytes = 0
         self.waiting: list[_Waiting] = []
+        self.again: list[_Waiting] = []
+        """Who wants to end one of them while it is being ended: served anew when it is."""
 
 
 class Transactions:
@@ -116,7 +120,7 @@ class Transactions:
         gathering, self._gathering = self._gathering, None
         self._ending = {}
         if gathering is not None:
-            self._serve_again(gathering.waiting)
+            self._serve_again(gathering)
 
     # -- they begin --------------------------------------------------------------------------------------------------
 
@@ -168,6 +172,10 @@ class Transactions:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
             if self._halves.marks.is_done(offset):
                 self._check_not_put_aside(offset)
+                if outcome == COMMITTED and self._halves.is_discarded(offset):
+                    raise RequestRefused(
+                        ResponseCode.SYSTEM_ERROR, f"half message {offset} was rolled back or put aside before"
+                    )
                 self.ended_again += 1
                 return encode_success(request.opaque, serialization)
             record = self._halves.read(place)
@@ -181,10 +189,9 @@ class Transactions:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         waiting = _Waiting(connection, request, serialization)
         if (under_way := self._ending.get(offset)) is not None:
-            if len(under_way.waiting) >= _WAITING_MAX:
+            if len(under_way.again) >= _WAITING_MAX:
                 raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many already")
-            self.ended_again += 1
-            under_way.waiting.append(waiting)
+            under_way.again.append(waiting)
             return None
         if not ext.from_transaction_check:
             self._check_in_time(raw, text)
@@ -210,6 +217,7 @@ class Transactions:
             if half.offset not in self._ending:
                 raw = split_record(half.raw)
                 ends.offsets.append(half.offset)
+                ends.discarded.append(half.offset)
                 ends.copies.append(copy_half(raw, tail, raw.properties))
         if not ends.offsets:
             on_settled()
@@ -264,7 +272,9 @@ class Transactions:
             ends = self._gathering = _Ends()
         ends.offsets.append(offset)
         ends.nbytes += nbytes
-        if copy is not None:
+        if copy is None:
+            ends.discarded.append(offset)
+        else:
             ends.copies.append(copy)
         ends.waiting.append(waiting)
         self._ending[offset] = ends
@@ -290,23 +300,26 @@ class Transactions:
     ) -> None:
         command = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
         done = PendingCommand(encode_command(command), settled, None, refused)
-        self._appender.add_atomically([*ends.copies, *records, done])
+        discards = [PendingCommand(encode_command(each)) for each in self._halves.discards(ends.discarded)]
+        self._appender.add_atomically([*ends.copies, *records, *discards, done])
 
     def _settled(self, ends: _Ends, known: bool) -> None:
         self._forget_ends(ends)
         if not known:
             # It may have happened or not; ended twice, it is ended once.
-            self._serve_again(ends.waiting)
+            self._serve_again(ends)
             return
         self.committed += len(ends.copies)
-        self.rolled_back += len(ends.offsets) - len(ends.copies)
-        for sender, request, serialization in ends.waiting:
+        self.rolled_back += len(ends.discarded)
+        waiting, ends.waiting = ends.waiting, []
+        for sender, request, serialization in waiting:
             if not request.flag & ONEWAY_FLAG:
                 sender.send(encode_success(request.opaque, serialization))
+        self._serve_again(ends)
 
     def _refused(self, ends: _Ends, remark: str) -> None:
         self._forget_ends(ends)
-        for sender, request, serialization in ends.waiting:
+        for sender, request, serialization in (*ends.waiting, *ends.again):
             if not request.flag & ONEWAY_FLAG:
                 code = ResponseCode.SERVICE_NOT_AVAILABLE
                 sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
@@ -315,7 +328,7 @@ class Transactions:
         self._forget_ends(ends)
         if known:
             self.given_up += len(ends.offsets)
-        self._serve_again(ends.waiting)
+        self._serve_again(ends)
         on_settled()
 
     def _forget_ends(self, ends: _Ends) -> None:
@@ -324,6 +337,7 @@ class Transactions:
                 del self._ending[offset]
 
     @staticmethod
-    def _serve_again(waiting: list[_Waiting]) -> None:
+    def _serve_again(ends: _Ends) -> None:
+        waiting, ends.waiting, ends.again = (*ends.waiting, *ends.again), [], []
         for sender, request, serialization in waiting:
             sender.dispatch(request, b"", serialization)

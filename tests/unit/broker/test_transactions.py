@@ -114,12 +114,31 @@ async def test_a_message_that_was_rolled_back_is_never_seen(tmp_path: Path) -> N
         client = await broker.connect()
         half = await send_half(client)
         assert (await end(client, half, ROLLBACK)).code == 0
-        again = await end(client, half, COMMIT)
-        assert again.code == 0, "as stock brokers answer"
+        late = await end(client, half, COMMIT)
+        assert (late.code, "was rolled back" in str(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (await end(client, half, ROLLBACK)).code == 0
         assert await stored(client) == []
         assert [each.body for each in await stored(client, HALF_OP_TOPIC)] == [b"0,"]
         assert await figure(client, "transactionsRolledBack") == 1
         assert await figure(client, "transactionsEndedAgain") == 1
+
+
+async def test_a_commit_that_comes_with_a_rollback_is_told_which_of_them_counts(tmp_path: Path) -> None:
+    """Whoever is told that its commit is stored takes the message for sent."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        halves = [await send_half(client, b"%d" % number) for number in range(2)]
+        frames = [
+            client.frame(RequestCode.END_TRANSACTION, end_ext(half, outcome))
+            for half, outcomes in zip(halves, ((ROLLBACK, COMMIT), (COMMIT, ROLLBACK)), strict=True)
+            for outcome in outcomes
+        ]
+        await client.stream.send_all(b"".join(data for _, data in frames))
+        codes = [(await client.answer(opaque)).code for opaque, _ in frames]
+        assert codes == [0, ResponseCode.SYSTEM_ERROR, 0, 0]
+        assert [message.body for message in await stored(client)] == [b"1"]
+    async with running(tmp_path) as broker:
+        assert (await end(await broker.connect(), halves[0], COMMIT)).code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_ends_without_an_answer_and_twice_make_one_copy(tmp_path: Path) -> None:
@@ -189,8 +208,8 @@ async def test_ended_stays_ended_over_a_restart(tmp_path: Path) -> None:
         assert (await end(client, rolled_back, ROLLBACK)).code == 0
     async with running(tmp_path) as broker:
         client = await broker.connect()
-        for half in (committed, rolled_back, opened):
-            assert (await end(client, half, COMMIT)).code == 0
+        for half, code in ((committed, 0), (rolled_back, ResponseCode.SYSTEM_ERROR), (opened, 0)):
+            assert (await end(client, half, COMMIT)).code == code
         assert [message.body for message in await stored(client)] == [b"a", b"c"]
 
 

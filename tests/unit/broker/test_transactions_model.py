@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -23,7 +23,7 @@ from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.marks import CompleteEntries
 from mq.broker.state.metadata import Metadata
 from mq.broker.transactional.check_backs import CheckBacks
-from mq.broker.transactional.half_messages import HalfMessages
+from mq.broker.transactional.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.transactional.transactions import Transactions
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
@@ -332,7 +332,7 @@ class TransactionsMachine(RuleBasedStateMachine):
                     self.follower.apply(command)
                     if by_leader:
                         self.leader.metadata.apply(command)
-                    if isinstance(command, CompleteEntries):
+                    if isinstance(command, CompleteEntries) and command.queue_id == HALF_QUEUE_ID:
                         marked += command.offsets
                 elif record.topic == HALF_OP_TOPIC:
                     for offset in map(int, record.body.decode().removesuffix(",").split(",")):
@@ -367,8 +367,10 @@ class TransactionsMachine(RuleBasedStateMachine):
     def told_success(self, request: Any) -> None:
         offset, outcome = request.ext.half_queue_offset, request.ext.commit_or_rollback
         assert offset in self.outcomes, f"{offset} is not ended"
-        if self.wished[offset] == {outcome} and self.outcomes[offset] != "put aside":
-            assert self.outcomes[offset] == ("committed" if outcome == COMMIT else "rolled back")
+        if outcome == COMMIT:
+            assert self.outcomes[offset] == "committed"
+        elif self.wished[offset] == {outcome}:
+            assert self.outcomes[offset] in ("rolled back", "put aside")
 
     def asked_about(self, offset: int) -> None:
         assert offset not in self.outcomes, f"{offset} is {self.outcomes[offset]}"
@@ -470,3 +472,19 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
     pass_time(machine, 6)
     assert machine.outcomes == {0: "committed", 1: "put aside"}
     assert settled == [True]
+
+
+def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.broker.transactional.half_messages.DISCARDED_KNOWN", 10)
+    metadata, nothing = Metadata(), cast("Any", None)
+    halves = HalfMessages(metadata=metadata, store=nothing, read=nothing)
+    for offset in range(100):
+        for command in halves.discards([offset] if offset % 3 else []):
+            metadata.apply(command)
+        metadata.apply(CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=[offset]))
+        known = [each for each in range(offset + 1) if halves.is_discarded(each)]
+        wanted = [each for each in range(offset + 1) if each % 3]
+        assert known == wanted[len(wanted) - len(known) :]
+        assert len(known) >= min(len(wanted), 6)
+    assert len(known) < 20
+    assert len(metadata.marks.of(HALF_TOPIC, 1).bits) < 10
