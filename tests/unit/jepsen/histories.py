@@ -59,9 +59,15 @@ class Script:
         self.add(process, "ok", "end", k=QUEUE, n=node, o=offset)
 
     def fault(
-        self, kind: str, *, seen: str | None = "saw it", majority: bool = True, during: Sequence[str] = ()
+        self,
+        kind: str,
+        *,
+        seen: str | None = "saw it",
+        majority: bool = True,
+        during: Sequence[str] = (),
+        seconds: float = 0.0,
     ) -> None:
-        """A fault, with messages at offsets from 900 on acknowledged while it is in force."""
+        """A fault, lasting longer by ``seconds``, and messages from offset 900 on acknowledged while it is in force."""
         number = len(self.events)
         what = {"id": number, "kind": kind, "what": f"{kind} n0", "nodes": ["n0"], "majority": majority}
         self.add(NEMESIS, "info", "begins", v=what)
@@ -69,6 +75,7 @@ class Script:
             self.add(NEMESIS, "info", "confirmed", v={"id": number, "seen": seen})
         for offset, value in enumerate(during, 900):
             self.sent(value, offset)
+        self.now += int(seconds * 1e9)
         self.add(NEMESIS, "info", "ends", v={"id": number})
 
     def final(

@@ -457,11 +457,19 @@ def test_run_without_acknowledgements_tested_nothing() -> None:
 
 def test_run_without_acknowledgements_under_its_fault_tested_nothing() -> None:
     script = Script(nemeses=["kill"])
-    script.fault("kill")
+    script.fault("kill", seconds=2.5)
+    script.fault("kill", seconds=2.5)
     sent_enough(script)
     assert check_coverage(script.history()).unknown == [
         "nothing was tested: no message was acknowledged under a fault of kind kill"
     ]
+
+
+def test_nobody_expects_acknowledgements_before_somebody_else_can_lead() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", seconds=4.9)
+    sent_enough(script)
+    assert check_coverage(script.history()).valid is True
 
 
 def test_nobody_expects_acknowledgements_while_a_majority_is_away() -> None:
