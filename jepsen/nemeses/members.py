@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
@@ -65,29 +65,31 @@ async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> N
     cluster = injection.cluster
     node = await _prepare_spare(cluster)
     number = injection.begin(step, (node,))
+    others = cluster.nodes
+    cluster.joined(node)  # it may lead as soon as it has a vote
     async with trio.open_nursery() as nursery:
         if kills:
-            nursery.start_soon(_kill_one_by_one, injection)
+            nursery.start_soon(_kill_one_by_one, injection, others)
         await _change(cluster, {node: "voter"}, _add(cluster, node, voter=True))
-    cluster.joined(node)
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
     await _confirm(injection, number)
     await trio.sleep(step.seconds)
     leaves = injection.rng.choice(cluster.nodes)
+    others = tuple(each for each in cluster.nodes if each != leaves)
     async with trio.open_nursery() as nursery:
         if kills:
-            nursery.start_soon(_kill_one_by_one, injection)
+            nursery.start_soon(_kill_one_by_one, injection, others)
         await _change(cluster, {leaves: None}, _remove(leaves))
     await _gone(cluster, leaves)
     injection.end(number)
 
 
-async def _kill_one_by_one(injection: Injection) -> None:
-    """Two members, so that a majority is there at any time."""
+async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
+    """Two of these members, so that a majority is there at any time."""
     cluster = injection.cluster
     for _ in range(2):
         await trio.sleep(injection.rng.uniform(0.0, 2.0))
-        node = injection.rng.choice(cluster.nodes)
+        node = injection.rng.choice(nodes)
         injection.say(f"  {node} is killed")
         await cluster.kill(node)
         await cluster.start(node)
