@@ -143,7 +143,9 @@ def _run_in_copy(planted: str) -> int:
         except PatchRefused as refused:
             raise CannotRun(str(refused)) from refused
         environment = {**os.environ, "PYTHONPATH": copy, COPY_VARIABLE: copy}
-        return subprocess.run([sys.executable, "-m", "jepsen", *sys.argv[1:]], env=environment, check=False).returncode
+        # -P: not the checkout in the current directory, in which nobody makes a mistake.
+        command = [sys.executable, "-P", "-m", "jepsen", *sys.argv[1:]]
+        return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:

@@ -45,7 +45,7 @@ ROWS = (
     Row("delivered-without-mark", "delays", "kill", 40),
     Row("ended-while-ending", "transactions", "calm"),
     Row("failed-sync-forgotten", "log", "disk-error"),
-    Row("follower-serves-uncommitted", "log", "slow-disk", 20),
+    Row("follower-serves-uncommitted", "log", "slow-disk", 45),
     Row("given-back-answered-at-once", "retries", "kill"),
     Row("locks-end-with-their-leader", "order", "kill", 40),
     Row("majority-too-small", "log", "partition"),
@@ -62,7 +62,7 @@ ROWS = (
     Row("sequences-not-in-snapshot", "numbered", "kill"),
     Row("stale-read", "log", "pause", 40),
     Row("timeout-taken-for-refusal", "queue", "pause", 30),
-    Row("uncommitted-rows-served", "bulk", "slow-disk", 20),
+    Row("uncommitted-rows-served", "bulk", "slow-disk", 45),
 )
 """Faults that are shorter than these runs let some of them escape; what escaped is in the table as well."""
 
