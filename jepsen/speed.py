@@ -130,8 +130,8 @@ def measure(workload: str, operations: int, seconds_max: float) -> bool:
     loads = [each for each in ("http://", "https://", "src=", "@import") if each in page]
     sys.stdout.write(
         f"{workload}: {operations:,} operations ({size / 1e6:.0f} MB) judged in {seconds:.1f} s, "
-        f"{cpu_seconds:.1f} s of a processor; {memory / 1024**2:.0f} MiB of memory at most; the page has {len(page) / 1e3:.0f} kB and loads "
-        f"{', '.join(loads) or 'nothing'}; valid: {verdict.valid}\n"
+        f"{cpu_seconds:.1f} s of a processor; {memory / 1024**2:.0f} MiB of memory at most; "
+        f"the page has {len(page) / 1e3:.0f} kB and loads {', '.join(loads) or 'nothing'}; valid: {verdict.valid}\n"
     )
     fast = seconds <= seconds_max and memory <= MEMORY_BYTES_MAX
     return fast and len(page) <= PAGE_BYTES_MAX and not loads and verdict.valid is True
