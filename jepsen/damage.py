@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+
+from jepsen.values import PROPERTY
+from mq.protocol.records import MAGIC_V1, StoredMessage, decode_record
 
 TAIL_BYTES_MAX = 5000
 SLOT_BYTES, SLOTS, SLOT_USED_BYTES = 4096, 2, 200
@@ -17,6 +21,11 @@ BLOCK_BYTES = 4096
 ENTRY_BYTES_MAX = 96 * 1024
 """More than any entry of a log takes, in a run."""
 STRETCH_BYTES = 64 * 1024
+
+SIZE_BYTES = 4
+"""Of a record, before its magic number."""
+_MAGIC = MAGIC_V1.to_bytes(4, signed=True)
+_PROPERTY = re.compile(f"{PROPERTY}\x01".encode())
 
 BALLAST = "ballast"
 
@@ -89,6 +98,21 @@ def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Dama
         for at in {rng.randrange(len(before.rstrip(b"\0"))) for _ in range(rng.randrange(1, bits_max + 1))}:
             flip(path, at, rng.randrange(8))
     return damaged
+
+
+def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[Damaged, StoredMessage] | None:
+    """Flip a bit in a property of a client's message, which is returned as well; None if no file has one."""
+    for path in rng.sample(list(paths), len(paths)):
+        before = path.read_bytes()
+        found = [match.end() for match in _PROPERTY.finditer(before)]
+        rng.shuffle(found)
+        for at in found:
+            begin = before.rfind(_MAGIC, 0, at) - SIZE_BYTES
+            message = decode_record(memoryview(before), offset=begin) if begin >= 0 else None
+            if message is not None and message.topic.isalnum():  # no topic of the broker's own
+                flip(path, at, 0)
+                return Damaged(path, before, returns=True), message
+    return None
 
 
 def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:

@@ -25,7 +25,7 @@ class Cell:
         return self.scenario or ", ".join(self.nemeses)
 
 
-EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage"))
+EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage", "rot"))
 """Groups of faults that nobody needs root for."""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("clients",),  # what goes with few workloads comes while these have not had their turn

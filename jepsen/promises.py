@@ -51,7 +51,7 @@ class Checked(Protocol):
 
 
 FAULTS = {
-    "damage is repaired, and neither served nor copied": ("damage", "bit-errors", "helix"),
+    "damage is repaired, and neither served nor copied": ("damage", "rot", "bit-errors", "helix"),
     "a replica that forgot does not decide": (
         "power-loss",
         "part-kill",

@@ -57,6 +57,7 @@ ROWS = (
     Row("popped-and-forgotten", "pop", "kill"),
     Row("popped-comes-too-soon", "pop", "calm", 25),
     Row("read-before-opening-entry", "register", "kill", 40),
+    Row("reads-unverified", "log", "rot", 20),
     Row("recall-races-delivery", "delays", "calm"),
     Row("repeat-under-way-unnoticed", "numbered", "calm", 10),
     Row("sequences-not-in-snapshot", "numbered", "kill"),

@@ -80,6 +80,7 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("one slot of the vote file", 0.0, 2.0, majority=True),
         Variant("one bit of a closed file while the broker runs", 1.0, 3.0, majority=True),
     ),
+    "rot": (Variant("property of an old message", 0.0, 1.0, majority=True),),
     "disk-full": (
         Variant("follower", 2.0, 5.0, majority=True),
         Variant("leader", 2.0, 5.0, majority=True),

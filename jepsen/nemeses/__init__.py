@@ -21,6 +21,7 @@ from jepsen.nemeses.partitions import partition
 from jepsen.nemeses.power import power_loss
 from jepsen.nemeses.processes import kill, pause
 from jepsen.nemeses.resources import memory, starve
+from jepsen.nemeses.rot import rot
 from jepsen.nemeses.shims import clock, disk_error, slow_disk
 from jepsen.nemeses.wrong_starts import wrong_start
 from jepsen.schedule import Step
@@ -33,6 +34,7 @@ NEMESES: dict[str, CarryOut] = {
     "name-server": kill_name_servers,
     "partition": partition,
     "damage": damage,
+    "rot": rot,
     "disk-full": fill_disk,
     "power-loss": power_loss,
     "packets": packets,

@@ -8,7 +8,18 @@ from random import Random
 
 import pytest
 
-from jepsen.damage import break_block, break_end, break_vote, closed_files, flip_bits, forget_sidecars, helix
+from jepsen.damage import (
+    break_block,
+    break_end,
+    break_vote,
+    closed_files,
+    flip_bits,
+    flip_property,
+    forget_sidecars,
+    helix,
+)
+from mq.protocol import properties
+from mq.protocol.records import decode_record, encode_record
 
 CONTENT = bytes(range(1, 251)) * 40
 
@@ -144,3 +155,38 @@ def test_lost_and_misdirected_blocks_differ_in_one_block(tmp_path: Path, misdire
     assert now[at * 4096 :][:4096] in (
         [damaged.before[n * 4096 :][:4096] for n in range(10)] if misdirected else [bytes(4096)]
     )
+
+
+def record(topic: str, own: dict[str, str]) -> bytes:
+    return encode_record(
+        topic=topic,
+        queue_id=1,
+        body=b"body",
+        properties=properties.encode(own),
+        queue_offset=7,
+        physical_offset=0,
+        born_timestamp_ms=0,
+        born_host=bytes(8),
+        store_timestamp_ms=0,
+        store_host=bytes(8),
+    )
+
+
+def test_flipped_property_is_that_of_a_message_of_a_client(tmp_path: Path) -> None:
+    path = tmp_path / f"{0:020d}"
+    internal = record("RMQ_SYS_TRANS", {"jepsen": "9.9.9"})
+    path.write_bytes(b"entry header" + internal + record("Log", {"jepsen": "3.0.0"}))
+    found = flip_property(Random(1), [path])
+    assert found is not None
+    damaged, message = found
+    assert (message.topic, message.queue_id, message.queue_offset) == ("Log", 1, 7)
+    assert damaged.changed_bytes == 1
+    now = decode_record(memoryview(path.read_bytes()), offset=len(b"entry header") + len(internal))
+    assert now.properties["jepsen"] == "2.0.0"
+
+
+def test_file_without_a_message_of_a_client_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / f"{0:020d}"
+    path.write_bytes(CONTENT)
+    assert flip_property(Random(1), [path]) is None
+    assert path.read_bytes() == CONTENT

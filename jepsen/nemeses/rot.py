@@ -1,0 +1,41 @@
+"""Disks that change what lies on them for long, under brokers that run."""
+
+from __future__ import annotations
+
+import trio
+
+from jepsen.damage import closed_files, flip_property
+from jepsen.nemeses.disks import FILES_MIN, REPAIR_SECONDS_MAX, repaired
+from jepsen.nemeses.injection import Injection
+from jepsen.schedule import Step
+from jepsen.wire import ask_once, pull_fields
+from mq.protocol.codes import RequestCode
+
+
+async def rot(injection: Injection, step: Step, leader: str) -> None:
+    """A property of an old message changes on the disk of a running broker, and the message is read there.
+
+    The broker is started again before, since it takes from the page cache what it has written itself. It must not hand
+    out what it finds, and must have the right bytes from its peers.
+    """
+    cluster = injection.cluster
+    node = injection.rng.choice(cluster.nodes)
+    commitlog = cluster.data_dir(node) / "commitlog"
+    with trio.move_on_after(REPAIR_SECONDS_MAX):
+        while len(closed_files(commitlog)) < FILES_MIN:  # noqa: ASYNC110 (files tell nobody)
+            await trio.sleep(0.1)
+    old = closed_files(commitlog)
+    number = injection.begin(step, (node,))
+    await cluster.stop(node)
+    await cluster.start(node)
+    await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
+    if (found := flip_property(injection.rng, old)) is not None:
+        damaged, message = found
+        if damaged.is_changed:
+            where = f"{message.topic}/{message.queue_id}@{message.queue_offset}"
+            injection.confirm(number, f"a bit of a property of {where} differs in {damaged.path.name}")
+        fields = pull_fields(message.topic, message.queue_id, message.queue_offset, count_max=1)
+        await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
+        await repaired(injection, node, [damaged])
+    await trio.sleep(step.seconds)
+    injection.end(number)
