@@ -133,7 +133,8 @@ def measure(workload: str, operations: int, seconds_max: float) -> bool:
         f"{cpu_seconds:.1f} s of a processor; {memory / 1024**2:.0f} MiB of memory at most; "
         f"the page has {len(page) / 1e3:.0f} kB and loads {', '.join(loads) or 'nothing'}; valid: {verdict.valid}\n"
     )
-    fast = seconds <= seconds_max and memory <= MEMORY_BYTES_MAX
+    # Of a processor, so that what else runs on the machine does not decide.
+    fast = cpu_seconds <= seconds_max and memory <= MEMORY_BYTES_MAX
     return fast and len(page) <= PAGE_BYTES_MAX and not loads and verdict.valid is True
 
 
