@@ -22,6 +22,7 @@ from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovere
 from jepsen.deployments.disks import open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.network import NAME_SERVERS
+from jepsen.deployments.operators import verify_log
 from jepsen.deployments.shim import open_shims
 from jepsen.final import read_replicas
 from jepsen.history import FORMAT
@@ -273,7 +274,7 @@ async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
     reports: dict[str, Verified] = {}
 
     async def verify(node: str) -> None:
-        reports[node] = await cluster.verify_log(node)
+        reports[node] = await verify_log(cluster, node)
 
     async with trio.open_nursery() as nursery:
         for node in cluster.nodes:

@@ -6,7 +6,6 @@ by themselves. Nothing is restarted unless asked.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -19,18 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import trio
 
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
 from jepsen.deployments.network import NAME_SERVERS, Address, Network
 from jepsen.deployments.shim import Shim
-from jepsen.logs import Verified
 from jepsen.wire import ask_figures
-from mq.cli.errors import CommandFailed
-from mq.cli.group_session import GroupSession
-from mq.client import ClientError
 
 ROOT = Path(__file__).parent.parent.parent
 GROUP = "broker-a"
@@ -336,20 +330,6 @@ class Cluster:
             cwd=self.source,
         )
 
-    @asynccontextmanager
-    async def operator(self) -> AsyncIterator[GroupSession]:
-        """What `raftmq group` does, without the time that a process takes to start. Its calls raise ClientError."""
-        async with GroupSession.open(self.namesrv, GROUP, on_progress=lambda _: None) as session:
-            yield session
-
-    async def members(self) -> dict[str, str]:
-        """Roles of the group's members by node, as its leader sees them; empty if nobody says so."""
-        try:
-            async with self.operator() as session:
-                return {member.node_id: member.role for member in (await session.status()).view.members}
-        except (ClientError, CommandFailed):
-            return {}
-
     # -- directories -------------------------------------------------------------------------------------------------
 
     async def forget(self, node: str) -> None:
@@ -394,29 +374,6 @@ class Cluster:
         data = self._moved.pop(node)
         await trio.to_thread.run_sync(shutil.copytree, data, self.data_dir(node))
         await trio.run_process(["umount", str(data.parent)])
-
-    # -- afterwards --------------------------------------------------------------------------------------------------
-
-    async def verify_log(self, node: str) -> Verified:
-        """What `raftmq log verify` says of the log of a stopped broker."""
-        done = await self.command("log", "verify", str(self.data_dir(node)), "--json")
-        try:
-            return msgspec.json.decode(done.stdout, type=Verified)
-        except msgspec.MsgspecError:
-            return Verified(done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}")
-
-    async def vote(self, node: str) -> str | None:
-        """For whom a stopped broker has voted in its term, as `raftmq log term` says; None for nobody.
-
-        Raises ClusterFailed.
-        """
-        done = await self.command("log", "term", str(self.data_dir(node)), "--json")
-        try:
-            vote = json.loads(done.stdout)["voted_for_before"]
-        except (ValueError, KeyError):
-            told = done.stderr.decode(errors="replace").strip()
-            raise ClusterFailed(f"the vote of {node} is not known: {told}") from None
-        return None if vote is None else str(vote)
 
 
 def _text(address: Address) -> str:

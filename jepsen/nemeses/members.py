@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
+from jepsen.deployments import operators
 from jepsen.deployments.cluster import Cluster, ClusterFailed
 from jepsen.nemeses.behind import has_logged
 from jepsen.nemeses.injection import Injection
@@ -97,7 +98,7 @@ async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
 
 
 async def _learner_dies(injection: Injection, step: Step) -> None:
-    """A spare is added and killed while it fetches the log, twice; then it gets a vote, and leaves."""
+    """A spare is added and killed while it fetches the log, twice; then it gets a vote, and another one leaves."""
     cluster = injection.cluster
     node = await _prepare_spare(cluster)
     number = injection.begin(step, (node,))
@@ -161,7 +162,7 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     await cluster.stop(wiped)
     if not has_logged(cluster.log_file(wiped), TOLD, logged):
         injection.misbehaved(wiped, "was not told that its directory is another one")
-    if (vote := await cluster.vote(wiped)) is not None:
+    if (vote := await operators.vote(cluster, wiped)) is not None:
         injection.misbehaved(wiped, f"voted for {vote} with an empty directory")
     await _change(cluster, {wiped: None}, _remove(wiped))
     await cluster.forget(wiped)
@@ -206,7 +207,7 @@ def _address(cluster: Cluster, node: str) -> str:
 
 
 async def _confirm(injection: Injection, number: int) -> None:
-    now = await injection.cluster.members()
+    now = await operators.members(injection.cluster)
     injection.confirm(number, f"the group has the members {', '.join(sorted(now))}")
 
 
@@ -221,7 +222,7 @@ async def _change(
     with trio.move_on_after(CHANGE_SECONDS_MAX):
         while True:
             try:
-                async with cluster.operator() as session:
+                async with operators.open_session(cluster) as session:
                     told = (await act(session)).text
                     members = (await session.status()).view.members
             except (ClientError, CommandFailed) as error:

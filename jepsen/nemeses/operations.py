@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from jepsen.deployments.network import NAME_SERVERS
+from jepsen.deployments.operators import open_session
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.nemeses.processes import state_of_process
 from jepsen.schedule import Step, targets
@@ -78,7 +79,7 @@ async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> No
 async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
     """What the command does, without the time that a process takes to start."""
     try:
-        async with injection.cluster.operator() as session:
+        async with open_session(injection.cluster) as session:
             answer = await session.change("transfer", to)
     except (ClientError, CommandFailed) as error:
         injection.say(f"  not answered: {error}")
