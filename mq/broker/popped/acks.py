@@ -33,7 +33,7 @@ from mq.protocol.receipts import (
 from mq.store.queue_store import QueueStore
 
 CHECKPOINTS_MAX = 200_000
-"""Open checkpoints of all groups; beyond, nobody gets messages until some are acknowledged or come again."""
+"""Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
 ROWS_MAX = 200
 """Checkpoints in one command: with the longest names it still fits the smallest file of a log."""
 BATCH_ROWS_MAX = 10_000

@@ -377,7 +377,7 @@ class Pops:
         ext = request.ext
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
-        pops_full = self._metadata.pops.count >= CHECKPOINTS_MAX or self._read_bytes >= _READ_BYTES_MAX
+        pops_full = self._has_too_many_open(ext.consumer_group) or self._read_bytes >= _READ_BYTES_MAX
         if pops_full or not self._appender.has_room or pop.connection.waiting_bytes >= _WAITING_BYTES_MAX:
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
@@ -397,6 +397,14 @@ class Pops:
             self._replicate(pop, wish, taken)
         else:
             self._hold(pop)
+
+    def _has_too_many_open(self, group: str) -> bool:
+        """Whether a group has as many open checkpoints as all groups together could still have, or more.
+
+        So one that acknowledges nothing takes half of them at most, and the others go on with the rest.
+        """
+        opened = self._metadata.pops
+        return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
 
     def _take(self, wish: Wish, queue_id: int, count_max: int) -> list[Taken]:
         taken: list[Taken] = []

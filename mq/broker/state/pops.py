@@ -219,6 +219,7 @@ class Pops:
     Attributes:
         queues: by group, topic and queue id; queues with nothing open are missing.
         count: open checkpoints in all, those in order not counted: there is one for a queue at most.
+        of_groups: the same of each group that has some.
     """
 
     COMMANDS: tuple[type[PartCommand], ...] = (PopMessages, AckMessages, DeferMessage)
@@ -229,6 +230,7 @@ class Pops:
         self._of_topics: dict[str, set[QueueOfGroup]] = {}
         """The keys of ``queues`` by topic."""
         self.count = 0
+        self.of_groups: dict[str, int] = {}
         self._epoch = 0
         """Queues of an older one are being encoded, perhaps: another one takes their place before it changes."""
 
@@ -260,12 +262,21 @@ class Pops:
         if command.attempt is not None:
             queue.ordered = _ordered(command, queue.ordered)
         else:
-            self._add(queue, command.start, command.pop_time_ms, command.invisible_ms, command.taken)
+            self._add(key, queue, command.start, command.pop_time_ms, command.invisible_ms, command.taken)
 
-    def _add(self, queue: PopQueue, start: int, pop_time_ms: int, invisible_ms: int, bits: int) -> None:
+    def _count(self, group: str, more: int) -> None:
+        """A group has so many open checkpoints more, or less."""
+        self.count += more
+        self.of_groups[group] = count = self.of_groups.get(group, 0) + more
+        if not count:
+            del self.of_groups[group]
+
+    def _add(
+        self, key: QueueOfGroup, queue: PopQueue, start: int, pop_time_ms: int, invisible_ms: int, bits: int
+    ) -> None:
         there = queue.open.get((start, pop_time_ms))
         if there is None:
-            self.count += 1
+            self._count(key[0], 1)
         else:
             bits |= there.bits  # the same messages, twice within a millisecond
         queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
@@ -291,7 +302,7 @@ class Pops:
                 queue.open[start, pop_time_ms] = Checkpoint(checkpoint.invisible_ms, left)
                 return
             del queue.open[start, pop_time_ms]
-            self.count -= 1
+            self._count(key[0], -1)
         elif (ordered := queue.ordered) is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms):
             left = ordered.bits & ~bits
             queue.ordered = ordered._replace(bits=left) if left else None
@@ -322,7 +333,7 @@ class Pops:
         if checkpoint is not None and checkpoint.bits & bit:
             self._ack(key, start, pop_time_ms, bit)
             self._put(key, queue)  # its last message may have left it
-            self._add(queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
+            self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
             return
         ordered = queue.ordered
         if ordered is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms) and ordered.bits & bit:
@@ -358,10 +369,10 @@ class Pops:
             every = [*(row[3] for row in opened), *([ordered.bits] if ordered else [])]
             if not every or min(every) <= 0:
                 raise SnapshotDamaged(f"checkpoints of {group} in {topic}/{queue_id} with nothing open")
-        self.queues, self._of_topics = {}, {}
+        self.queues, self._of_topics, self.of_groups, self.count = {}, {}, {}, 0
         for key, queue in queues.items():
             self._put(key, queue)
-        self.count = sum(len(queue.open) for queue in queues.values())
+            self._count(key[0], len(queue.open))
 
     def topic_deleted(self, topic: str) -> None:
         """See `Part.topic_deleted`."""
@@ -373,7 +384,7 @@ class Pops:
 
     def _drop(self, keys: list[QueueOfGroup]) -> None:
         for key in keys:
-            self.count -= len(self._remove(key).open)
+            self._count(key[0], -len(self._remove(key).open))
 
 
 def offsets_of(start: int, bits: int) -> Iterator[int]:

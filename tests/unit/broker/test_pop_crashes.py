@@ -539,7 +539,7 @@ def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pop_queues, "CHECKPOINTS_PER_QUEUE_MAX", 2)
-    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 3)
+    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 5)
     machine = started(5)
     machine.send(5, 1)
     codes: list[int] = []

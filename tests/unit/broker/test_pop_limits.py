@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mq.broker.popped import pops
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from tests.unit.broker.popping import ack, now_ms, pop, popped
@@ -14,7 +15,7 @@ from tests.unit.broker.running import Client, properties, running, until
 
 pytestmark = pytest.mark.trio
 
-FOUND, NOT_FOUND, TIMEOUT = 0, 19, 210
+FOUND, NOT_FOUND, FULL, TIMEOUT = 0, 19, 209, 210
 
 
 async def again(client: Client, **given: Any) -> list[Any]:
@@ -90,3 +91,20 @@ async def test_a_changed_time_within_the_millisecond_of_the_pop_is_that_of_one_m
         assert [each.body for each in await again(client)] == [b"0"]
         assert (await client.info())["raftmq.popRevived"] == "1"
         assert [await ack(client, each) for each in given[1:]] == [FOUND, FOUND]
+
+
+async def test_a_group_that_acknowledges_nothing_leaves_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 4)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        for number in range(4):
+            await client.send(body=b"%d" % number)
+        taken = [await popped(client, maxMsgNums=1) for _ in range(2)]
+        assert [message.body for [message] in taken] == [b"0", b"1"]
+        assert (await pop(client, maxMsgNums=1)).code == FULL
+        assert [message.body for message in await popped(client, maxMsgNums=1, consumerGroup="H")] == [b"0"]
+        assert await ack(client, taken[0][0]) == FOUND
+        assert [message.body for message in await popped(client, maxMsgNums=1)] == [b"2"]
