@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
 
 from jepsen.deployments.cluster import GROUP, Cluster, ClusterFailed, node_names, open_cluster
+from jepsen.deployments.leftovers import held
 from jepsen.deployments.netns import Networks, open_networks
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.client.errors import ClientError
@@ -45,6 +46,9 @@ def _is_settled(status: GroupStatus) -> bool:
 @asynccontextmanager
 async def open_failover_cluster(directory: Path) -> AsyncIterator[tuple[Cluster, Networks]]:
     """Start everything, and end it with the block. Raises ClusterFailed, OSError, subprocess.CalledProcessError."""
-    async with open_networks(NODES) as networks, open_cluster(directory, networks, node_names(NODES)) as cluster:
+    async with AsyncExitStack() as stack:
+        networks = await stack.enter_async_context(open_networks(NODES))
+        stack.enter_context(held(directory))
+        cluster = await stack.enter_async_context(open_cluster(directory, networks, node_names(NODES)))
         await wait_settled(cluster)
         yield cluster, networks

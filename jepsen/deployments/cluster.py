@@ -21,7 +21,7 @@ from pathlib import Path
 import trio
 
 from jepsen.deployments.disks import Disk
-from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE
+from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE, is_held
 from jepsen.deployments.network import NAME_SERVERS, Address, Network
 from jepsen.deployments.shim import Shim
 from jepsen.wire import ask_figures
@@ -399,6 +399,7 @@ async def open_cluster(
 ) -> AsyncIterator[Cluster]:
     """Start everything and wait for a leader; stop what still runs at the end. Raises ClusterFailed, OSError."""
     assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
+    assert is_held(directory), f"another run would take servers of {directory} for leftovers: hold it while they run"
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     secret = directory / "group.secret"
     secret.touch(mode=0o600)

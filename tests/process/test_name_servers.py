@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from jepsen.deployments.cluster import node_names, open_cluster
+from jepsen.deployments.leftovers import held
 from jepsen.deployments.local import open_loopback
 from jepsen.deployments.network import NAME_SERVERS
 from mq.cli.errors import run_trio
@@ -21,7 +22,8 @@ READY_SECONDS_MAX = 60.0
 
 
 def test_clients_work_with_either_name_server_and_go_on_without_both(tmp_path: Path) -> None:
-    run_trio(partial(_clients_work, tmp_path))
+    with held(tmp_path):
+        run_trio(partial(_clients_work, tmp_path))
 
 
 async def _clients_work(directory: Path) -> None:

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from jepsen.deployments.cluster import open_cluster
 from jepsen.deployments.leftovers import RUN_VARIABLE, held, is_held, mount_points, remove_leftovers, run_of
+from jepsen.deployments.network import Network
 
 MOUNTS = (
     "/dev/vda / ext4 rw,relatime 0 0",
@@ -66,3 +69,10 @@ def test_only_servers_of_dead_runs_are_killed(tmp_path: Path) -> None:
         for child in children:
             child.kill()
             child.wait()
+
+
+@pytest.mark.trio
+async def test_servers_of_a_directory_that_nobody_holds_are_not_started(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="for leftovers"):
+        async with open_cluster(tmp_path, cast("Network", None), ("n0",)):
+            pass
