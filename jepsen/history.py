@@ -189,6 +189,7 @@ def gather(events: Iterable[Event]) -> History:
     open_invocations: dict[int, Event] = {}
     operations: list[Operation] = []
     retired: set[int] = set()
+    texts = _Texts()
     first, last = None, 0
     for event in events:
         first, last = event.t if first is None else first, event.t
@@ -209,14 +210,34 @@ def gather(events: Iterable[Event]) -> History:
             # What a consumer is handed comes while it may be asking for something else.
             open_invocations[event.p] = begun
             begun = None
-        operations.append(_operation(begun or event, event))
-    operations += [_operation(event, None) for event in open_invocations.values()]
+        operations.append(_operation(begun or event, event, texts))
+    operations += [_operation(event, None, texts) for event in open_invocations.values()]
     operations.sort(key=lambda operation: operation.index)
     plan: dict[str, Any] = next((event.v for event in others if event.p == RUN and event.f == "begin"), {})
     return History(others, operations, list(_faults(others)), plan, first or 0, last)
 
 
-def _operation(begun: Event, ended: Event | None) -> Operation:
+class _Texts(dict[str, str]):
+    """One object for equal texts: a value comes in its send and in the reads of every replica."""
+
+    def __missing__(self, text: str) -> str:
+        self[text] = text
+        return text
+
+    def shared(self, value: Any) -> Any:
+        """The value; texts in it, and in lists in it, are those that are known."""
+        if isinstance(value, str):
+            return self[value]
+        if isinstance(value, list):
+            for at, each in enumerate(value):
+                if isinstance(each, str):
+                    value[at] = self[each]
+                elif isinstance(each, list):
+                    self.shared(each)
+        return value
+
+
+def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
     assert isinstance(begun.p, int), f"event {begun.i} is no client's"
     end = ended if ended is not None else begun
     assert ended is None or ended.type != "invoke", f"event {end.i} ends nothing"
@@ -224,15 +245,15 @@ def _operation(begun: Event, ended: Event | None) -> Operation:
     return Operation(
         index=begun.i,
         process=begun.p,
-        name=begun.f,
+        name=texts[begun.f],
         outcome=outcome,
         began=begun.t,
         ended=None if ended is None else ended.t,
-        queue=end.k if end.k is not None else begun.k,
-        value=begun.v,
-        result=None if ended is None else ended.v,
+        queue=texts.shared(end.k if end.k is not None else begun.k),
+        value=texts.shared(begun.v),
+        result=None if ended is None else texts.shared(ended.v),
         offset=end.o if end.o is not None else begun.o,
-        node=end.n if end.n is not None else begun.n,
+        node=texts.shared(end.n if end.n is not None else begun.n),
         error=end.err,
         again=end.again or begun.again,
         position=end.pos,
