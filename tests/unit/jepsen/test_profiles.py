@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -20,7 +21,7 @@ from jepsen.profiles import (
     part_of,
 )
 from jepsen.scenarios import SCENARIOS
-from jepsen.schedule import KINDS
+from jepsen.schedule import KINDS, draw
 from jepsen.workloads import WORKLOADS
 
 ALL = [(scenario.name, scenario.kinds) for scenario in SCENARIOS.values()]
@@ -42,6 +43,13 @@ def test_groups_are_all_faults_once() -> None:
 def test_profile_fits_into_its_time(profile: str, minutes: float) -> None:
     planned = cells(profile, list(WORKLOADS), ALL)
     assert sum(cell.seconds + OVERHEAD_SECONDS for cell in planned) <= minutes * 60
+
+
+def test_ci_is_meant_to_have_sixty_faults() -> None:
+    planned = [cell for cell in cells(CI, list(WORKLOADS), ALL) if not cell.scenario]
+    assert all(cell.quick for cell in planned)
+    steps = [draw(Random(at), cell.nemeses, cell.seconds, quick=True) for at, cell in enumerate(planned)]
+    assert sum(map(len, steps)) >= 60
 
 
 @pytest.mark.parametrize("profile", PROFILES)
