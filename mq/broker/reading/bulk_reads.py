@@ -163,11 +163,14 @@ class BulkReads:
         self._queue.extend(held)
         self._go_on()
 
+    @property
+    def _waiting_max(self) -> int:
+        return WAITING_FACTOR * self._settings.bulk_reads_max
+
     def _pause_ms(self, connection: ClientConnection) -> int:
         if connection.waiting_bytes > UNREAD_BYTES_MAX:
             return _PAUSE_MS
-        waiting_max = WAITING_FACTOR * self._settings.bulk_reads_max
-        if len(self._queue) >= waiting_max or len(self._held) >= waiting_max:
+        if len(self._queue) >= self._waiting_max:
             return _PAUSE_MS
         return max(0, round((self._free_at - self._clock()) * 1000))
 
@@ -215,6 +218,10 @@ class BulkReads:
         except QueueFileDamaged as damage:
             return self._damaged(damage)
         if found.is_behind and self._clock() < read.deadline:
+            if len(self._held) >= self._waiting_max:
+                # Those who wait for messages keep nobody from reading what is there.
+                self._counts["bulkReadsBusy"] += 1
+                return encode_no_records(BulkStatus.BUSY, pause_ms=_PAUSE_MS)
             self._held.append(read)
             return b""
         if found.nothing:

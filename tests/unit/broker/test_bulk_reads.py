@@ -141,6 +141,24 @@ async def test_what_is_not_there_yet_is_waited_for_and_then_said(tmp_path: Path)
         assert [record.queue_offset for record in records(decode_answer((await other.answer(waiting)).body))] == [2]
 
 
+async def test_those_who_wait_for_messages_keep_nobody_from_reading_what_is_there(tmp_path: Path) -> None:
+    async with running(tmp_path, bulk_reads_max=1) as broker:
+        client, patient = await broker.connect(), await broker.connect()
+        await client.create_topic("T", 1)
+        await sent(client, 2, 1)
+        body = encode_ranges([ReadRange(0, 2, 9)])
+        waiting = [
+            await patient.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
+            for _ in range(bulk_reads.WAITING_FACTOR)
+        ]
+        await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == str(len(waiting)))
+        assert len(records(await bulk(client, (0, 0, 2)))) == 2
+        assert (await bulk(client, (0, 2, 9), waitMs=30_000)).status is BulkStatus.BUSY
+        await sent(client, 1, 1)
+        for opaque in waiting:
+            assert len(records(decode_answer((await patient.answer(opaque)).body))) == 1
+
+
 async def test_what_the_log_dropped_is_said_with_where_queues_begin(tmp_path: Path) -> None:
     async with running(tmp_path, **SMALL) as broker:
         client = await broker.connect()
