@@ -31,6 +31,8 @@ Log = structlog.stdlib.BoundLogger
 
 QUERIES_MAX = 64
 """Queries that wait or are under way; more of them are told that the broker is busy."""
+QUERIES_PER_CONNECTION_MAX = 8
+"""The same of one client: each may take seconds, and they are answered one after the other."""
 MESSAGES_MAX = 64
 UNIQUE_MESSAGES_MAX = 32
 """Messages in one answer: at most, and always when a unique key is looked for. Both are what stock brokers give."""
@@ -80,6 +82,7 @@ class KeyQueries:
         self._wall_clock_ms = wall_clock_ms
         self._log = log
         self._unanswered = 0
+        self._of_connections: dict[ClientConnection, int] = {}
         self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
 
     def handlers(self) -> dict[type[Any], Handler]:
@@ -88,6 +91,9 @@ class KeyQueries:
 
     def handle(self, connection: ClientConnection, request: QueryMessage, body: bytes, serialization: int) -> None:
         """Request code 12. Raises RequestRefused."""
+        if self._of_connections.get(connection, 0) >= QUERIES_PER_CONNECTION_MAX:
+            remark = f"{QUERIES_PER_CONNECTION_MAX} of your queries wait already, try again later"
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
         if self._unanswered >= QUERIES_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{QUERIES_MAX} queries wait already, try again later")
         ext = request.ext
@@ -99,13 +105,13 @@ class KeyQueries:
             end_ms=ext.end_ms,
             unique=ext.unique,
         )
-        self._unanswered += 1
+        self._count(connection, 1)
 
         def known(is_known: bool) -> None:
             if is_known:
                 self._send.send_nowait(_Waiting(connection, request, serialization, query))
                 return
-            self._unanswered -= 1
+            self._count(connection, -1)
             refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
             connection.refuse(request, serialization, refusal)
 
@@ -120,7 +126,13 @@ class KeyQueries:
                     await self._answer(waiting)
                     self._wake()
             finally:
-                self._unanswered -= 1
+                self._count(waiting.connection, -1)
+
+    def _count(self, connection: ClientConnection, more: int) -> None:
+        self._unanswered += more
+        self._of_connections[connection] = count = self._of_connections.get(connection, 0) + more
+        if not count:
+            del self._of_connections[connection]
 
     async def _answer(self, waiting: _Waiting) -> None:
         await trio.lowlevel.checkpoint()

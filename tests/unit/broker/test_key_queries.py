@@ -11,7 +11,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.reading.key_queries import QUERIES_MAX
+from mq.broker.reading.key_queries import QUERIES_MAX, QUERIES_PER_CONNECTION_MAX
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.store.key_search import KeySearch, SearchResult
@@ -185,16 +185,23 @@ async def test_a_flood_of_queries_is_told_that_the_broker_is_busy(
 
     monkeypatch.setattr(KeySearch, "run", run)
     async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
+        other = await broker.connect()
         await keyed(other, 1)
-        asked = [await client.post(QUERY, by_key("all")) for _ in range(QUERIES_MAX + 5)]
-        for opaque in asked[QUERIES_MAX:]:
-            assert (await client.answer(opaque)).code == ResponseCode.SYSTEM_BUSY
+        clients = [await broker.connect() for _ in range(QUERIES_MAX // QUERIES_PER_CONNECTION_MAX)]
+        asked: list[tuple[Client, int]] = []
+        for client in clients:
+            asked += [(client, await client.post(QUERY, by_key("all"))) for _ in range(QUERIES_PER_CONNECTION_MAX)]
+            # One client keeps no other one from asking.
+            busy = await client.request(QUERY, by_key("all"))
+            assert (busy.code, "of your queries" in str(busy.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+        busy = await other.request(QUERY, by_key("all"))
+        assert (busy.code, "64 queries wait" in str(busy.remark)) == (ResponseCode.SYSTEM_BUSY, True)
         assert (await other.send()).code == ResponseCode.SUCCESS  # nothing else has to wait
         go.set()
-        for opaque in asked[:QUERIES_MAX]:
+        for client, opaque in asked:
             assert (await client.answer(opaque)).code == ResponseCode.QUERY_NOT_FOUND
-        assert (await client.request(QUERY, by_key("all"))).code == ResponseCode.QUERY_NOT_FOUND
+        for client in (*clients, other):
+            assert (await client.request(QUERY, by_key("all"))).code == ResponseCode.QUERY_NOT_FOUND
 
 
 async def test_a_search_that_could_not_look_everywhere_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
