@@ -118,7 +118,7 @@ class Copy:
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(180), "the query has not ended within three minutes"
+        assert query.awaitTermination(600), "the query has not ended within ten minutes"
 
     def forget_last_commit(self) -> None:
         """As if the driver had been killed after the sink and before the commit log."""

@@ -16,16 +16,18 @@ from tests.spark.conftest import Query
 from tests.spark.stage import Stage, bodies_of
 
 Stream = Callable[..., Any]
-SECONDS_MAX = 120
+SECONDS_MAX = 600
 
 
 def numbered(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
 
 
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
+def wait_until(query: Any, is_so: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not is_so():
+        if (error := query.exception()) is not None:
+            raise error
         assert time.monotonic() < deadline, f"no {what} within {SECONDS_MAX} s"
         time.sleep(0.1)
 
@@ -51,9 +53,9 @@ def test_a_query_that_begins_at_the_latest_message_sees_only_later_ones(
     stage.send(topic, numbered(0, 10))
     running = query.start(stream(subscribe=topic), processingTime="200 milliseconds")
     try:
-        wait_until(lambda: running.lastProgress is not None, "progress")
+        wait_until(running, lambda: running.lastProgress is not None, "progress")
         stage.send(topic, numbered(10, 20))
-        wait_until(lambda: sum(report["numInputRows"] for report in running.recentProgress) >= 10, "rows")
+        wait_until(running, lambda: sum(report["numInputRows"] for report in running.recentProgress) >= 10, "rows")
     finally:
         running.stop()
 
@@ -101,17 +103,17 @@ def test_replicas_die_and_the_leader_changes_under_a_query(stream: Stream, query
         return sum(report["numInputRows"] for report in running.recentProgress)
 
     try:
-        wait_until(lambda: rows() > 0, "rows")
+        wait_until(running, lambda: rows() > 0, "rows")
         with stage.killed(stage.followers()[0]):
             stage.send(topic, numbered(1000, 2000))
-            wait_until(lambda: rows() >= 2000, "rows without a follower")
+            wait_until(running, lambda: rows() >= 2000, "rows without a follower")
         stage.move_leader()
         stage.send(topic, numbered(2000, 3000))
-        wait_until(lambda: rows() >= 3000, "rows of the new leader")
+        wait_until(running, lambda: rows() >= 3000, "rows of the new leader")
         with stage.killed(*stage.nodes()):
             pass
         stage.send(topic, numbered(3000, 4000))
-        wait_until(lambda: rows() >= 4000, "rows after all replicas were killed")
+        wait_until(running, lambda: rows() >= 4000, "rows after all replicas were killed")
     finally:
         running.stop()
 
