@@ -237,8 +237,7 @@ async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
     ):
         leader = await cluster.leader()
         # A part of the topic, so that a scan ends with its window.
-        ends = {TOPIC: {f"broker-a:{queue}": wanted(plan, 8_000) for queue in range(QUEUES)}}
-        options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "endingOffsets": json.dumps(ends)}
+        options = up_to(cluster.namesrv, wanted(plan, 8_000))
         await spark.ask("count", "raftmq", options)
         cores = sorted(os.sched_getaffinity(0))
         half = len(cores) // 2
@@ -260,6 +259,12 @@ async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("leader", "cost of a scan beyond that", cost.percent - burnt.percent, "%", 5))
         if await cluster.leader() != leader:
             raise DevClusterFailed("leader: the leader changed meanwhile; is this machine too busy?")
+
+
+def up_to(namesrv: str, end: int) -> dict[str, str]:
+    """Options that read each queue up to an offset."""
+    ends = {TOPIC: {f"broker-a:{queue}": end for queue in range(QUEUES)}}
+    return {"namesrv": namesrv, "subscribe": TOPIC, "endingOffsets": json.dumps(ends)}
 
 
 class Scans:

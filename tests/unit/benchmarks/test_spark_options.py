@@ -1,0 +1,13 @@
+"""What `make bench-spark` asks Spark for is what the options allow."""
+
+from __future__ import annotations
+
+from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.spark import up_to
+from spark.option_table import AtOffsets
+from spark.options import parse_read_options
+
+
+def test_a_part_of_the_topic_is_named_as_the_option_knows_it() -> None:
+    options = parse_read_options(up_to("127.0.0.1:9876", 80), "batch")
+    assert options.ending == AtOffsets({(TOPIC, "broker-a", queue): 80 for queue in range(QUEUES)})
