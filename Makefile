@@ -70,12 +70,12 @@ demo-spark:
 	@$(SPARK_ENV) $(SPARK_PY) -m spark.demo $(ARGS)
 
 # Without Java this says so and succeeds: nothing else in this project needs it. PySpark is not free of warnings.
-# These tests run little of any code for long: Java's second compiler costs them half of their time.
-QUICK_JAVA := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'
+# These tests start many processes and run nothing for long: Java's second compiler costs more than it gives.
+QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHONPATH=$(CURDIR)/tests/spark/quick_start
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(QUICK_JAVA) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
+	    $(SPARK_ENV) $(QUICK_START) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Two halves side by side, always the same tests in the same order in each: what fails once fails again. ARGS, if there

@@ -1,20 +1,36 @@
-"""A driver of its own that archives a topic, to be killed: name server, topic, directory, and another topic or nothing.
+"""A driver of its own that archives a topic, to be killed. It runs until then.
 
-It writes to Parquet files, or to the other topic.
-
-Runs until it is killed.
+Arguments: name server, topic, another topic, directory, most messages of a micro-batch. Two queries read the topic: one
+writes Parquet files in the directory ``files`` of the directory, one writes to the other topic, from ``topic``.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+from tests.spark.busy import is_too_busy
+
+
+def started(session: Any, namesrv: str, topic: str, copy: str, directory: str, records_max: str) -> list[Any]:
+    """Start both queries, unless they run."""
+    running = {query.name: query for query in session.streams.active}
+    options = {"namesrv": namesrv, "subscribe": topic, "maxOffsetsPerTrigger": records_max}
+    for name in {"files", "topic"} - running.keys():
+        frame = session.readStream.format("raftmq").options(**options, commitToGroup=f"{name}_{topic}").load()
+        if name == "topic":
+            writing = frame.select("body").writeStream.format("raftmq").options(namesrv=namesrv, topic=copy)
+        else:
+            writing = frame.writeStream.format("parquet").option("path", f"{directory}/files/rows")
+        running[name] = writing.queryName(name).option("checkpointLocation", f"{directory}/{name}/checkpoint").start()
+    return list(running.values())
 
 
 def main() -> None:
     """Arguments as above."""
-    namesrv, topic, directory, sink = sys.argv[1:]
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.driver.host", "127.0.0.1")
@@ -23,13 +39,14 @@ def main() -> None:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    options = {"namesrv": namesrv, "subscribe": topic, "maxOffsetsPerTrigger": "100", "commitToGroup": f"g_{topic}"}
-    frame = session.readStream.format("raftmq").options(**options).load()
-    if sink:
-        writing = frame.select("body").writeStream.format("raftmq").options(namesrv=namesrv, topic=sink)
-    else:
-        writing = frame.writeStream.format("parquet").option("path", f"{directory}/rows")
-    writing.option("checkpointLocation", f"{directory}/checkpoint").start().awaitTermination()
+    while True:
+        try:
+            started(session, *sys.argv[1:])
+            session.streams.awaitAnyTermination()
+        except PySparkException as error:
+            if not is_too_busy(error):
+                raise
+        session.streams.resetTerminated()
 
 
 if __name__ == "__main__":

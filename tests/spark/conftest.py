@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from spark.installed import missing
+from tests.spark.busy import is_too_busy
 from tests.spark.stage import Stage
 
 MISSING = missing()
-TOO_BUSY = ("Timed out while waiting for the Python worker", "Python worker failed to connect back")
-"""What Spark says when a worker process does not start within ten seconds."""
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
@@ -90,13 +89,13 @@ class Query:
             try:
                 return self._run_once(frame)
             except StreamingQueryException as error:
-                if not any(late in str(error) for late in TOO_BUSY):
+                if not is_too_busy(error):
                     raise
         return self._run_once(frame)
 
     def _run_once(self, frame: Any) -> Any:
         query = self.start(frame, availableNow=True)
-        assert query.awaitTermination(180), "the query has not ended within three minutes"
+        assert query.awaitTermination(600), "the query has not ended within ten minutes"
         return query
 
     def start(self, frame: Any, **trigger: Any) -> Any:
