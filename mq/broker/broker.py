@@ -383,6 +383,7 @@ class Broker:
                 changed = self._metadata.apply(decoded)
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
+                self.areas.tails.deletion_applied(topic)
             for topic in changed.topics:
                 self.areas.sends.topic_changed(topic)
             if changed.topics:

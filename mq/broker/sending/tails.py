@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from mq.broker.state.metadata import Metadata
@@ -66,22 +67,32 @@ class QueueTails:
         self._next_offset = next_offset
         self._names: dict[str, TopicName] = {}
         self._tails: dict[tuple[str, int], QueueTail] = {}
+        self._deletions: Counter[str] = Counter()
+        """How many deletions of a topic have a place in the log and are not applied yet."""
 
     def forget(self) -> None:
         """This replica does not lead any more: another one gives out queue offsets."""
         self._tails.clear()
         self._names.clear()
+        self._deletions.clear()
 
     def begin_anew(self, topic: str) -> None:
         """The topic's deletion has its place in the log: what comes behind it finds empty queues.
 
-        Tails stay, for messages may be pending on them.
+        That holds for queues that have no tail yet as well, until `deletion_applied`: so long they are in the store,
+        whether the metadata has the topic or not. Tails stay, for messages may be pending on them.
         """
-        if topic in self._metadata.topics:
-            self.of_topic(topic)
+        self._deletions[topic] += 1
         for (name, _), tail in self._tails.items():
             if name == topic:
                 tail.next_offset = 0
+
+    def deletion_applied(self, topic: str) -> None:
+        """The store has dropped the topic's queues, as a deletion in the log says, perhaps one of an older leader."""
+        if self._deletions[topic] > 1:
+            self._deletions[topic] -= 1
+        else:
+            del self._deletions[topic]
 
     def of_topic(self, topic: str) -> list[QueueTail]:
         """The tails of a topic's queues, by queue id. The topic must exist.
@@ -99,5 +110,7 @@ class QueueTails:
             name = self._names.get(topic)
             if name is None:
                 name = self._names[topic] = TopicName(topic)
-            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, self._next_offset(topic, queue_id))
+            # Nothing was written behind a deletion that is not applied yet, or there were a tail.
+            next_offset = 0 if topic in self._deletions else self._next_offset(topic, queue_id)
+            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, next_offset)
         return tail
