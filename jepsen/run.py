@@ -204,8 +204,9 @@ def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], Non
     programs: dict[str, Sequence[str]] = {}
     if "clients" in plan.nemeses:
         programs |= sdk_programs(cluster.namesrv, topic, GROUP)
-    programs |= java_program(cluster.namesrv, topic, GROUP, cluster.directory)
-    if (missing := java_missing()) is not None:
+    if (missing := java_missing(plan.nemeses)) is None:
+        programs |= java_program(cluster.namesrv, topic, GROUP, cluster.directory)
+    else:
         say(f"RocketMQ's Java client takes no part: {missing}")
     return programs
 
@@ -225,7 +226,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "nodes": cluster.nodes,
         "queues": workload.queues,
         "programs": sorted(workload.programs),
-        "java": java_missing() or "takes part",
+        "java": java_missing(plan.nemeses) or "takes part",
         "settings": dict(cluster.settings),
         "version": version("raftmq"),
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),

@@ -22,6 +22,8 @@ from mq.client import ClientError, PushConsumer
 GROUP = "jepsen_members"
 STAY_SECONDS = (5.0, 15.0)
 MEMBERS_THAT_LEAVE = 2
+JAVA_SECONDS_MAX = 75.0
+"""RocketMQ's client asks every 30 s who leads; until then it may pull from a broker that is dead, or led before."""
 
 
 class QueueWorkload(Workload):
@@ -48,8 +50,8 @@ class QueueWorkload(Workload):
                 nursery.start_soon(self._be_member, STAY_SECONDS)
 
     async def wait_drained(self) -> None:
-        """Until the group has everything."""
-        await self._wait_consumed()
+        """Until the group has everything, be it after the Java client has looked who leads now."""
+        await self._wait_consumed(max(self.drain_seconds_max, JAVA_SECONDS_MAX if self.programs else 0.0))
 
     async def _be_member(self, stay_seconds: tuple[float, float] | None) -> None:
         """Join, receive, leave after a while, and come back; ``stay_seconds`` is None for one that never leaves."""

@@ -86,13 +86,13 @@ class Workload(abc.ABC):
         """Until consumers have everything that was acknowledged, or get nothing new for a while. The checker counts."""
         await trio.lowlevel.checkpoint()
 
-    async def _wait_consumed(self) -> None:
-        await self._wait_none_left(lambda: len(self.acknowledged - self.consumed))
+    async def _wait_consumed(self, seconds_max: float | None = None) -> None:
+        await self._wait_none_left(lambda: len(self.acknowledged - self.consumed), seconds_max)
 
-    async def _wait_none_left(self, count: Callable[[], int]) -> None:
-        """Until nothing is left, or nothing changes for a while."""
+    async def _wait_none_left(self, count: Callable[[], int], seconds_max: float | None = None) -> None:
+        """Until nothing is left, or nothing changes for ``seconds_max``, by default `drain_seconds_max`."""
         while left := count():
-            with trio.move_on_after(self.drain_seconds_max) as waiting:
+            with trio.move_on_after(seconds_max or self.drain_seconds_max) as waiting:
                 while count() == left:  # noqa: ASYNC110 (consumers are many)
                     await trio.sleep(0.2)
             if waiting.cancelled_caught:

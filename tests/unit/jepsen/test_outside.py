@@ -109,8 +109,7 @@ def test_java_client_takes_part_with_the_newest_libraries_that_are_here(
 ) -> None:
     monkeypatch.setattr(clients, "ROOT", tmp_path)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/java")
-    assert "make interop" in str(clients.java_missing())
-    assert clients.java_program("h:1", "T", "g", tmp_path) == {}
+    assert "make interop" in str(clients.java_missing(()))
     for version in ("java4", "java5"):
         (tmp_path / ".interop" / version / "lib").mkdir(parents=True)
         (tmp_path / ".interop" / version / "lib" / "rocketmq-client-1.jar").touch()
