@@ -10,7 +10,7 @@ from functools import partial
 import trio
 
 from jepsen.damage import closed_files, flip_bits, forget_sidecars, helix
-from jepsen.nemeses.disks import FILES_MIN, REPAIR_SECONDS_MAX, repaired
+from jepsen.nemeses.disks import repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.partitions import cut
 from jepsen.nemeses.power import lose_power
@@ -73,7 +73,7 @@ async def _bit_errors(injection: Injection) -> None:
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
-    await _has_files(injection, (node,))
+    await wait_for_closed_files(cluster, (node,))
     async with injection.fault("damage", "bits of every closed file", (node,)) as number:
         await cluster.kill(node)
         damaged = flip_bits(injection.rng, closed_files(commitlog), bits_max=BITS_MAX)
@@ -86,7 +86,7 @@ async def _bit_errors(injection: Injection) -> None:
 
 async def _helix(injection: Injection) -> None:
     cluster = injection.cluster
-    await _has_files(injection, cluster.nodes)
+    await wait_for_closed_files(cluster, cluster.nodes)
     async with injection.fault("damage", "helix", cluster.nodes, majority=False) as number:
         for node in cluster.nodes:
             await cluster.kill(node)
@@ -101,14 +101,6 @@ async def _helix(injection: Injection) -> None:
         async with trio.open_nursery() as nursery:
             for node in cluster.nodes:
                 nursery.start_soon(repaired, injection, node, damaged[node])
-
-
-async def _has_files(injection: Injection, nodes: tuple[str, ...]) -> None:
-    """Wait until there is something to damage."""
-    logs = [injection.cluster.data_dir(node) / "commitlog" for node in nodes]
-    with trio.move_on_after(REPAIR_SECONDS_MAX):
-        while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (files tell nobody)
-            await trio.sleep(0.1)
 
 
 SCENARIOS: dict[str, Scenario] = {

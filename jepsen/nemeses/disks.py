@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import trio
@@ -17,6 +18,7 @@ from jepsen.damage import (
     flip_bits,
     forget_sidecars,
 )
+from jepsen.deployments.cluster import Cluster
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step, targets
 
@@ -30,14 +32,20 @@ FILLED = (0.97, 1.0)
 RUNNING = "one bit of a closed file while the broker runs"
 
 
+async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
+    """Wait until there is something to damage on each of these, or for `REPAIR_SECONDS_MAX`."""
+    logs = [cluster.data_dir(node) / "commitlog" for node in nodes]
+    with trio.move_on_after(REPAIR_SECONDS_MAX):
+        while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (files tell nobody)
+            await trio.sleep(0.1)
+
+
 async def damage(injection: Injection, step: Step, leader: str) -> None:
     """A broker is killed, its files change, and it starts again: it must have the right bytes from its peers."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
-    with trio.move_on_after(REPAIR_SECONDS_MAX):
-        while len(closed_files(commitlog)) < FILES_MIN:  # noqa: ASYNC110 (files tell nobody)
-            await trio.sleep(0.1)
+    await wait_for_closed_files(cluster, (node,))
     if step.variant.what == RUNNING:
         await _damage_running(injection, step, node, commitlog)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from jepsen.damage import closed_files, flip_property
-from jepsen.nemeses.disks import FILES_MIN, REPAIR_SECONDS_MAX, repaired
+from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step
 from jepsen.wire import ask_once, pull_fields
@@ -21,9 +21,7 @@ async def rot(injection: Injection, step: Step, leader: str) -> None:
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
-    with trio.move_on_after(REPAIR_SECONDS_MAX):
-        while len(closed_files(commitlog)) < FILES_MIN:  # noqa: ASYNC110 (files tell nobody)
-            await trio.sleep(0.1)
+    await wait_for_closed_files(cluster, (node,))
     old = closed_files(commitlog)
     number = injection.begin(step, (node,))
     await cluster.stop(node)

@@ -6,7 +6,6 @@ lead hand appends to the leader, and answer reads and questions themselves.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -19,19 +18,16 @@ from jepsen.recorder import Worker
 from jepsen.records import values_in
 from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.wire import Wire, open_wire, pull_fields, send_fields
+from jepsen.workloads.watching import CONNECT_SECONDS, watch
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
 from mq.client.verdict import judge_answer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
 
-CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = (5.0, 5.0, 5.0, 20.0)
 """By worker. Who waits for longer than a leader is cut off learns what that one says in the end."""
 REST_SECONDS = 0.005
-WATCH_ANSWER_SECONDS = 10.0
-"""Longer than brokers are paused."""
-WATCH_REST_SECONDS = 0.05
 READ_BACK_MAX = 100
 """How far behind the newest acknowledged message a read may begin."""
 
@@ -49,7 +45,7 @@ class LogWorkload(Workload):
         """All workers, each doing one thing after the other, and for each replica one that asks it for ends."""
         async with trio.open_nursery() as nursery:
             for node in self.cluster.nodes:
-                nursery.start_soon(self._watch_ends, node)
+                nursery.start_soon(watch, self.cluster, node, self._ask_end_apart, self.stopping)
             for number in range(self.workers):
                 nursery.start_soon(self._work, number, random.Random(self.rng.random()))
 
@@ -66,31 +62,8 @@ class LogWorkload(Workload):
                 pass  # what was under way is recorded as unknown
             await trio.sleep(0.05)
 
-    async def _watch_ends(self, node: str) -> None:
-        """Ask one replica for the ends of queues, without waiting for the answer before asking again.
-
-        A leader that stood still may have a successor. When it wakes up, it finds questions on connections that it
-        knows, the newest of them a moment old: what it answers must be what the successor has acknowledged.
-        """
-        queue_ids = itertools.cycle(range(QUEUES))
-        while not self.stopping.is_set():
-            try:
-                with trio.move_on_after(CONNECT_SECONDS) as connecting:
-                    async with (
-                        open_wire(*self.cluster.network.clients_reach(node)) as wire,
-                        trio.open_nursery() as questions,
-                    ):
-                        connecting.deadline = math.inf
-                        while not self.stopping.is_set():
-                            questions.start_soon(self._ask_end_in_time, wire, node, next(queue_ids))
-                            await trio.sleep(WATCH_REST_SECONDS)
-            except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # what was under way is recorded as unknown
-            await trio.sleep(WATCH_REST_SECONDS)
-
-    async def _ask_end_in_time(self, wire: Wire, node: str, queue_id: int) -> None:
-        with trio.fail_after(WATCH_ANSWER_SECONDS):
-            await self._ask_end(Worker(self.recorder), wire, node, queue_id)
+    async def _ask_end_apart(self, wire: Wire, node: str, queue_id: int) -> None:
+        await self._ask_end(Worker(self.recorder), wire, node, queue_id)
 
     async def _session(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
         """Some operations over one connection. Raises what ends it."""

@@ -17,8 +17,9 @@ from jepsen.deployments.cluster import GROUP, Cluster
 from jepsen.recorder import Recorder, Worker
 from jepsen.values import value_of
 from jepsen.wire import Wire, open_wire
-from jepsen.workloads.log import CONNECT_SECONDS, unknown_unless_answered
+from jepsen.workloads.log import unknown_unless_answered
 from jepsen.workloads.sdk_producers import NEVER_TWICE, produce_with_sdk
+from jepsen.workloads.watching import CONNECT_SECONDS
 from jepsen.workloads.workload import Workload
 from mq.client import ClientError
 from mq.client.popped import PoppedMessage, read_popped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from typing import ClassVar
@@ -11,12 +10,12 @@ import trio
 
 from jepsen.recorder import Worker
 from jepsen.values import value_of
-from jepsen.wire import Wire, open_wire
-from jepsen.workloads.log import CONNECT_SECONDS, WATCH_ANSWER_SECONDS, WATCH_REST_SECONDS
+from jepsen.wire import Wire
 from jepsen.workloads.offsets import ask_stored_offset
 from jepsen.workloads.outside import be_outside
 from jepsen.workloads.sdk_producers import produce_with_sdk
-from jepsen.workloads.workload import QUEUES, Workload
+from jepsen.workloads.watching import watch
+from jepsen.workloads.workload import Workload
 from mq.client import ClientError, PushConsumer
 
 GROUP = "jepsen_members"
@@ -40,9 +39,10 @@ class QueueWorkload(Workload):
 
     async def consume(self) -> None:
         """Members that stay, leave and come back, or have processes of their own; and who asks replicas for offsets."""
+        never = trio.Event()
         async with trio.open_nursery() as nursery:
             for node in (*self.cluster.nodes, *self.cluster.spares):
-                nursery.start_soon(self._watch_offsets, node)
+                nursery.start_soon(watch, self.cluster, node, self._ask_offset, never)
             for name, command in self.programs.items():
                 nursery.start_soon(be_outside, self, name, command)
             nursery.start_soon(self._be_member, None)
@@ -80,30 +80,8 @@ class QueueWorkload(Workload):
                 worker.info(doing, str(error))
             await trio.sleep(rng.uniform(0.1, 2.0))
 
-    async def _watch_offsets(self, node: str) -> None:
-        """Ask one replica for the group's offsets, without waiting for the answer before asking again.
-
-        So that one that stood still finds questions when it wakes up; what it tells may be out of date by then.
-        """
-        queue_ids = itertools.cycle(range(QUEUES))
-        while True:
-            try:
-                with trio.move_on_after(CONNECT_SECONDS) as connecting:
-                    async with (
-                        open_wire(*self.cluster.network.clients_reach(node)) as wire,
-                        trio.open_nursery() as questions,
-                    ):
-                        connecting.deadline = math.inf
-                        while True:
-                            questions.start_soon(self._ask_offset, wire, node, next(queue_ids))
-                            await trio.sleep(WATCH_REST_SECONDS)
-            except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # what was under way is recorded as unknown
-            await trio.sleep(WATCH_REST_SECONDS)
-
     async def _ask_offset(self, wire: Wire, node: str, queue_id: int) -> None:
-        with trio.fail_after(WATCH_ANSWER_SECONDS):
-            await ask_stored_offset(Worker(self.recorder), wire, node, self.topic, GROUP, queue_id)
+        await ask_stored_offset(Worker(self.recorder), wire, node, self.topic, GROUP, queue_id)
 
     async def _receive(self, worker: Worker, consumer: PushConsumer) -> None:
         """Note what is handed out, until cancelled. The stream ends when the consumer does, and raises nothing."""

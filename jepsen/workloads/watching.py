@@ -1,0 +1,46 @@
+"""Questions to one replica, again and again, none of which waits for the answers to those before."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.wire import Wire, open_wire
+from jepsen.workloads.workload import QUEUES
+
+CONNECT_SECONDS = 1.0
+_ANSWER_SECONDS_MAX = 10.0
+"""Longer than brokers are paused."""
+_REST_SECONDS = 0.05
+
+
+async def watch(
+    cluster: Cluster, node: str, ask: Callable[[Wire, str, int], Awaitable[None]], until: trio.Event
+) -> None:
+    """Call ``ask`` for one queue id after the other until ``until`` is set; connect again whenever that fails.
+
+    A replica that stood still finds questions when it wakes up, on connections that it knows, the newest of them a
+    moment old: what it answers must not be out of date. ``ask`` records its outcome itself, as unknown if it raises or
+    is cancelled.
+    """
+    queue_ids = itertools.cycle(range(QUEUES))
+
+    async def ask_in_time(wire: Wire, queue_id: int) -> None:
+        with trio.fail_after(_ANSWER_SECONDS_MAX):
+            await ask(wire, node, queue_id)
+
+    while not until.is_set():
+        try:
+            with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                async with open_wire(*cluster.network.clients_reach(node)) as wire, trio.open_nursery() as questions:
+                    connecting.deadline = math.inf
+                    while not until.is_set():
+                        questions.start_soon(ask_in_time, wire, next(queue_ids))
+                        await trio.sleep(_REST_SECONDS)
+        except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
+            pass  # what was under way is recorded as unknown
+        await trio.sleep(_REST_SECONDS)
