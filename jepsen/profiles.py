@@ -55,7 +55,7 @@ SMOKE, CI, NIGHTLY, RELEASE = "smoke", "ci", "nightly", "release"
 PROFILES = {
     SMOKE: "at most 3 minutes: kills, pauses, partitions, restarts, damage; needs no root",
     CI: "at most 10 minutes on two quiet processors: each workload, each fault and two scenarios once",
-    NIGHTLY: "2 hours: each workload under each group of faults and without any, each scenario",
+    NIGHTLY: "2 hours: each workload under each group of faults and without any, each scenario, three long runs",
     RELEASE: "8 hours: the same, and each run takes longer",
 }
 """Names and what they are."""
@@ -65,6 +65,10 @@ OVERHEAD_SECONDS = 20.0
 """What a run takes besides its faults, on two quiet processors: starting, draining, reading, verifying."""
 BUDGET_SECONDS = {CI: 9 * 60.0, NIGHTLY: 2 * 3600.0, RELEASE: 8 * 3600.0}
 CI_SCENARIOS = ("pause-kill", "helix")
+LONG_SCENARIOS = ("power-loss-of-all", "helix")
+"""Scenarios that go on for longer: what they look for takes many rounds."""
+LONG_SECONDS = {NIGHTLY: 4 * 60.0, RELEASE: 20 * 60.0}
+"""Of each long run; one more has no faults and a long history."""
 
 
 def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str, tuple[str, ...]]]) -> list[Cell]:
@@ -84,8 +88,17 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
                 for workload in workloads
                 if _together(workload, group)
             ]
-            seconds = _seconds_each(profile, len(pairs) + len(scenarios))
-            return [Cell(*pair, seconds) for pair in pairs] + _scenarios(scenarios, seconds)
+            long = [each for each in scenarios if each[0] in LONG_SCENARIOS]
+            short = [each for each in scenarios if each[0] not in LONG_SCENARIOS]
+            at_length = LONG_SECONDS[profile]
+            spent = (len(long) + 1) * (at_length + OVERHEAD_SECONDS)
+            seconds = _seconds_each(profile, len(pairs) + len(short), spent=spent)
+            return [
+                *(Cell(*pair, seconds, quick=profile == NIGHTLY) for pair in pairs),
+                *_scenarios(short, seconds),
+                *_scenarios(long, at_length),
+                Cell(SCENARIO_WORKLOAD, (CALM,), at_length),
+            ]
         case _:
             raise ValueError(f"there is no profile {profile!r}")
 
@@ -96,9 +109,9 @@ def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
     return list(planned[part - 1 :: parts])
 
 
-def _seconds_each(profile: str, count: int) -> float:
-    """For how long each of so many runs may have faults."""
-    return max(SHORT_SECONDS, (BUDGET_SECONDS[profile] / count - OVERHEAD_SECONDS) // 1)
+def _seconds_each(profile: str, count: int, *, spent: float = 0.0) -> float:
+    """For how long each of so many runs may have faults, if others take ``spent`` seconds of the budget."""
+    return max(SHORT_SECONDS, ((BUDGET_SECONDS[profile] - spent) / count - OVERHEAD_SECONDS) // 1)
 
 
 def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:

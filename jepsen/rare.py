@@ -11,7 +11,6 @@ RARE: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a leader was silent, and another one elected": ("role_changed", {"cause": "leader_silent"}),
     "a candidate gave way to another one": ("role_changed", {"cause": "other_candidate"}),
     "leadership was handed over": ("role_changed", {"cause": "handed_over"}),
-    "a leader was removed from the group": ("role_changed", {"cause": "not_a_voter"}),
     "a follower lost its leader with forwarded requests under way": ("forwarding_broken", {}),
     "a replica fetched whole files, since its log was too far behind": ("reset_begun", {}),
     "a damaged log was noticed": ("log_damaged", {}),

@@ -21,7 +21,7 @@ from jepsen.profiles import (
     part_of,
 )
 from jepsen.scenarios import SCENARIOS
-from jepsen.schedule import KINDS, draw
+from jepsen.schedule import CALM, KINDS, draw
 from jepsen.workloads import WORKLOADS
 
 ALL = [(scenario.name, scenario.kinds) for scenario in SCENARIOS.values()]
@@ -50,6 +50,13 @@ def test_ci_is_meant_to_have_sixty_faults() -> None:
     assert all(cell.quick for cell in planned)
     steps = [draw(Random(at), cell.nemeses, cell.seconds, quick=True) for at, cell in enumerate(planned)]
     assert sum(map(len, steps)) >= 60
+
+
+@pytest.mark.parametrize("profile", [NIGHTLY, RELEASE])
+def test_long_profiles_repeat_what_takes_many_rounds(profile: str) -> None:
+    planned = cells(profile, list(WORKLOADS), ALL)
+    long = [(cell.workload, cell.faults) for cell in planned if cell.seconds >= 240]
+    assert long == [("log", "power-loss-of-all"), ("log", "helix"), ("log", CALM)]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
