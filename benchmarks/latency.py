@@ -22,10 +22,10 @@ from benchmarks.frames import TOPIC
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
-from mq.client.consumer import PushConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage
-from mq.client.producer import Producer
+from mq.client.produce.producer import Producer
 
 MESSAGES = 5000
 _WARM_UP_SHARE = 0.1

@@ -21,10 +21,10 @@ from benchmarks.latency import share_of
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
-from mq.client.consumer import PushConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage, SendResult
-from mq.client.producer import Producer
+from mq.client.produce.producer import Producer
 
 RATE = 1000
 DELAY_SECONDS = 1.0

@@ -17,10 +17,10 @@ import trio
 
 from benchmarks.store_load import ROOT
 from mq.cli.errors import run_trio
-from mq.client.consumer import PushConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage, SendResult
-from mq.client.producer import Producer
+from mq.client.produce.producer import Producer
 
 BODY_BYTES = 128
 _SILENCE_SECONDS_MAX = 20.0

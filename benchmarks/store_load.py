@@ -21,7 +21,7 @@ from benchmarks.load import Job, Report
 from benchmarks.procfs import cpu_seconds
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
-from mq.client.remoting import Remoting
+from mq.client.net.client_core import Remoting
 from mq.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parent.parent

@@ -19,15 +19,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import replace
 from pathlib import Path
 
-from chaos import busy_host, report
-from chaos.busy_host import draw_busy_host
-from chaos.cluster import Outcome, outcome_of, simulate
-from chaos.messages import schedule as broker_schedule
-from chaos.messages.cluster import BrokerCluster
-from chaos.messages.schedule import draw_broker_scenario
-from chaos.messages.workloads import WORKLOADS
+from chaos import report
+from chaos.broker_sim import schedule as broker_schedule
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.schedule import draw_broker_scenario
+from chaos.broker_sim.workloads import WORKLOADS
+from chaos.log_sim import busy_host
+from chaos.log_sim.busy_host import draw_busy_host
+from chaos.log_sim.cluster import Outcome, outcome_of, simulate
+from chaos.log_sim.schedule import SAFETY_SECONDS, Scenario, draw_scenario
 from chaos.report import Totals
-from chaos.schedule import SAFETY_SECONDS, Scenario, draw_scenario
 from raftlog.consensus.trace import Trace
 
 LOG = "log"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from chaos.buggify import Buggify
 from chaos.faults import CutLink, Deaf, Heal, OneWay, Partition, Weather
 from raftlog.consensus.types import NodeId
-from raftlog.transport import Lane
+from raftlog.net.transport import Lane
 
 STUCK_FRAMES_MAX = 1000
 """What a connection across a cut link takes before it is full."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from chaos.buggify import POINTS
-from chaos.cluster import Outcome
+from chaos.log_sim.cluster import Outcome
 
 
 @dataclass(slots=True)

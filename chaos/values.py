@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.history import Violation
+from chaos.violation import Violation
 
 _VALUE_BYTES = 8
 

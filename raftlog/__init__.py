@@ -10,10 +10,6 @@ It knows nothing of messages. Two ways in:
 The parts below (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log on a disk) can be used by themselves.
 """
 
-from raftlog._connecting import Dialing, Listener, configure_replication_socket
-from raftlog._runtime import Deadline, Reactor, StreamSocket, Unsent
-from raftlog.admission import format_address, parse_address
-from raftlog.background import Workers
 from raftlog.consensus.causes import CauseKind
 from raftlog.consensus.confchange import decode_conf, why_invalid
 from raftlog.consensus.types import (
@@ -31,14 +27,18 @@ from raftlog.consensus.types import (
     RoleChange,
 )
 from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
+from raftlog.net.admission import format_address, parse_address
+from raftlog.net.listener import Dialing, Listener, configure_replication_socket
+from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
+from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
+from raftlog.net.transport import ListenRefused
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Job, Replica
-from raftlog.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import EntryUnusable, SegmentError
 from raftlog.segment.log import SegmentLog
 from raftlog.segment_size import group_segment_bytes, stored_segment_bytes
-from raftlog.transport import ListenRefused
+from raftlog.workers import Workers
 
 __all__ = [
     "Application",

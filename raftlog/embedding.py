@@ -20,7 +20,7 @@ from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, R
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.disk import Disk, RealDisk, write_file
-from raftlog.segment.staging import SNAPSHOT_NAME
+from raftlog.segment.snapshot_install import SNAPSHOT_NAME
 
 _INDEX = struct.Struct(">Q")
 _RETRY_SECONDS: Final = 0.02

@@ -21,27 +21,27 @@ import cbor2
 import structlog
 import trio
 
-from raftlog import wire
-from raftlog._runtime import Deadline, Mailbox, Reactor
-from raftlog.admission import Address, Admission, Identity
-from raftlog.background import Background
-from raftlog.catchup import ROOM_SECONDS, Offers, Puller
+from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.lease_clock import LeaseClock
-from raftlog.ranges import DAMAGED_HERE, RangeRefused, RangeServer, read_log
-from raftlog.received_entries import CheckBody
-from raftlog.repairing import Repairing, encode_members, stores_in
+from raftlog.log_transfer import ROOM_SECONDS, Offers, Puller
+from raftlog.net import frames
+from raftlog.net.admission import Address, Admission, Identity
+from raftlog.net.frames import Kind, RangeReq
+from raftlog.net.reactor import Deadline, Mailbox, Reactor
+from raftlog.net.received_entries import CheckBody
+from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
+from raftlog.net.transport import Transport
+from raftlog.range_server import DAMAGED_HERE, RangeRefused, RangeServer, read_log
+from raftlog.repair_mode import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
-from raftlog.scrubbing import scrub_log
-from raftlog.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
+from raftlog.scrub_task import scrub_log
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.notes import DAMAGED, MEMBERS, STORES
+from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.writer import Writer
-from raftlog.starting import configurations, core_for
-from raftlog.transport import Transport
-from raftlog.wire import Kind, RangeReq
+from raftlog.workers import Background
 
 Log = structlog.stdlib.BoundLogger
 
@@ -344,11 +344,11 @@ class Run:
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
         match kind:
             case Kind.RANGE:
-                self._ranges.ask(source, wire.decode_cold(kind, payload))
+                self._ranges.ask(source, frames.decode_cold(kind, payload))
             case Kind.RANGE_RESPONSE:
-                self._puller.answered(source, wire.decode_cold(kind, payload))
+                self._puller.answered(source, frames.decode_cold(kind, payload))
             case Kind.RESET_OFFER:
-                offer = wire.decode_cold(kind, payload)
+                offer = frames.decode_cold(kind, payload)
                 core = self.replica.core
                 # Only who leads knows what is committed. It repeats its offer, so one that comes early is not missed.
                 if source == core.leader_id and offer.term == core.term and not self.replica.is_leader:

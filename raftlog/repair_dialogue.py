@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftlog.consensus.types import NodeId
-from raftlog.ranges import DAMAGED_HERE, GONE, NOT_HERE, NOT_YET, RangeRefused
+from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp
+from raftlog.range_server import DAMAGED_HERE, GONE, NOT_HERE, NOT_YET, RangeRefused
 from raftlog.segment.repair import Repair
-from raftlog.wire import RANGE_BYTES_MAX, RangeReq, RangeResp
 
 PATIENCE_SECONDS: Final = 3.0
 """For how long only committed bytes are asked for: a group that works without this replica commits them meanwhile."""

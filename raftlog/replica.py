@@ -16,22 +16,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raftlog import wire
-from raftlog.barriers import Barriers, OnRead
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.effects import Effects, Fetch, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
 from raftlog.consensus.validation import MessageRefused
-from raftlog.received_entries import CheckBody, ReceivedEntries
+from raftlog.net import frames
+from raftlog.net.frames import Kind, WireError
+from raftlog.net.received_entries import CheckBody, ReceivedEntries
+from raftlog.net.transport import Lane
+from raftlog.read_barrier import Barriers, OnRead
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
+from raftlog.segment.entry_reader import StoredRun
 from raftlog.segment.errors import EntryGone, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.notes import ABSTAINING
-from raftlog.segment.reader import StoredRun
-from raftlog.transport import Lane
-from raftlog.wire import Kind, WireError
+from raftlog.segment.meta_keys import ABSTAINING
 
 APPLY_BYTES_MAX = 1024 * 1024
 """How much is applied in one turn; the rest follows in the next, so that sockets are not kept waiting."""
@@ -211,7 +211,7 @@ class Replica:
         """Call ``on_read(True)`` once everything is applied that was committed anywhere in the group before this call.
 
         What the application then has is linearizable, on a follower as well. ``on_read(False)`` when nobody can tell,
-        at the latest after `raftlog.barriers.READ_SECONDS_MAX`. Never called from within this method.
+        at the latest after `raftlog.read_barrier.READ_SECONDS_MAX`. Never called from within this method.
         """
         self._barriers.add(on_read)
         self._wake()
@@ -292,16 +292,16 @@ class Replica:
         target = self.core.node_id
         now = self._clock()
         if kind is Kind.APPENDED:
-            self._give(wire.decode_appended(payload, source, target), now)
+            self._give(frames.decode_appended(payload, source, target), now)
         elif kind is Kind.APPEND:
             if self._paused or self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
                 return  # the leader sends it again; only its heartbeats, on the other lane, tell that it lives
-            message = wire.decode_append(payload, source, target)
+            message = frames.decode_append(payload, source, target)
             new = self._received.check(message)
             self._give(message.request, now)
             self._received.keep(message, new)
         else:
-            value = wire.decode_cold(kind, payload)
+            value = frames.decode_cold(kind, payload)
             if getattr(value, "src", None) != source or value.dst != target:
                 raise WireError(f"{kind.name} frame is not from {source!r} to {target!r}")
             self._give(value, now)
@@ -411,7 +411,7 @@ class Replica:
         read = self.log.stored(fetch.first, fetch.bytes_max)
         if read is None:
             refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
-            self.core.fetched(fetch.peer, wire.spans_of(refs, _bodies(refs, data)), self._clock())
+            self.core.fetched(fetch.peer, frames.spans_of(refs, _bodies(refs, data)), self._clock())
             return
         self._fetching[fetch.peer] = fetch
         reader = read
@@ -433,7 +433,7 @@ class Replica:
         del self._fetching[peer]
         spans: tuple[Span, ...] = ()
         if isinstance(found, StoredRun):
-            spans = wire.spans_of(found.refs, _bodies(found.refs, found.data))
+            spans = frames.spans_of(found.refs, _bodies(found.refs, found.data))
             self._fetched[peer] = (spans, found)
         elif isinstance(found, StorageCorrupt):
             # Who hears of it hands leadership over before the log is repaired. The only voter goes on without the peer,
@@ -484,21 +484,21 @@ class Replica:
             # Empty ones too: on the other lane they would overtake entries and look like a gap.
             self._transport.send(message.dst, Lane.BULK, buffers, sum(map(len, buffers)))
         elif type(message) is AppendResp:
-            frame = wire.encode_appended(message)
+            frame = frames.encode_appended(message)
             self._transport.send(message.dst, Lane.CONTROL, [frame], len(frame))
         else:
-            frame = wire.encode_cold(message)
+            frame = frames.encode_cold(message)
             self._transport.send(message.dst, Lane.CONTROL, [frame], len(frame))
 
     def _encode_append(self, message: AppendReq) -> list[bytes | memoryview]:
         log = self.log
         if not message.spans:
-            return wire.encode_append(message, 0, (), 0, ())
+            return frames.encode_append(message, 0, (), 0, ())
         chain: int | None = None
         if self._fetched and (kept := self._fetched.get(message.dst)) is not None:
             spans, run = kept
             if spans is message.spans:
-                return wire.encode_append(message, run.chain, [run.data], len(run.data), [b""] * len(run.refs))
+                return frames.encode_append(message, run.chain, [run.data], len(run.data), [b""] * len(run.refs))
             if run.refs[-1].index == message.prev.index:
                 chain = run.refs[-1].chain
         entries: list[bytes | memoryview] = []
@@ -521,7 +521,7 @@ class Replica:
                 index = refs[-1].index + 1
         if chain is None:
             chain = log.chain_at(message.prev.index)
-        return wire.encode_append(message, chain, entries, nbytes, annotations)
+        return frames.encode_append(message, chain, entries, nbytes, annotations)
 
     def _stored(self, first: int, last: int, nbytes: int) -> tuple[list[EntryRef], bytes]:
         """Entries that are not in memory any more, up to ``last`` or about ``nbytes``."""

@@ -17,15 +17,15 @@ from typing import Final
 import structlog
 import trio
 
-from raftlog._runtime import Reactor
-from raftlog.admission import Admission, Identity, format_address
+from raftlog.net.admission import Admission, Identity, format_address
+from raftlog.net.frames import Hello
+from raftlog.net.reactor import Reactor
+from raftlog.net.transport import NOT_RECORDED, Transport
 from raftlog.node import NodeSettings, open_secret
 from raftlog.segment.directory import SEGMENT_BYTES_MIN
 from raftlog.segment.disk import Disk, RealDisk
 from raftlog.segment.errors import DirectoryUnusable
 from raftlog.segment.meta import FILE_NAME, newest_state, read_slots
-from raftlog.transport import NOT_RECORDED, Transport
-from raftlog.wire import Hello
 
 Log = structlog.stdlib.BoundLogger
 

@@ -26,28 +26,28 @@ PURE = (
     "jepsen/schedule.py",
     "jepsen/values.py",
     "jepsen/verdict.py",
-    "raftlog/admission.py",
-    "raftlog/authentication.py",
-    "raftlog/barriers.py",
+    "raftlog/net/admission.py",
+    "raftlog/net/authentication.py",
+    "raftlog/read_barrier.py",
     "raftlog/consensus",
     "raftlog/plain_cbor.py",
     "raftlog/segment/codec.py",
     "raftlog/segment/recovery.py",
     "raftlog/segment/retention.py",
-    "raftlog/starting.py",
+    "raftlog/bootstrap.py",
     "raftlog/terms.py",
-    "raftlog/wire.py",
+    "raftlog/net/frames.py",
     "mq/filter",
-    "mq/broker/consuming/clients.py",
-    "mq/broker/delayed/unreadable.py",
-    "mq/broker/operating/figures.py",
-    "mq/broker/operating/lateness.py",
-    "mq/broker/requests/questions.py",
-    "mq/broker/requests/unread.py",
+    "mq/broker/consume/clients.py",
+    "mq/broker/schedule/read_backoff.py",
+    "mq/broker/base/counters.py",
+    "mq/broker/base/event_loop_lag.py",
+    "mq/broker/net/client_requests.py",
+    "mq/broker/net/flow_control.py",
     "mq/broker/state",
-    "mq/broker/transactional/put_off.py",
+    "mq/broker/transaction/check_immunity.py",
     "mq/cli/figures.py",
-    "mq/client/allocation.py",
+    "mq/client/consume/allocation.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
     "mq/store/queue_blocks.py",
@@ -254,7 +254,7 @@ def test_pureness_is_by_path_and_not_by_prefix_of_a_name() -> None:
 def test_forbidden_module_names_are_found() -> None:
     assert list(name_breaches("mq/broker/utils.py"))
     assert list(name_breaches("mq/common/frames.py"))
-    assert not list(name_breaches("mq/broker/reading/long_polling.py"))
+    assert not list(name_breaches("mq/broker/consume/long_polling.py"))
 
 
 def test_length_ratchet_only_goes_down() -> None:

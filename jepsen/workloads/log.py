@@ -20,7 +20,7 @@ from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.wire import Wire, open_wire, pull_fields, send_fields
 from jepsen.workloads.watching import CONNECT_SECONDS, watch
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
-from mq.client.verdict import judge_answer
+from mq.client.send_outcome import judge_answer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id

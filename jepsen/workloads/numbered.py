@@ -16,7 +16,7 @@ from jepsen.recorder import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.wire import ask_once, send_fields
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
-from mq.client.verdict import judge_answer
+from mq.client.send_outcome import judge_answer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
 

@@ -22,7 +22,7 @@ from jepsen.workloads.sdk_producers import NEVER_TWICE, produce_with_sdk
 from jepsen.workloads.watching import CONNECT_SECONDS
 from jepsen.workloads.workload import Workload
 from mq.client import ClientError
-from mq.client.popped import PoppedMessage, read_popped
+from mq.client.consume.popped_messages import PoppedMessage, read_popped
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.receipts import NORMAL

@@ -14,7 +14,7 @@ from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder, Worker
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered
-from mq.client.verdict import judge_answer
+from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 
 OPERATIONS_MAX = (180, 200)

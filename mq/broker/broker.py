@@ -1,7 +1,7 @@
 """One broker: the application of its replica, and the connections of its clients.
 
 `Broker` is synchronous: it is called by the reactor for input, at the end of each turn, and by timers. What serves its
-clients' requests is in `mq.broker.areas`, what runs it in `mq.broker.server`.
+clients' requests is in `mq.broker.services`, what runs it in `mq.broker.server`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
-from mq.broker.areas import Areas
-from mq.broker.consuming.clients import ClientLimits, ClientRegistry
-from mq.broker.operating.lateness import Lateness
-from mq.broker.reading.long_polling import LongPolling
-from mq.broker.reading.pulls import HeldPull
-from mq.broker.reading.reads import PatientReads
-from mq.broker.reading.slow_consumers import LEADER_ID, broker_id_of
-from mq.broker.registration import Registration
-from mq.broker.requests.connection import ClientConnection
-from mq.broker.requests.questions import Questions
-from mq.broker.requests.unread import Unread
-from mq.broker.seldom import SeldomLog
+from mq.broker.base.event_loop_lag import Lateness
+from mq.broker.base.name_server_registration import Registration
+from mq.broker.base.rate_limited_log import SeldomLog
+from mq.broker.consume.clients import ClientLimits, ClientRegistry
+from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
+from mq.broker.consume.long_polling import LongPolling
+from mq.broker.consume.pull import HeldPull
+from mq.broker.net.client_requests import Questions
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.flow_control import Unread
+from mq.broker.net.linearizable_reads import PatientReads
+from mq.broker.services import Areas
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.metadata import Changes, Metadata, as_registered
-from mq.broker.state.parts import CommandUnknown
+from mq.broker.state.table import CommandUnknown
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
 from mq.protocol.names import NameRefused

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from mq.broker import areas
+from mq.broker import services
+from mq.broker.base.counters import SAMPLE_SECONDS
+from mq.broker.base.name_server_registration import Registrar
+from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.broker.broker import Broker
-from mq.broker.operating.figures import SAMPLE_SECONDS
-from mq.broker.registration import Registrar
 from mq.broker.settings import Address, BrokerSettings
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.parts import SnapshotDamaged
-from mq.broker.tuning import allow_descriptors, freeze_startup_objects, tune_process
+from mq.broker.state.table import SnapshotDamaged
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
@@ -65,7 +65,7 @@ _DELIVER_SECONDS = 0.02
 _CHECK_BACK_SECONDS = 0.1
 _NOTIFY_SECONDS = 0.1
 _EXPIRE_SOME_CLIENTS_SECONDS = 0.1
-"""A hundredth of them each time; see `mq.broker.consuming.clients.ROUND_CALLS`."""
+"""A hundredth of them each time; see `mq.broker.consume.clients.ROUND_CALLS`."""
 _ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _LOOK_AT_QUEUES_SECONDS = 1.0
@@ -191,7 +191,7 @@ class _Host:
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
             rng=random.Random(int.from_bytes(os.urandom(8), "big")),
             clock=trio.current_time,
-            wall_clock_ms=areas.wall_clock_ms,
+            wall_clock_ms=services.wall_clock_ms,
             process_id=os.getpid(),
             connect_failure=lambda node: run.transport.failures.get(NodeId(node), ""),
             secrets=lambda: run.secrets.current,

@@ -10,13 +10,13 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from mq.broker.state.checks import CHECKS_MAX
+from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings
 from raftlog import parse_address
-from raftlog.secret_file import FILE_NAME
+from raftlog.net.secret_file import FILE_NAME
 
 Address = tuple[str, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

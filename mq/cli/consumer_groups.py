@@ -15,8 +15,8 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json, time_of
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
+from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
-from mq.client.offsets import ConsumeFrom
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
 app = typer.Typer(help="Create, change, list, look at, reset and delete consumer groups.", no_args_is_help=True)

@@ -29,7 +29,7 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.client.message import Message, SendResult
-from mq.client.producer import Producer
+from mq.client.produce.producer import Producer
 from mq.protocol.hashes import parse_offset_message_id
 
 TOPIC = "Demo"

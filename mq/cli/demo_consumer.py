@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mq.client.consumer import PushConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.message import ReceivedMessage
 
 BATCH_MESSAGES_MAX = 256

@@ -27,7 +27,7 @@ import mq
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.cli.errors import lone_errors
 from mq.client.errors import ClientError
-from raftlog.secret_file import FILE_NAME, create_secret
+from raftlog.net.secret_file import FILE_NAME, create_secret
 
 READY_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05

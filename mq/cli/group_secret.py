@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from mq.cli.errors import CommandFailed
-from raftlog.authentication import SECRETS_MAX
-from raftlog.secret_file import (
+from raftlog.net.authentication import SECRETS_MAX
+from raftlog.net.secret_file import (
     FILE_NAME,
     SecretMissing,
     SecretUnusable,

@@ -14,10 +14,10 @@ from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
-from mq.client.consumer import PushConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError, NameServersUnavailable, TopicNotFound
 from mq.client.message import Message, SendResult
-from mq.client.producer import Producer
+from mq.client.produce.producer import Producer
 
 Trace = Annotated[bool, typer.Option("--trace", help="Write down what becomes of them, for `raftmq trace`.")]
 

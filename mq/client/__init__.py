@@ -6,8 +6,15 @@
 """
 
 from mq.client.admin import Admin
-from mq.client.consumer import PushConsumer
-from mq.client.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.handlers import Handler
+from mq.client.consume.offsets import ConsumeFrom
+from mq.client.consume.pop_consumer import PopConsumer
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.consume.process_queue import FlowLimits
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.consume.pull_loop import PullSettings
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import (
     BrokerError,
     ClientClosed,
@@ -30,19 +37,12 @@ from mq.client.errors import (
     UnreadableAnswer,
 )
 from mq.client.filters import Sql, sql
-from mq.client.handling import Handler
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
-from mq.client.offsets import ConsumeFrom
-from mq.client.pop_consumer import PopConsumer
-from mq.client.popped import PoppedMessage
-from mq.client.process_queue import FlowLimits
-from mq.client.producer import Producer
-from mq.client.pull_consumer import PullConsumer
-from mq.client.pulling import PullSettings
-from mq.client.remoting import RemotingSettings
-from mq.client.routes import TopicRoute
-from mq.client.sending import Pending
-from mq.client.transactions import Check, Transaction, TransactionProducer, TransactionState
+from mq.client.net.client_core import RemotingSettings
+from mq.client.net.routes import TopicRoute
+from mq.client.produce.outgoing_message import Pending
+from mq.client.produce.producer import Producer
+from mq.client.produce.transactions import Check, Transaction, TransactionProducer, TransactionState
 from mq.filter.subscription import SubscriptionError
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.compression import Codec

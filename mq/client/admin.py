@@ -9,13 +9,13 @@ from typing import Self, TypeVar
 
 import anyio
 
-from mq.client.answers import read_body
+from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
-from mq.client.remoting import Remoting, RemotingSettings, parse_addresses
-from mq.client.routes import LEADER_ID, TopicRoute
+from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.replies import read_body
+from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand

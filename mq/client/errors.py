@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import ClassVar, Literal
 
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.verdict import judge_answer
+from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 
 __all__ = [

@@ -6,22 +6,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mq.client.answers import read_body
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
 from mq.client.logs import log
-from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.remoting import Remoting
-from mq.client.routes import TopicRoute
+from mq.client.message import ReceivedMessage
+from mq.client.net.client_core import Remoting
+from mq.client.net.replies import received_messages
+from mq.client.net.routes import TopicRoute
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
-from mq.protocol.records import decode_records
 from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
 
-__all__ = ["message_by_id", "messages_by_key", "received_messages", "trace_of"]
-
-INFLATED_BYTES_MAX = 64 * 1024 * 1024
+__all__ = ["message_by_id", "messages_by_key", "trace_of"]
 
 
 async def message_by_id(remoting: Remoting, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
@@ -124,16 +120,3 @@ def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTra
             for each in found
         ]
     return tell(message_id, records, unreadable)
-
-
-def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
-    """Stored records as messages; a body that cannot be inflated comes as it is. Raises UnreadableAnswer."""
-    messages = []
-    for record in read_body(decode_records, body):
-        try:
-            content = inflate(record.sys_flag, record.body, INFLATED_BYTES_MAX)
-        except DecompressionError as error:
-            log.error("body_not_inflated", offset=record.physical_offset, reason=str(error))
-            content = record.body
-        messages.append(ReceivedMessage(record, MessageQueue(record.topic, broker_name, record.queue_id), content))
-    return messages

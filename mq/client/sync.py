@@ -20,16 +20,16 @@ import anyio.from_thread
 import anyio.to_thread
 
 from mq.client.admin import Admin
-from mq.client.consumer import PushConsumer
-from mq.client.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.pop_consumer import PopConsumer
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.pop_consumer import PopConsumer
-from mq.client.popped import PoppedMessage
-from mq.client.producer import Producer
-from mq.client.pull_consumer import PullConsumer
-from mq.client.transactions import Transaction, TransactionProducer
+from mq.client.produce.producer import Producer
+from mq.client.produce.transactions import Transaction, TransactionProducer
 
 __all__ = [
     "SyncAdmin",

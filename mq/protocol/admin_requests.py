@@ -180,7 +180,7 @@ class AuthenticateReplicaExt(Ext):
 
 
 class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
-    """9005, our own, between replicas of a group: both have the secret of the group, see `raftlog.authentication`."""
+    """9005, our own, between replicas: both prove that they have the secret, see `raftlog.net.authentication`."""
 
     ext: AuthenticateReplicaExt = msgspec.field(name="extFields")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import combinations, pairwise
 
 from raftlog.consensus.confchange import may_follow
-from raftlog.consensus.logview import LogView
+from raftlog.consensus.log_terms import LogView
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import Role
 

@@ -15,7 +15,7 @@ from raftlog.consensus.confchange import (
     settled,
     why_invalid,
 )
-from raftlog.consensus.leading import Leading
+from raftlog.consensus.leader import Leading
 from raftlog.consensus.types import (
     NOOP_BYTES,
     ConfChange,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.effects import Effects
 from raftlog.consensus.election import Election
-from raftlog.consensus.following import Following
+from raftlog.consensus.follower import Following
 from raftlog.consensus.invariants import check_core
 from raftlog.consensus.messages import (
     AppendReq,

@@ -9,13 +9,12 @@ from typing import Final
 
 from raftlog.consensus.causes import Cause
 from raftlog.consensus.effects import Fetch, StorageOp
-from raftlog.consensus.logview import LogView
+from raftlog.consensus.log_terms import LogView
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
+from raftlog.consensus.pending_reads import Asked, Rounds
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import Number, agreed
-from raftlog.consensus.reads import Asked, Rounds
-from raftlog.consensus.tail import Tail
-from raftlog.consensus.tickets import Tickets
+from raftlog.consensus.span_cache import Tail
 from raftlog.consensus.types import (
     ConfState,
     CoreConfig,
@@ -27,6 +26,7 @@ from raftlog.consensus.types import (
     RoleChange,
     Span,
 )
+from raftlog.consensus.write_tickets import Tickets
 
 NEVER: Final = 2**63
 """An index that no log reaches."""

@@ -31,7 +31,7 @@ from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.repair import Repair
 from raftlog.segment.retention import RetentionPolicy, Situation, droppable
-from raftlog.segment.staging import SNAPSHOT_NAME, Manifest, Staging, decode_manifest, encode_manifest
+from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, Staging, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.segment.closed_file_index import scan_log
 from raftlog.segment.codec import SYNC_BYTES_MAX, EntryRef
 from raftlog.segment.disk import Disk, write_fully
 from raftlog.segment.errors import (
@@ -26,7 +27,7 @@ from raftlog.segment.errors import (
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.notes import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
+from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
 from raftlog.segment.recovery import (
     Corrupt,
     Decision,
@@ -39,8 +40,7 @@ from raftlog.segment.recovery import (
     in_words,
     stale_end,
 )
-from raftlog.segment.sidecar import scan_log
-from raftlog.segment.staging import install
+from raftlog.segment.snapshot_install import install
 
 LOCK_NAME: Final = "LOCK"
 OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|snapshot|.*\.tmp|\d{20}\.index")

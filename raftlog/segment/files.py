@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final
 
 from raftlog.segment.codec import SYNC_BYTES_MAX
-from raftlog.segment.descriptors import Descriptors
 from raftlog.segment.disk import Buffer, Disk, Write, write_fully
 from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
+from raftlog.segment.open_files import Descriptors
 from raftlog.segment.recovery import end_of_data
 
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024

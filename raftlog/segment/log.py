@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.segment.closed_file_index import closed_files
 from raftlog.segment.codec import (
     CONFIG,
     HEADER_BYTES,
@@ -33,13 +34,12 @@ from raftlog.segment.errors import LogDiverged, SegmentError
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
+from raftlog.segment.log_reader import LogReads
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
-from raftlog.segment.notes import CONF
-from raftlog.segment.pieces import PieceReader
-from raftlog.segment.reading import LogReads
-from raftlog.segment.sidecar import closed_files
-from raftlog.segment.staging import Manifest
-from raftlog.segment.tail import Tail
+from raftlog.segment.meta_keys import CONF
+from raftlog.segment.recent_entries import Tail
+from raftlog.segment.scattered_reads import PieceReader
+from raftlog.segment.snapshot_install import Manifest
 from raftlog.segment.verified_reads import VerifiedReads
 from raftlog.segment.writer import InlineWriter, LogWriter
 

@@ -30,7 +30,7 @@ from raftlog.segment.codec import CONFIG, HEADER, HEADER_BYTES, NORMAL, is_blank
 from raftlog.segment.errors import EntryGone, FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, LogIndex
-from raftlog.segment.tail import Tail, blank_bytes
+from raftlog.segment.recent_entries import Tail, blank_bytes
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Verified bytes of one log that are kept in memory; a single read may exceed it while it is under way."""

@@ -15,7 +15,7 @@ from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable, FrameCorr
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state, read_slots
-from raftlog.segment.notes import ABSTAINING, DAMAGED
+from raftlog.segment.meta_keys import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
     DamagedRange,

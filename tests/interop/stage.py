@@ -14,7 +14,7 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster
 from mq.client import Admin, MessageQueue, PushConsumer, ReceivedMessage
-from mq.client.remoting import Remoting
+from mq.client.net.client_core import Remoting
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_admin import GroupAnswer

@@ -11,7 +11,7 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
-from mq.client.allocation import allocate_in_circle
+from mq.client.consume.allocation import allocate_in_circle
 from mq.client.errors import OffsetsFileDamaged
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main, regressions, simulate_seed
-from chaos.messages.workloads import WORKLOADS
+from chaos.broker_sim.workloads import WORKLOADS
 
 SEEDS = 26
 QUICK_SEEDS = 3
@@ -51,7 +51,7 @@ def test_equal_seeds_give_equal_runs_in_any_process() -> None:
 
     def run(hash_seed: str) -> str:
         code = (
-            "from chaos.__main__ import simulate_seed; from chaos.messages.workloads import WORKLOADS;"
+            "from chaos.__main__ import simulate_seed; from chaos.broker_sim.workloads import WORKLOADS;"
             "print([simulate_seed(seed, 5.0, name) for name in WORKLOADS for seed in range(5)])"
         )
         done = subprocess.run(

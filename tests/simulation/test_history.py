@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.history import Entry, History, Violation
+from chaos.log_sim.history import Entry, History
+from chaos.violation import Violation
 from raftlog.consensus.types import ConfState, HardState, NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -63,7 +63,7 @@ def test_patch_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.
     patches = tmp_path / "patches"
     patches.mkdir()
     (patches / "no.patch").write_text(
-        "Nothing\n\n--- a/raftlog/wire.py\n+++ b/raftlog/wire.py\n@@ -1,1 +1,1 @@\n-not there\n+nor here\n"
+        "Nothing\n\n--- a/raftlog/net/frames.py\n+++ b/raftlog/net/frames.py\n@@ -1,1 +1,1 @@\n-not there\n+nor here\n"
     )
     monkeypatch.setattr("chaos.planted.__main__.PATCHES", patches)
     with pytest.raises(PatchRefused, match="no:"):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main, regressions
-from chaos.busy_host import draw_busy_host
-from chaos.cluster import Outcome, simulate
-from chaos.schedule import draw_scenario
+from chaos.log_sim.busy_host import draw_busy_host
+from chaos.log_sim.cluster import Outcome, simulate
+from chaos.log_sim.schedule import draw_scenario
 
 HOURS = 3
 SEEDS_MIN = 200
@@ -47,7 +47,7 @@ def test_equal_seeds_give_equal_runs_in_any_process() -> None:
 
     def run(hash_seed: str) -> str:
         code = (
-            "from chaos.cluster import simulate; from chaos.schedule import draw_scenario;"
+            "from chaos.log_sim.cluster import simulate; from chaos.log_sim.schedule import draw_scenario;"
             "print([simulate(draw_scenario(seed, 4.0)) for seed in range(20)])"
         )
         done = subprocess.run(

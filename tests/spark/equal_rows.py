@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mq.client.message import Message, ReceivedMessage, SendResult
-from mq.client.producer import Producer
-from mq.client.transactions import TransactionProducer
+from mq.client.produce.producer import Producer
+from mq.client.produce.transactions import TransactionProducer
 from mq.protocol.compression import CODEC_MASK, COMPRESSED, LZ4, ZLIB, ZSTD
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.properties import RESERVED

@@ -16,9 +16,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
-from mq.client.consumer import PushConsumer
+from mq.client.consume.push_consumer import PushConsumer
 from mq.client.message import Message, ReceivedMessage, SendResult
-from mq.client.producer import Producer
+from mq.client.produce.producer import Producer
 from mq.protocol.group_admin import GroupCommand
 from mq.protocol.operator_bodies import GroupProgress
 

@@ -14,11 +14,11 @@ import cbor2
 import msgspec
 from msgspec import Meta
 
-from mq.broker.state.checks import AdvanceChecks
-from mq.broker.state.marks import CompleteEntries, SkipEntries
-from mq.broker.state.parts import CommandRefused, CommandUnknown, PartCommand, check_range
-from mq.broker.state.pops import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
+from mq.broker.state.check_cursors import AdvanceChecks
+from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
+from mq.broker.state.table import CommandRefused, CommandUnknown, PartCommand, check_range
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC

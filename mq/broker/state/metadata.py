@@ -3,7 +3,7 @@
 A state machine. Its commands (`mq.broker.state.commands`) are records of the log, so every replica applies the same
 ones in the same order and comes to the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte
 for byte. Nothing in here looks at a clock or a setting: what a change needs to know is in its command. Larger tables
-are parts with modules of their own (`mq.broker.state.parts`).
+are parts with modules of their own (`mq.broker.state.table`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import cbor2
 import msgspec
 
-from mq.broker.state.checks import Checks
+from mq.broker.state.check_cursors import Checks
 from mq.broker.state.commands import (
     PERM_INHERIT,
     PERM_READ,
@@ -39,12 +39,12 @@ from mq.broker.state.commands import (
     encode_command,
     offset_pairs,
 )
-from mq.broker.state.marks import Marks
-from mq.broker.state.parts import CommandRefused, Part, PartCommand, SnapshotDamaged
-from mq.broker.state.pops import NUMBER_BYTES_MAX, Pops
+from mq.broker.state.completion_marks import Marks
+from mq.broker.state.nested_tables import Rows, Tables, in_order
+from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, Pops
+from mq.broker.state.producer_sequences import Sequences
 from mq.broker.state.request_modes import RequestModes
-from mq.broker.state.sequences import Sequences
-from mq.broker.state.tables import Rows, Tables, in_order
+from mq.broker.state.table import CommandRefused, Part, PartCommand, SnapshotDamaged
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
@@ -378,7 +378,7 @@ class Metadata:
         return True
 
     def _move_offset(self, group: str, topic: str, queue_id: int, before: int, after: int) -> bool:
-        """See `mq.broker.state.pops.Move`."""
+        """See `mq.broker.state.pop_checkpoints.Move`."""
         if topic not in self.topics:
             return False
         if self.consumer_offsets.get((group, topic), {}).get(queue_id, -1) == before:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mq.broker.state.parts import CommandRefused, PartCommand, check_range
+from mq.broker.state.table import CommandRefused, PartCommand, check_range
 from mq.protocol.names import check_group, check_topic
 
 PULL = "PULL"

@@ -8,15 +8,15 @@ from typing import cast
 
 import msgspec
 
-from mq.broker.replicas.replica_authentication import ReplicaAuthentication, ReplicaCall
-from mq.broker.requests.connection import ClientConnection
+from mq.broker.net.connection import ClientConnection
+from mq.broker.replication.peer_authentication import ReplicaAuthentication, ReplicaCall
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.group_admin import GroupCommand
 from mq.protocol.headers import Response, decode_header
-from raftlog.authentication import NONCE_BYTES
-from raftlog.secret_file import read_secrets
+from raftlog.net.authentication import NONCE_BYTES
+from raftlog.net.secret_file import read_secrets
 from tests.unit.broker.running import Answer, Client, RunningBroker
 
 NODE = "n9"

@@ -75,7 +75,7 @@ async def test_a_deleted_topic_leaves_a_name_server_that_nobody_told(tmp_path: P
 
 
 async def test_figures_of_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.operating.stats._LOOK_SECONDS_MIN", 0.0)
+    monkeypatch.setattr("mq.broker.admin.stats._LOOK_SECONDS_MIN", 0.0)
     async with administrated(tmp_path) as (_, admin, namesrv):
         await admin.create_topic("T", 1)
         assert await admin.figure("TOPIC_PUT_NUMS", "T") == {}

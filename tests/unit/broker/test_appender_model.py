@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mq.broker.sending.appender import Appender
-from mq.broker.sending.pending import (
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import (
     BatchElement,
     MadeRecord,
     NotStored,
@@ -20,7 +20,7 @@ from mq.broker.sending.pending import (
     PendingSend,
     StoredAt,
 )
-from mq.broker.sending.tails import QueueTail, TopicName
+from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request

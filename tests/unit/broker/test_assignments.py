@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consuming.assignments import assigned_queues
-from mq.broker.consuming.routes import QUEUES_MAX, Routes, readable_queues
+from mq.broker.consume.rebalance import assigned_queues
+from mq.broker.consume.routes import QUEUES_MAX, Routes, readable_queues
 from mq.broker.state.commands import DeleteGroup, DeleteTopic, PutTopic, TopicConfig, decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.request_modes import PutRequestMode, RequestMode

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.reading import bulk_reads
+from mq.broker.bulk import bulk_read
 from mq.protocol.bulk import BULK_BYTES_MAX, RANGES_MAX, BulkStatus, ReadRange, decode_answer, encode_ranges
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.bulk import bulk, bulk_ext, bulk_request, read_all, records
@@ -149,7 +149,7 @@ async def test_those_who_wait_for_messages_keep_nobody_from_reading_what_is_ther
         body = encode_ranges([ReadRange(0, 2, 9)])
         waiting = [
             await patient.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
-            for _ in range(bulk_reads.WAITING_FACTOR)
+            for _ in range(bulk_read.WAITING_FACTOR)
         ]
         await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == str(len(waiting)))
         assert len(records(await bulk(client, (0, 0, 2)))) == 2
@@ -232,13 +232,13 @@ async def test_who_reads_too_much_is_told_when_to_come_again(tmp_path: Path, mon
         assert [answer.status for answer in answers] == [BulkStatus.RECORDS, BulkStatus.BUSY, BulkStatus.BUSY]
         assert 0 < answers[1].pause_ms <= 3000
         # And one with too many requests that wait.
-        monkeypatch.setattr(bulk_reads, "WAITING_FACTOR", 0)
+        monkeypatch.setattr(bulk_read, "WAITING_FACTOR", 0)
         assert (await bulk(client, (0, 0, 1))).status is BulkStatus.BUSY
         assert (await client.info())["raftmq.bulkReadsBusy"] == "3"
 
 
 async def test_one_who_reads_nothing_gets_no_further_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_reads, "UNREAD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(bulk_read, "UNREAD_BYTES_MAX", 100_000)
     async with running(tmp_path) as broker:
         client, lazy = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.reading.bulk_selection import GAP_BYTES_MAX, QueueSpan, Selection, read_answer, select
+from mq.broker.bulk.selection import GAP_BYTES_MAX, QueueSpan, Selection, read_answer, select
 from mq.protocol.bulk import decode_answer
 from mq.protocol.records import decode_record, encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY

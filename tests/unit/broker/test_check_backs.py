@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.state.checks import PUT_OFF_MAX, AdvanceChecks
+from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.parts import CommandRefused, SnapshotDamaged
-from mq.broker.transactional.check_backs import Track
-from mq.broker.transactional.half_messages import IMMUNITY_MS_MAX, immunity_ms
+from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.transaction.check_back import Track
+from mq.broker.transaction.half_messages import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -225,7 +225,7 @@ async def test_what_the_log_lost_is_counted_and_cannot_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So full that retention takes even what waits, and not yet so that nothing can be sent.
-    monkeypatch.setattr("mq.broker.areas.disk_usage", lambda directory: (14 << 30, 100 << 30))
+    monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (14 << 30, 100 << 30))
     small = {
         "segment_bytes": 128 * 1024,
         "message_bytes_max": 32 * 1024,

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.consuming.clients import (
+from mq.broker.consume.clients import (
     BROADCASTING,
     ROUND_CALLS,
     ClientLimits,

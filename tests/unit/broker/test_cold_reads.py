@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.reading import cold_reads
-from mq.broker.reading.cold_reads import CHUNK_BYTES, WAITING_MAX, ColdReads
+from mq.broker.consume import cold_reads
+from mq.broker.consume.cold_reads import CHUNK_BYTES, WAITING_MAX, ColdReads
 from raftlog import Job
 from raftlog.segment.errors import StorageFailed
 

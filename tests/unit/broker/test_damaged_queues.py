@@ -24,7 +24,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.store.opening.QueueStoreSettings", settings)
     monkeypatch.setattr("mq.store.queue_files.BLOCKS_KEPT", 0)
     monkeypatch.setattr("mq.broker.server._FLUSH_QUEUES_SECONDS", 0.002)
-    monkeypatch.setattr("mq.broker.reading.pulls._REPAIR_SECONDS", 0.004)
+    monkeypatch.setattr("mq.broker.consume.pull._REPAIR_SECONDS", 0.004)
     monkeypatch.setattr("mq.broker.server._EXPIRE_PULLS_SECONDS", 0.002)
 
 
@@ -145,7 +145,7 @@ async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) ->
 
 
 async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.delayed.delays.DELAY_LEVELS_MS", (500,) * 18)
+    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (500,) * 18)
     path = queue_file(tmp_path, "SCHEDULE_TOPIC_XXXX", 0)
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mq.broker.sending.appender import Appender
 from mq.broker.state.commands import DeleteTopic, encode_command
+from mq.broker.write_path.appender import Appender
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS
@@ -40,7 +40,7 @@ class WallClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.areas.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
     monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
     return clock
 

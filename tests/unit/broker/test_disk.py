@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.disk import disk_usage, disk_used
+from mq.broker.base.disk import disk_usage, disk_used
 
 
 def test_blocks_kept_for_root_are_neither_free_nor_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
 async def test_offsets_of_which_some_found_no_room_are_not_told_to_be_cloned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.requests.gradual.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("mq.broker.net.slow_answers.SLICE_SECONDS", 0.0)
     propose, refused = RaftCore.propose, False
 
     def full_once(core: RaftCore, *given: Any) -> int | Refusal:

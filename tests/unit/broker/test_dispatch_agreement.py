@@ -11,17 +11,17 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mq.broker.delayed.waiting import WaitingPlaces
-from mq.broker.requests.refusal import RequestRefused
-from mq.broker.sending.appender import Appender
-from mq.broker.sending.made import MadeSends
-from mq.broker.sending.pending import MadeRecord, PendingCommand
-from mq.broker.sending.repeats import Repeats
-from mq.broker.sending.sends import Sends
-from mq.broker.sending.special_sends import SpecialSends
-from mq.broker.sending.tails import QueueTails
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.dedup import Repeats
+from mq.broker.produce.placement import SpecialSends
+from mq.broker.produce.send import Sends
+from mq.broker.schedule.placement import WaitingPlaces
 from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.internal_messages import MadeSends
+from mq.broker.write_path.pending import MadeRecord, PendingCommand
+from mq.broker.write_path.queue_offsets import QueueTails
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode

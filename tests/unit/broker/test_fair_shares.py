@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mq.broker.broker import Broker
-from mq.broker.reading.pulls import HeldPull, Pulls
-from mq.broker.requests.connection import ClientConnection
-from mq.broker.requests.gradual import Gradually
+from mq.broker.consume.pull import HeldPull, Pulls
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.slow_answers import Gradually
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Reactor

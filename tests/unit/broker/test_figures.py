@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.operating import figures
-from mq.broker.operating.figures import SAMPLE_SECONDS, Figures, Series
+from mq.broker.base import counters
+from mq.broker.base.counters import SAMPLE_SECONDS, Figures, Series
 
 
 class Running:
@@ -74,7 +74,7 @@ def test_totals_and_those_of_midnight() -> None:
 
 
 def test_memory_is_bounded_and_totals_stay_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "SERIES_MAX", 3)
+    monkeypatch.setattr(counters, "SERIES_MAX", 3)
     running = Running()
     for number in range(10):
         running.figures.note_put(f"T{number}", 1, 1)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mq.broker.replicas.replica_authentication import ReplicaCall
+from mq.broker.replication.peer_authentication import ReplicaCall
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.headers import Response, encode_request
-from raftlog.secret_file import new_secret, read_secrets, write_secrets
+from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.unit.broker.replica_client import add_learner, as_response, authenticate, connect_replica, fields_of
 from tests.unit.broker.running import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext, until
 from tests.unit.broker.test_transactions import end_ext

@@ -11,8 +11,8 @@ import pytest
 import structlog
 import trio
 
-from mq.broker.replicas.forwarding import Forwarder
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.net.errors import RequestRefused
+from mq.broker.replication.forwarder import Forwarder
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode

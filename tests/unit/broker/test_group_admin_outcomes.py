@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from mq.broker.operating.group_admin import GroupAdmin, _Waiting
+from mq.broker.admin.raft_members import GroupAdmin, _Waiting
 from raftlog import ConfState, NodeId, Role, RoleChange
 from raftlog.consensus.causes import Cause, CauseKind
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.operating import members
-from mq.broker.requests import questions
+from mq.broker.admin import group_members
+from mq.broker.net import client_requests
 from mq.protocol import fastjson
 from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -250,7 +250,7 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
 
 
 async def test_members_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "RELAY_SECONDS", 0.01)
+    monkeypatch.setattr(group_members, "RELAY_SECONDS", 0.01)
     async with running(tmp_path) as broker:
         asking, client = await broker.connect(), await member(broker)
         ext = GROUP | {"clientId": "c1"}
@@ -259,7 +259,7 @@ async def test_members_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
         question, _ = await client.question()
         await client.reply(question)  # too late: nobody waits any more
         assert await client.alive()
-        monkeypatch.setattr(members, "RELAY_SECONDS", 60)
+        monkeypatch.setattr(group_members, "RELAY_SECONDS", 60)
         opaque = await asking.post(RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
         stranger = await broker.connect()
         question, _ = await client.question()
@@ -271,7 +271,7 @@ async def test_members_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_questions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "OPEN_MAX", 2)
+    monkeypatch.setattr(client_requests, "OPEN_MAX", 2)
     async with running(tmp_path) as broker:
         asking, client = await broker.connect(), await member(broker)
         ext = GROUP | {"clientId": "c1"}

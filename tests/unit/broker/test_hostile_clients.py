@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.reading.pulls import COMMIT_OFFSET
-from mq.broker.requests import gradual
-from mq.broker.requests.gradual import Gradually
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.consume.pull import COMMIT_OFFSET
+from mq.broker.net import slow_answers
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.slow_answers import Gradually
 from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -88,7 +88,7 @@ async def test_a_topic_that_is_named_often_is_looked_at_once(tmp_path: Path) -> 
 
 
 async def test_others_are_served_while_a_long_answer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradual, "SLICE_SECONDS", 0.0001)
+    monkeypatch.setattr(slow_answers, "SLICE_SECONDS", 0.0001)
     async with running(tmp_path) as broker:
         asker, other = await broker.connect(), await broker.connect()
         await asker.create_topic("T", 1000)
@@ -137,7 +137,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     for client in clients:
         for number in range(5):
             gradually.work(client, request, JSON, _answer(3, b"%d" % number))
-    assert len(gradually) == gradual.WAITING_MAX
+    assert len(gradually) == slow_answers.WAITING_MAX
     assert [len(client.refusals) for client in clients] == [1, 1, 1, 1, 5]
     clients[0].closed = True
     async with trio.open_nursery() as nursery:
@@ -173,7 +173,7 @@ async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short(
 
 
 async def test_an_answer_longer_than_a_frame_is_refused() -> None:
-    parts = gradual.joined(bytes(1024 * 1024) for _ in range(20))
+    parts = slow_answers.joined(bytes(1024 * 1024) for _ in range(20))
     with pytest.raises(RequestRefused, match="longer than"):
         for _ in parts:
             pass

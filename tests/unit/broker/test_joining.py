@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from mq.broker.server import StartRefused, serve
 from mq.broker.settings import BrokerSettings
 from raftlog import stored_segment_bytes
-from raftlog.secret_file import FILE_NAME, create_secret, read_secrets
-from raftlog.transport import NOT_RECORDED
-from raftlog.wire import Hello
+from raftlog.net.frames import Hello
+from raftlog.net.secret_file import FILE_NAME, create_secret, read_secrets
+from raftlog.net.transport import NOT_RECORDED
 from tests.free_ports import free_ports
 from tests.unit.broker.running import interpreter_as_before, running
 from tests.unit.replica.caller import Caller

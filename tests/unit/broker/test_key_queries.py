@@ -11,10 +11,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.reading.key_queries import QUERIES_MAX, QUERIES_PER_CONNECTION_MAX
+from mq.broker.query.by_key import QUERIES_MAX, QUERIES_PER_CONNECTION_MAX
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.store.key_search import KeySearch, SearchResult
+from mq.store.key_index.search import KeySearch, SearchResult
 from tests.unit.broker.running import SECONDS_MAX, Answer, Client, properties, running, until
 
 pytestmark = pytest.mark.trio
@@ -105,7 +105,7 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tmp_path / "index"
-    monkeypatch.setattr("mq.broker.reading.key_queries.NICE", 0)  # a test must not wait for a machine to be idle
+    monkeypatch.setattr("mq.broker.query.by_key.NICE", 0)  # a test must not wait for a machine to be idle
     async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
         client = await broker.connect()
         await keyed(client, 300, nbytes=1500)
@@ -140,7 +140,7 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
 async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.reading.key_queries.NICE", 0)
+    monkeypatch.setattr("mq.broker.query.by_key.NICE", 0)
     files = tmp_path / "index"
     first, second = files / f"{0:020d}.keys", files / f"{SMALL['segment_bytes']:020d}.keys"
     async with running(tmp_path, index_seconds=3600, **SMALL) as broker:

@@ -7,7 +7,7 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
-from mq.broker.operating.lateness import Lateness
+from mq.broker.base.event_loop_lag import Lateness
 from mq.broker.server import repeat
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import structlog
 
-from mq.broker.consuming.clients import ROUND_CALLS
-from mq.broker.consuming.locks import Locks
+from mq.broker.consume.clients import ROUND_CALLS
+from mq.broker.consume.queue_locks import Locks
 from mq.broker.state.commands import DeleteTopic, LockQueues, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.protocol.chunks import decode_chunk

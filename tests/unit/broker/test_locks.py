@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consuming import locks
+from mq.broker.consume import queue_locks
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.unit.broker.running import SUBSCRIPTION, Answer, Client, properties, running
@@ -123,7 +123,7 @@ async def test_a_silent_holder_loses_its_queue(tmp_path: Path, monkeypatch: pyte
         await one.create_topic("T", 1)
         assert await lock(one, "c1", 0) == [0]
         assert await lock(other, "c2", 0) == []
-        monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
+        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
         assert await lock(other, "c2", 0) == [0]
         monkeypatch.undo()
         assert await lock(one, "c1", 0) == []
@@ -165,7 +165,7 @@ async def test_the_former_holder_commits_nothing(tmp_path: Path, monkeypatch: py
         await new.heartbeat("new", "G")
         assert await lock(old, "old", 0, 1) == [0, 1]
         assert (await old.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(3))).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
+        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
         assert await lock(new, "new", 0) == [0]
         monkeypatch.undo()
 
@@ -194,7 +194,7 @@ async def test_a_lock_that_is_over_is_no_fence(tmp_path: Path, monkeypatch: pyte
         await other.heartbeat("c2", "G")
         assert await lock(one, "c1", 0) == [0]
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code != ResponseCode.SUCCESS
-        monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
+        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code == ResponseCode.SUCCESS
 
 
@@ -209,7 +209,7 @@ async def test_the_former_holder_gives_nothing_back(
         await old.heartbeat("old", "G")
         await new.heartbeat("new", "G")
         assert await lock(old, "old", 0, 1) == [0, 1]
-        monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
+        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
         assert await lock(new, "new", 0) == [0]
         monkeypatch.undo()
 
@@ -268,11 +268,11 @@ async def test_locks_that_are_refused(tmp_path: Path) -> None:
 
 
 async def test_locks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LOCKS_MAX", 3)
+    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 3)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1000)
         assert await lock(client, "c1", 5, 6) == [5, 6]
         assert await lock(client, "c1", *range(10)) == [0, 5, 6]
-        monkeypatch.setattr(locks, "LOCKS_MAX", 1000)
+        monkeypatch.setattr(queue_locks, "LOCKS_MAX", 1000)
         assert await lock(client, "c1", *range(1000)) == list(range(1000))  # in several commands

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.reading.log_leases import NOTHING, LogLeases
+from mq.broker.bulk.log_lease import NOTHING, LogLeases
 from mq.protocol.bulk_requests import HoldLog, HoldLogExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.bulk import bulk, read_all
@@ -87,7 +87,7 @@ async def test_a_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkey
         await client.create_topic("T", 4)
         await hold(client, "scan", 0, 600)
         await fill(client)
-        monkeypatch.setattr("mq.broker.disk.RealDisk.usage", lambda disk, directory: (10, 100))
+        monkeypatch.setattr("mq.broker.base.disk.RealDisk.usage", lambda disk, directory: (10, 100))
         await client.wait_for(lambda info: int(info["raftmq.basePosition"]) > 0)
 
 

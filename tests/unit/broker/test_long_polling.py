@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.reading.long_polling import LongPolling
+from mq.broker.consume.long_polling import LongPolling
 from mq.store.dispatch import QUEUE_ENTRY
 
 KEY = ("T", 0)

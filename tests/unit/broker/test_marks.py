@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.state.commands import decode_command, encode_command
-from mq.broker.state.marks import CompleteEntries, QueueMarks, SkipEntries
+from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.parts import CommandRefused, SnapshotDamaged
+from mq.broker.state.table import CommandRefused, SnapshotDamaged
 
 OFFSETS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
 STEPS = st.lists(st.one_of(OFFSETS, st.integers(0, 70)), max_size=20)

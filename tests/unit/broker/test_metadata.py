@@ -28,7 +28,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import Changes, Metadata, auto_create
-from mq.broker.state.parts import CommandRefused, CommandUnknown, SnapshotDamaged
+from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged
 from mq.store.dispatch import META_TOPIC
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consuming import notices
-from mq.broker.consuming.notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, Notices
+from mq.broker.consume import change_notices
+from mq.broker.consume.change_notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, Notices
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import running
 
@@ -88,7 +88,7 @@ def test_large_groups_take_turns() -> None:
 
 @pytest.mark.trio
 async def test_members_of_a_large_group_hear_of_a_newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "AT_ONCE_MAX", 1)
+    monkeypatch.setattr(change_notices, "AT_ONCE_MAX", 1)
     async with running(tmp_path) as broker:
         one, two = await broker.connect(), await broker.connect()
         await one.heartbeat("one", "G")

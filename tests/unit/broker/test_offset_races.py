@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consuming.offsets import Offsets
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.consume.offsets import Offsets
+from mq.broker.net.errors import RequestRefused
 from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.parts import CommandRefused
+from mq.broker.state.table import CommandRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateConsumerOffset
 from mq.protocol.requests import UpdateConsumerOffsetExt

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import structlog
 
-from mq.broker.operating.running_settings import RunningSettings
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.admin.broker_config import RunningSettings
+from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
@@ -46,7 +46,7 @@ async def change(client: Client, text: str, serialization: int = JSON) -> Answer
 async def test_what_was_put_got_and_sent_back(
     tmp_path: Path, serialization: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.operating.stats._LOOK_SECONDS_MIN", 0.0)
+    monkeypatch.setattr("mq.broker.admin.stats._LOOK_SECONDS_MIN", 0.0)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
@@ -87,7 +87,7 @@ async def test_figures_of_nothing(tmp_path: Path, name: str, key: str) -> None:
 async def test_a_topic_that_is_created_again_counts_from_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.operating.stats._LOOK_SECONDS_MIN", 0.0)
+    monkeypatch.setattr("mq.broker.admin.stats._LOOK_SECONDS_MIN", 0.0)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for expected in (3, 5):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.sending.appender import Appender
+from mq.broker.write_path.appender import Appender
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import running
 from tests.unit.broker.test_locks import lock_body
@@ -60,7 +60,7 @@ async def test_changes_are_refused_while_too_much_waits(
 async def test_an_answered_commit_is_not_ignored_however_many_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.consuming.offsets.PENDING_MAX", 1)
+    monkeypatch.setattr("mq.broker.consume.offsets.PENDING_MAX", 1)
     async with running(tmp_path, offset_commit_seconds=1000) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.state.pops import INVISIBLE_MS_MAX
+from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX
 from tests.unit.broker.test_pop_crashes import INVISIBLE_MS, CrashMachine, started
 
 

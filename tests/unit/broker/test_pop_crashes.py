@@ -18,16 +18,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mq.broker.popped import pops
-from mq.broker.popped import queues as pop_queues
-from mq.broker.popped.pops import Pops
-from mq.broker.reading.record_reader import Place
-from mq.broker.requests.refusal import RequestRefused
-from mq.broker.sending.pending import MadeRecord, PendingCommand, PendingGroup
-from mq.broker.sending.tails import QueueTails
+from mq.broker.consume.record_reader import Place
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop import pop
+from mq.broker.pop import queue_cursor as pop_queues
+from mq.broker.pop.pop import Pops
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import QueueTails
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header
@@ -539,7 +539,7 @@ def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pop_queues, "CHECKPOINTS_PER_QUEUE_MAX", 2)
-    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 5)
+    monkeypatch.setattr(pop, "CHECKPOINTS_MAX", 5)
     machine = started(5)
     machine.send(5, 1)
     codes: list[int] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.popped import pops
+from mq.broker.pop import pop as pops
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from tests.unit.broker.popping import ack, now_ms, pop, popped

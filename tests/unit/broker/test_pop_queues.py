@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.popped.ordered_clock import OrderedClock
-from mq.broker.popped.queues import PopQueues, Wish
-from mq.broker.reading.record_reader import Place, RecordReader
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.consume.record_reader import Place, RecordReader
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.pop.queue_cursor import PopQueues, Wish
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import parse_subscription
 from mq.protocol.records import encode_host, encode_record

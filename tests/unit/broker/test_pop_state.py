@@ -19,8 +19,8 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.parts import CommandRefused
-from mq.broker.state.pops import SPAN_MAX, AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.broker.state.table import CommandRefused
 
 GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
 KEYS = st.tuples(st.sampled_from(GROUPS), st.sampled_from(TOPICS), st.integers(0, QUEUES - 1))

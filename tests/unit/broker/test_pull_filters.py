@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.reading import subscriptions
+from mq.broker.consume import filters
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -64,7 +64,7 @@ async def test_a_long_expression_is_applied_to_few_messages_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forty clients with such ones, each for 800 messages at a time, kept a leader from its heartbeats for seconds."""
-    monkeypatch.setattr(subscriptions, "_SQL_WORK_MAX", 1000)
+    monkeypatch.setattr(filters, "_SQL_WORK_MAX", 1000)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await send_numbered(client, 25)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.reading.record_reader import RecordReader
+from mq.broker.consume.record_reader import RecordReader
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.store.consume_queue import ConsumeQueue

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from mq.broker.replicas import replica_calls
-from mq.broker.replicas.replica_calls import ReplicaCalls
-from mq.broker.requests.questions import NoAnswer, Questions
+from mq.broker.net.client_requests import NoAnswer, Questions
+from mq.broker.replication import peer_calls
+from mq.broker.replication.peer_calls import ReplicaCalls
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
@@ -42,7 +42,7 @@ def test_who_is_told_may_close_the_connection_of_the_next_question(by_time: bool
 async def test_a_replica_that_reads_nothing_is_not_sent_without_end(
     monkeypatch: pytest.MonkeyPatch, authenticates: bool
 ) -> None:
-    monkeypatch.setattr(replica_calls, "WAITING_BYTES_MAX", 1024 * 1024)
+    monkeypatch.setattr(peer_calls, "WAITING_BYTES_MAX", 1024 * 1024)
     now = 0.0
     reactor = Reactor()
     calls = ReplicaCalls(reactor, replica_authentication("n0"), lambda: now)

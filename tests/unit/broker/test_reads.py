@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mq.broker.reading.reads import PATIENCE_SECONDS, PatientReads
+from mq.broker.net.linearizable_reads import PATIENCE_SECONDS, PatientReads
 
 
 class World:
@@ -61,7 +61,7 @@ def test_one_attempt_is_not_repeated_and_its_failure_told_when_the_role_is_known
 
 
 def test_reads_are_bounded_wherever_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.reading.reads.WAITING_MAX", 4)
+    monkeypatch.setattr("mq.broker.net.linearizable_reads.WAITING_MAX", 4)
     world = World()
     for _ in range(2):
         world.reads.read(world.told.append)

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from mq.broker.delayed.recalls import SEARCHES_MAX
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.net.errors import RequestRefused
+from mq.broker.schedule.recall import SEARCHES_MAX
 from mq.protocol.codes import ResponseCode
 from tests.unit.broker.test_timer_model import DAY, START_MS, Client, TimerMachine, recall_request
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerMachine]:
-    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_BYTES", 8192)  # of two messages
-    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_ENTRIES", 16)
+    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_BYTES", 8192)  # of two messages
+    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_ENTRIES", 16)
     machine = TimerMachine()
     yield machine
     machine.teardown()

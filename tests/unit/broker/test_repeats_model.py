@@ -15,20 +15,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.delayed.waiting import WaitingPlaces
-from mq.broker.requests.refusal import RequestRefused
-from mq.broker.sending import repeats
-from mq.broker.sending.appender import Appender
-from mq.broker.sending.batches import BatchSends
-from mq.broker.sending.made import MadeSends
-from mq.broker.sending.pending import ALREADY_STORED, MadeRecord, PendingCommand
-from mq.broker.sending.raw_properties import TagCodes
-from mq.broker.sending.repeats import Repeats
-from mq.broker.sending.special_sends import SpecialSends
-from mq.broker.sending.tails import QueueTails
-from mq.broker.state import sequences as table
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce import dedup
+from mq.broker.produce.batch import BatchSends
+from mq.broker.produce.dedup import Repeats
+from mq.broker.produce.placement import SpecialSends
+from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.state import producer_sequences as table
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.internal_messages import MadeSends
+from mq.broker.write_path.pending import ALREADY_STORED, MadeRecord, PendingCommand
+from mq.broker.write_path.properties import TagCodes
+from mq.broker.write_path.queue_offsets import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.chunks import decode_chunk
@@ -182,7 +182,7 @@ class RepeatsMachine(RuleBasedStateMachine):
         super().__init__()
         self._window = mock.patch.object(table, "WINDOW", 4)
         self._window.start()
-        self._read_bytes = mock.patch.object(repeats, "_READ_BYTES", 200)  # a batch is read in several pieces
+        self._read_bytes = mock.patch.object(dedup, "_READ_BYTES", 200)  # a batch is read in several pieces
         self._read_bytes.start()
         self.log = Log()
         self.follower = Metadata()

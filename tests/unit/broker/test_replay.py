@@ -140,7 +140,7 @@ class Clients:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("mq.broker.delayed.delays.DELAY_LEVELS_MS", (0, *DELAY_LEVELS_MS[1:]))
+    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (0, *DELAY_LEVELS_MS[1:]))
     live, crashed, scratch = (tmp_path / name for name in ("live", "crashed", "scratch"))
     address = broker_settings(live).listen  # it is part of the metadata
     async with running(live, checkpoint_seconds=0.2, listen=address, **SMALL) as broker:
@@ -151,8 +151,8 @@ async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pyt
         for _ in range(150):
             await clients._rng.choice(clients.deeds)()
         # What is due and not delivered yet stays so from here on.
-        monkeypatch.setattr("mq.broker.delayed.delays.Delays._deliver", lambda *_: None)
-        monkeypatch.setattr("mq.broker.delayed.timers.Timers._deliver", lambda *_: None)
+        monkeypatch.setattr("mq.broker.schedule.delay_levels.Delays._deliver", lambda *_: None)
+        monkeypatch.setattr("mq.broker.schedule.timers.Timers._deliver", lambda *_: None)
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
         assert int((await client.info())["raftmq.delayedDelivered"]) > 0
         assert int((await client.info())["raftmq.timersDelivered"]) > 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.sending import replies
+from mq.broker.produce import request_reply
 from mq.broker.server import serve
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
@@ -181,7 +181,7 @@ async def test_a_one_way_reply_is_pushed_and_not_answered(tmp_path: Path) -> Non
 
 
 async def test_a_client_that_refuses_does_not_answer_or_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "PUSH_SECONDS", 0.1)
+    monkeypatch.setattr(request_reply, "PUSH_SECONDS", 0.1)
     async with running(tmp_path) as broker:
         replier = await broker.connect()
         for end in ("refuses", "silent", "leaves"):

@@ -6,7 +6,7 @@ import pytest
 import structlog
 import trio
 
-from mq.broker.consuming.routes import Queues, Routes
+from mq.broker.consume.routes import Queues, Routes
 from mq.protocol.bodies import QueueData, Route
 from mq.protocol.encoding import encode_response
 from mq.protocol.frames import split_frames

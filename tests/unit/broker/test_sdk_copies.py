@@ -24,7 +24,7 @@ async def test_a_copy_waits_comes_again_and_dies_like_what_was_taken_back(
     async def refuse(*_: object) -> None:
         raise BrokerError(1, "look message by offset failed", "here")
 
-    monkeypatch.setattr("mq.client.giving_back._ask_to_take", refuse)
+    monkeypatch.setattr("mq.client.consume.send_back._ask_to_take", refuse)
     seen: list[ReceivedMessage] = []
     comes, came = trio.open_memory_channel[None](9)
     with trio.fail_after(60):

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from mq.client import Admin, Message, PopConsumer, PoppedMessage, Producer
-from mq.client.connection import Connection
 from mq.client.errors import ConnectionLost
+from mq.client.net.connection import Connection
 from mq.client.sync import SyncPopConsumer
 from mq.protocol.codes import RequestCode
 from tests.unit.broker.test_sdk_lookups import cluster
@@ -93,7 +93,7 @@ async def test_what_is_behind_a_message_waits_for_it(tmp_path: Path) -> None:
 
 
 async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.client.pop_consumer.LEAVE_SECONDS", SECONDS)
+    monkeypatch.setattr("mq.client.consume.pop_consumer.LEAVE_SECONDS", SECONDS)
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 4)
         with trio.fail_after(SECONDS):

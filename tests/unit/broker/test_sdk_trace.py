@@ -25,7 +25,7 @@ from mq.client import (
     ReceivedMessage,
     TransactionProducer,
 )
-from mq.client import tracing as client_tracing
+from mq.client.produce import tracing as client_tracing
 from mq.protocol import properties as props
 from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
 from tests.unit.broker.test_sdk_requests import cluster

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.state import sequences as table
+from mq.broker.state import producer_sequences as table
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.parts import SnapshotDamaged
-from mq.broker.state.sequences import Sequences, Stored
+from mq.broker.state.producer_sequences import Sequences, Stored
+from mq.broker.state.table import SnapshotDamaged
 from mq.protocol import properties as props
 from mq.protocol.records import encode_host, encode_record
 from mq.protocol.sequencing import SEQUENCE_MAX, SequenceRange, range_properties, sent_range, stored_range

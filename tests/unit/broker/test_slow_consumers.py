@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from mq.broker.reading.slow_consumers import SlowConsumers, memory_share
+from mq.broker.consume.follower_reads import SlowConsumers, memory_share
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata

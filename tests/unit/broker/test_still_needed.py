@@ -30,7 +30,7 @@ Ending = Callable[[], Awaitable[None]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.areas.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
     monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
     return clock
 
@@ -191,7 +191,7 @@ async def test_a_disk_that_is_full_takes_it_and_that_is_counted(
     tmp_path: Path, clock: WallClock, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 50
-    monkeypatch.setattr("mq.broker.areas.disk_usage", lambda directory: (free << 30, 100 << 30))
+    monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (free << 30, 100 << 30))
     async with overfull(tmp_path, SMALL, clock) as broker:
         client = await broker.connect()
         endings = [await wait_with(client, clock, kind) for kind in ("half", "timer", "level")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.consuming import subscription_refresh
+from mq.broker.consume import subscription_refresh
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import Client, properties, running, until

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consuming.clients import BROADCASTING, ClientRegistry
-from mq.broker.reading.subscriptions import Subscriptions, scanned_max
-from mq.broker.requests.connection import ClientConnection
-from mq.broker.requests.refusal import RequestRefused
+from mq.broker.consume.clients import BROADCASTING, ClientRegistry
+from mq.broker.consume.filters import Subscriptions, scanned_max
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata

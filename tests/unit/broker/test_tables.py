@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.state.tables import Rows, Tables, in_order
+from mq.broker.state.nested_tables import Rows, Tables, in_order
 
 STEPS = st.lists(st.tuples(st.sampled_from(["put", "drop", "capture"]), st.integers(0, 2), st.integers(0, 3)))
 

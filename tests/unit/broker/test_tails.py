@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mq.broker.sending.tails import QueueTails
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.queue_offsets import QueueTails
 
 
 class Applied:

@@ -13,18 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mq.broker.delayed.recalls import Recalls
-from mq.broker.delayed.timer_wheel import TimerWheel
-from mq.broker.delayed.timers import Timers
-from mq.broker.delayed.waiting import WaitingPlaces
-from mq.broker.requests.refusal import RequestRefused
-from mq.broker.sending.appender import Appender
-from mq.broker.sending.made import encode_properties
-from mq.broker.sending.pending import MadeRecord, NotStored, StoredAt
-from mq.broker.sending.tails import QueueTails
+from mq.broker.net.errors import RequestRefused
+from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.recall import Recalls
+from mq.broker.schedule.timer_wheel import TimerWheel
+from mq.broker.schedule.timers import Timers
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
-from mq.broker.state.marks import QueueMarks
+from mq.broker.state.completion_marks import QueueMarks
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.internal_messages import encode_properties
+from mq.broker.write_path.pending import MadeRecord, NotStored, StoredAt
+from mq.broker.write_path.queue_offsets import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import timer_slot
@@ -50,7 +50,7 @@ QUEUES = 2
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two messages, so that searches are under way while all else happens."""
-    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_BYTES", 8192)
+    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_BYTES", 8192)
 
 
 class Log:

@@ -32,7 +32,7 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
-    monkeypatch.setattr("mq.broker.areas.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
     monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
     return clock
 
@@ -286,7 +286,7 @@ async def test_a_message_that_the_disk_does_not_give_holds_up_no_other(
             raise RecordError(0, "the body's checksum is wrong")
         return split_record(data)
 
-    monkeypatch.setattr("mq.broker.delayed.timers.split_record", split)
+    monkeypatch.setattr("mq.broker.schedule.timers.split_record", split)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for number, body in enumerate((b"first", b"damaged", b"behind"), 1):
@@ -393,7 +393,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
 async def test_a_message_that_was_stored_anew_is_found(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.delayed.recalls._PIECE_BYTES", 4096)  # of one message each
+    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_BYTES", 4096)  # of one message each
     due_ms = clock.now_ms + 2 * DAY + HOUR
     async with running(tmp_path) as broker:
         client = await broker.connect()

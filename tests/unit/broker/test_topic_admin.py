@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.operating import subscription_groups, topics
+from mq.broker.admin import consumer_groups, topics
 from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode as Code
@@ -261,7 +261,7 @@ async def test_there_are_not_more_topics_and_groups_than_allowed(
         taken = len(json.loads((await client.request(Code.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"])
         for module in (metadata, topics):
             monkeypatch.setattr(module, "TOPICS_MAX", taken + 2)
-        for module in (metadata, subscription_groups):
+        for module in (metadata, consumer_groups):
             monkeypatch.setattr(module, "GROUPS_MAX", 2)
         # All are sent before the first is answered: each finds room when it comes, only two when it is stored.
         posted = [await client.post(PUT_TOPIC, TOPIC | {"topic": f"T{number}"}) for number in range(5)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.reading import topic_ends
+from mq.broker.bulk import topic_ends
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from tests.unit.broker.bulk import plan

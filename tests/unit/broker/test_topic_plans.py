@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.reading import topic_plans
+from mq.broker.bulk import topic_plan
 from mq.protocol.bulk import PlannedQueue
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.bulk import plan, read_all
@@ -53,8 +53,8 @@ async def test_stripes_between_places_are_what_lies_in_each_file(tmp_path: Path)
 
 
 async def test_many_queues_come_in_pages_and_with_fewer_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_plans, "QUEUES_PER_PAGE", 4)
-    monkeypatch.setattr(topic_plans, "OFFSETS_MAX", 8)
+    monkeypatch.setattr(topic_plan, "QUEUES_PER_PAGE", 4)
+    monkeypatch.setattr(topic_plan, "OFFSETS_MAX", 8)
     small = {"segment_bytes": SMALL_SEGMENT_BYTES, "message_bytes_max": 32 * 1024}
     async with running(tmp_path, **small) as broker:
         client = await broker.connect()

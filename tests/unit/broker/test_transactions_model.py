@@ -13,18 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.consuming.clients import ClientRegistry
-from mq.broker.delayed.waiting import WaitingPlaces
-from mq.broker.requests.refusal import RequestRefused
-from mq.broker.sending.appender import Appender
-from mq.broker.sending.pending import MadeRecord, NotStored, StoredAt
-from mq.broker.sending.tails import QueueTails
+from mq.broker.consume.clients import ClientRegistry
+from mq.broker.net.errors import RequestRefused
+from mq.broker.schedule.placement import WaitingPlaces
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
-from mq.broker.state.marks import CompleteEntries
+from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.state.metadata import Metadata
-from mq.broker.transactional.check_backs import CheckBacks
-from mq.broker.transactional.half_messages import HALF_QUEUE_ID, HalfMessages
-from mq.broker.transactional.transactions import Transactions
+from mq.broker.transaction.check_back import CheckBacks
+from mq.broker.transaction.end_transaction import Transactions
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import MadeRecord, NotStored, StoredAt
+from mq.broker.write_path.queue_offsets import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.chunks import decode_chunk
@@ -150,7 +150,7 @@ class Leader:
 
 @pytest.fixture(autouse=True)
 def few_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.transactional.check_backs.PUT_OFF_MAX", PUT_OFF_MAX)
+    monkeypatch.setattr("mq.broker.transaction.check_back.PUT_OFF_MAX", PUT_OFF_MAX)
 
 
 class TransactionsMachine(RuleBasedStateMachine):
@@ -475,7 +475,7 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
 
 
 def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.transactional.half_messages.DISCARDED_KNOWN", 10)
+    monkeypatch.setattr("mq.broker.transaction.half_messages.DISCARDED_KNOWN", 10)
     metadata, nothing = Metadata(), cast("Any", None)
     halves = HalfMessages(metadata=metadata, store=nothing, read=nothing)
     for offset in range(100):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.broker.requests.unread import MUCH_BYTES, Unread
+from mq.broker.net.flow_control import MUCH_BYTES, Unread
 
 MIB = 1024 * 1024
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.delayed import delays
+from mq.broker.schedule import delay_levels
 from mq.protocol.records import RawRecord, RecordError, split_record
 from tests.unit.broker.running import Client, note_brokers, properties, running
 from tests.unit.broker.test_delays import WallClock, clock, stored, wait_stored
@@ -36,7 +36,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr(delays, "split_record", disk.split)
+    monkeypatch.setattr(delay_levels, "split_record", disk.split)
     return disk
 
 
@@ -113,7 +113,7 @@ async def test_it_is_tried_ever_less_often(tmp_path: Path, clock: WallClock, dis
 async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
     tmp_path: Path, clock: WallClock, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delays, "_PASSED_OVER_MAX", 3)
+    monkeypatch.setattr(delay_levels, "_PASSED_OVER_MAX", 3)
     names = [b"m%d" % number for number in range(8)]
     disk.lost = set(names)
     async with running(tmp_path) as broker:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from mq.broker.delayed.unreadable import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, Unreadable
-from mq.broker.sending.pending import StoredAt
+from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, Unreadable
+from mq.broker.write_path.pending import StoredAt
 from mq.protocol.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.records import RecordError

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
-from raftlog.secret_file import FILE_NAME, create_secret, read_secrets
+from raftlog.net.secret_file import FILE_NAME, create_secret, read_secrets
 
 
 def run(*args: str | Path, stdin: str = "") -> Result:

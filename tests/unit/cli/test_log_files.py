@@ -15,7 +15,7 @@ from raftlog import RealDisk
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
-from raftlog.segment.notes import ABSTAINING
+from raftlog.segment.meta_keys import ABSTAINING
 
 
 def opened(path: Path) -> SegmentLog:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client import MessageQueue
-from mq.client.allocation import (
+from mq.client.consume.allocation import (
     Strategy,
     allocate_averagely,
     allocate_consistently,

@@ -10,8 +10,8 @@ import anyio
 import anyio.abc
 import pytest
 
-from mq.client.connection import Answer, Connection, open_connection, split_address
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
+from mq.client.net.connection import Answer, Connection, open_connection, split_address
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import encode_request, encode_response
 from tests.unit.client.fake_cluster import until

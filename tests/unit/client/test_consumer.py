@@ -347,10 +347,10 @@ async def test_run_needs_a_handler_for_every_topic() -> None:
 
 @pytest.mark.parametrize("is_run", [True, False])
 async def test_handlers_that_nobody_runs_are_told_of(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
-    monkeypatch.setattr("mq.client.consumer.REMIND_SECONDS", 0.1)
+    monkeypatch.setattr("mq.client.consume.push_consumer.REMIND_SECONDS", 0.1)
     warnings: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
-        "mq.client.handling.log.warning", lambda event, *, topics, **_: warnings.append((event, topics))
+        "mq.client.consume.handlers.log.warning", lambda event, *, topics, **_: warnings.append((event, topics))
     )
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = consumer_of(cluster)

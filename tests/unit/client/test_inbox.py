@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from mq.client.consume.popped_messages import Inbox, PoppedMessage
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.popped import Inbox, PoppedMessage
 from mq.protocol.receipts import NORMAL, Receipt
 from mq.protocol.records import decode_record, encode_host, encode_record
 

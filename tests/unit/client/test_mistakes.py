@@ -26,7 +26,7 @@ from mq.client import (
     SubscriptionError,
     sql,
 )
-from mq.client.sending import Pending, make_ready
+from mq.client.produce.outgoing_message import Pending, make_ready
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPushConsumer
 from tests.unit.client.fake_cluster import FakeCluster
 

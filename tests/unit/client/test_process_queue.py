@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mq.client.consume.process_queue import FlowLimits, ProcessQueue
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.process_queue import FlowLimits, ProcessQueue
 
 QUEUE = MessageQueue("T", "b-0", 0)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mq.client import MessageQueue
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.errors import UnreadableAnswer
-from mq.client.process_queue import ProcessQueue
-from mq.client.pulling import Puller, PullSettings
 from mq.filter.subscription import parse_subscription
 
 pytestmark = pytest.mark.anyio

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from mq.client import ClientClosed
-from mq.client import remoting as module
-from mq.client.connection import Connection, open_connection
-from mq.client.remoting import Remoting
+from mq.client.net import client_core as module
+from mq.client.net.client_core import Remoting
+from mq.client.net.connection import Connection, open_connection
 from tests.unit.client.fake_cluster import FakeCluster, until
 
 pytestmark = pytest.mark.anyio

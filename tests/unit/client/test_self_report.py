@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.client.self_report import running_info
+from mq.client.consume.diagnostics import running_info
 from mq.protocol import fastjson
 
 

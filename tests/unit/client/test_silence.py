@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from mq.client import Message, NameServersUnavailable, Producer, RemotingSettings, SendOutcomeUnknown, SendResult
-from mq.client.connection import Connection
-from mq.client.pulling import PullSettings
-from mq.client.silence import SilenceWatch
+from mq.client.consume.pull_loop import PullSettings
+from mq.client.net.connection import Connection
+from mq.client.net.liveness import SilenceWatch
 from tests.unit.client.consuming import consumer_of, fill, stored, take
 from tests.unit.client.fake_cluster import FakeBroker, FakeCluster, until
 

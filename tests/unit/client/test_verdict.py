@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.verdict import Retry, judge_answer
+from mq.client.send_outcome import Retry, judge_answer
 
 
 @pytest.mark.parametrize(

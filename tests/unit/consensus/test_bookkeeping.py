@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.tail import Tail
-from raftlog.consensus.tickets import Tickets
+from raftlog.consensus.span_cache import Tail
 from raftlog.consensus.types import (
     NONE,
     ConfState,
@@ -24,6 +23,7 @@ from raftlog.consensus.types import (
     Role,
     Span,
 )
+from raftlog.consensus.write_tickets import Tickets
 
 steps = st.lists(
     st.one_of(

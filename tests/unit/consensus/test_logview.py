@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.consensus.logview import LogView
+from raftlog.consensus.log_terms import LogView
 from raftlog.consensus.types import NONE, LogId, Span
 
 logs = st.lists(st.integers(1, 6), max_size=14).map(sorted)

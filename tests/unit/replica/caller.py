@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import trio
 
-from raftlog import authentication, wire
-from raftlog.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
-from raftlog.transport import PURPOSE
-from raftlog.wire import Hello, Kind, Welcome
+from raftlog.net import authentication
+from raftlog.net import frames as wire
+from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.frames import Hello, Kind, Welcome
+from raftlog.net.transport import PURPOSE
 
 
 async def call(port: int, *data: bytes, source: str = "127.0.0.1") -> trio.SocketStream:

@@ -23,13 +23,13 @@ from raftlog import (
     RoleChange,
     SegmentLog,
 )
-from raftlog._runtime import Deadline, Mailbox
-from raftlog.admission import Admission, Identity
-from raftlog.secret_file import SecretFile, create_secret
+from raftlog.bootstrap import core_for
+from raftlog.net.admission import Admission, Identity
+from raftlog.net.frames import Kind
+from raftlog.net.reactor import Deadline, Mailbox
+from raftlog.net.secret_file import SecretFile, create_secret
+from raftlog.net.transport import Transport
 from raftlog.segment.writer import Writer
-from raftlog.starting import core_for
-from raftlog.transport import Transport
-from raftlog.wire import Kind
 from tests.free_ports import free_ports
 
 CLUSTER = "00112233445566778899aabbccddeeff"

@@ -10,7 +10,7 @@ from typing import Any
 import cbor2
 import msgspec
 
-from raftlog import ConfState, NodeId, wire
+from raftlog import ConfState, NodeId
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.messages import (
     Denial,
@@ -25,9 +25,10 @@ from raftlog.consensus.messages import (
     VoteResp,
 )
 from raftlog.consensus.types import LogId
+from raftlog.net import frames
+from raftlog.net.frames import Kind, RangeReq, RangeResp, ResetOffer
 from raftlog.replica import Replica
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, place
-from raftlog.wire import Kind, RangeReq, RangeResp, ResetOffer
 
 U64_MAX = 2**64 - 1
 EDGES = (0, 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, U64_MAX)
@@ -103,7 +104,7 @@ class HostilePeer:
                 lambda: RangeResp("log", self._index(), self._index(), b"x"),
             )
         )()
-        kind = wire._KIND_OF[type(value)]
+        kind = frames._KIND_OF[type(value)]
         fields = msgspec.to_builtins(value, builtin_types=(bytes,))
         if rng.random() < 0.2:
             fields[rng.choice(list(fields))] = rng.choice((*EDGES, *STRANGE))
@@ -117,7 +118,7 @@ class HostilePeer:
         return self._framed(self._rng.choice(list(Kind)), self._rng.randbytes(self._rng.randrange(60)))
 
     def _framed(self, kind: Kind, payload: bytes) -> bytes:
-        return wire._frame(kind, payload, 0, zlib.crc32(payload, kind))
+        return frames._frame(kind, payload, 0, zlib.crc32(payload, kind))
 
     def _appended(self) -> bytes:
         last = self._id()
@@ -150,7 +151,7 @@ class HostilePeer:
         data = b"".join(entries)
         fixed = self._fixed(term, prev, data, len(entries))
         head = fixed + bytes(4 * len(entries))
-        return wire._frame(Kind.APPEND, head, len(data), zlib.crc32(head, Kind.APPEND)) + data
+        return frames._frame(Kind.APPEND, head, len(data), zlib.crc32(head, Kind.APPEND)) + data
 
     def _fixed(self, term: int, prev: LogId, data: bytes, count: int) -> bytes:
         log = self._replica.log

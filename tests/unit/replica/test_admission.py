@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raftlog import NodeId
-from raftlog.admission import Admission, Identity
-from raftlog.wire import Hello
+from raftlog.net.admission import Admission, Identity
+from raftlog.net.frames import Hello
 
 SEGMENT_BYTES = 4096
 THREE = {"n0": "a:1", "n1": "b:1", "n2": "c:1"}

@@ -11,13 +11,15 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from raftlog import NodeId, authentication, wire
-from raftlog.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog import NodeId
 from raftlog.consensus.messages import AppendReq, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
-from raftlog.secret_file import new_secret, write_secrets
-from raftlog.transport import PURPOSE
-from raftlog.wire import Hello, Kind, RangeReq
+from raftlog.net import authentication
+from raftlog.net import frames as wire
+from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.frames import Hello, Kind, RangeReq
+from raftlog.net.secret_file import new_secret, write_secrets
+from raftlog.net.transport import PURPOSE
 from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftlog.barriers import READ_SECONDS_MAX, Barriers
+from raftlog.read_barrier import READ_SECONDS_MAX, Barriers
 
 
 def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() -> None:

@@ -12,9 +12,9 @@ import trio
 from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId
-from raftlog.segment import RealDisk, staging
+from raftlog.net.transport import Lane
+from raftlog.segment import RealDisk, snapshot_install
 from raftlog.segment.disk import write_fully
-from raftlog.transport import Lane
 from tests.free_ports import free_ports
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
 
@@ -116,8 +116,8 @@ async def test_follower_below_base_comes_back_and_is_reset_while_the_group_goes_
 
 async def test_reset_survives_a_change_of_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was fetched from the first leader is not fetched again."""
-    monkeypatch.setattr("raftlog.segment.staging.PIECE_BYTES", 4096)
-    monkeypatch.setattr("raftlog.ranges.RANGE_BYTES_MAX", 4096)
+    monkeypatch.setattr("raftlog.segment.snapshot_install.PIECE_BYTES", 4096)
+    monkeypatch.setattr("raftlog.range_server.RANGE_BYTES_MAX", 4096)
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
@@ -202,7 +202,7 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
 @pytest.mark.parametrize("told", [True, False])
 async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the disk tells beforehand that it has no room, or refuses a write."""
-    monkeypatch.setattr("raftlog.catchup.ROOM_SECONDS", 0.05)
+    monkeypatch.setattr("raftlog.log_transfer.ROOM_SECONDS", 0.05)
     full = True
 
     def write(*arguments: Any) -> None:
@@ -223,7 +223,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
                     lambda disk, path: (20_000, 100_000) if full and "n3" in path else usage(disk, path),
                 )
             else:
-                monkeypatch.setattr(staging, "write_fully", write)
+                monkeypatch.setattr(snapshot_install, "write_fully", write)
             new = await add_learner(nodes, leader)
             await new.until(lambda member: [line["event"] for line in log].count("reset_waits") >= 1)
             assert new.runs == 1

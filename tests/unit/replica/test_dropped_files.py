@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterable
 
 from chaos.disk import MemoryDisk
-from raftlog import ConfChange, ConfState, CoreConfig, NodeId, Replica, SegmentLog, wire
+from raftlog import ConfChange, ConfState, CoreConfig, NodeId, Replica, SegmentLog
+from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.types import ConfChangeKind
-from raftlog.starting import configurations, core_for
-from raftlog.transport import Lane
+from raftlog.net import frames
+from raftlog.net.transport import Lane
 from tests.unit.replica.group import CLUSTER, Recorder
 
 A, B, C, D, E, NEW = (NodeId(name) for name in ("a", "b", "c", "d", "e", "new"))
@@ -85,7 +86,7 @@ class Table:
                 for peer, data in sent:
                     if self.away & {node, peer} or peer not in only_to:
                         continue
-                    ((kind, payload),), _ = wire.split_frames(memoryview(data))
+                    ((kind, payload),), _ = frames.split_frames(memoryview(data))
                     self[peer].replica.receive(node, kind, payload)
                     busy = True
 

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from raftlog._runtime import TURN_SECONDS, Reactor
+from raftlog.net.reactor import TURN_SECONDS, Reactor
 
 
 class Stage:

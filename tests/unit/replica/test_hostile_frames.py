@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 from chaos.disk import MemoryDisk
-from raftlog import CommittedEntry, ConfState, CoreConfig, NodeId, Refusal, Replica, Role, RoleChange, SegmentLog, wire
+from raftlog import CommittedEntry, ConfState, CoreConfig, NodeId, Refusal, Replica, Role, RoleChange, SegmentLog
+from raftlog.bootstrap import core_for
+from raftlog.net import frames as wire
+from raftlog.net.frames import WireError
+from raftlog.net.transport import Lane
 from raftlog.segment.errors import FrameCorrupt, LogDiverged
-from raftlog.starting import core_for
-from raftlog.transport import Lane
-from raftlog.wire import WireError
 from tests.unit.replica.hostile import HostilePeer
 
 NODES = tuple(NodeId(name) for name in ("n0", "n1", "n2"))
@@ -184,6 +185,6 @@ def test_the_frames_do_harm_where_messages_are_not_checked(monkeypatch: pytest.M
 
 
 def test_the_frames_do_harm_where_entries_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftlog.received_entries.ReceivedEntries.check", lambda self, message: 0)
+    monkeypatch.setattr("raftlog.net.received_entries.ReceivedEntries.check", lambda self, message: 0)
     with pytest.raises((LogDiverged, ValueError)):
         attack_often()

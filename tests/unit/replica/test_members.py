@@ -20,7 +20,7 @@ from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal, Role
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.meta import MetaFile
-from raftlog.segment.notes import ABSTAINING
+from raftlog.segment.meta_keys import ABSTAINING
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
 
 pytestmark = pytest.mark.trio

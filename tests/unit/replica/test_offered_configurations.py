@@ -10,13 +10,13 @@ import structlog
 
 from chaos.disk import MemoryDisk
 from raftlog import ConfState, NodeId
-from raftlog.catchup import Puller
 from raftlog.consensus.confchange import MEMBERS_MAX, encode_conf
-from raftlog.received_entries import check_configuration
+from raftlog.log_transfer import Puller
+from raftlog.net.frames import ResetOffer, WireError
+from raftlog.net.received_entries import check_configuration
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.meta import Base
-from raftlog.segment.staging import Manifest, encode_manifest
-from raftlog.wire import ResetOffer, WireError
+from raftlog.segment.snapshot_install import Manifest, encode_manifest
 
 LEADER = NodeId("n0")
 

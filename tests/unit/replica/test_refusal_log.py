@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from structlog.testing import capture_logs
 
-from raftlog.refusal_log import REASONS_MAX, RefusalLog
+from raftlog.net.refusal_log import REASONS_MAX, RefusalLog
 
 
 def test_a_reason_is_logged_once_a_minute_whatever_its_numbers() -> None:

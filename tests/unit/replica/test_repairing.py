@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 
 import raftlog.repair_dialogue
 from raftlog import Hosted, Run
-from raftlog.ranges import DAMAGED_HERE
+from raftlog.range_server import DAMAGED_HERE
 from raftlog.segment import LogDamaged, RealDisk, SegmentLog
+from raftlog.segment.force_voting import cut, trust
 from raftlog.segment.meta import MetaFile
-from raftlog.segment.notes import ABSTAINING
-from raftlog.segment.trust import cut, trust
+from raftlog.segment.meta_keys import ABSTAINING
 from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group
 

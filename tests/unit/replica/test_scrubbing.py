@@ -8,7 +8,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from raftlog.scrubbing import scrub_log
+from raftlog.scrub_task import scrub_log
 from raftlog.segment import StorageCorrupt
 from tests.unit.segment.log_home import LogHome
 

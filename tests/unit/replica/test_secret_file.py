@@ -10,8 +10,7 @@ import pytest
 import structlog
 
 from raftlog import NodeId, NodeSettings
-from raftlog.node import open_secret
-from raftlog.secret_file import (
+from raftlog.net.secret_file import (
     SecretFile,
     SecretMissing,
     SecretUnusable,
@@ -20,6 +19,7 @@ from raftlog.secret_file import (
     read_secrets,
     write_secrets,
 )
+from raftlog.node import open_secret
 
 
 def mode_of(path: Path) -> int:

@@ -23,11 +23,11 @@ from raftlog import (
     group_segment_bytes,
     stored_segment_bytes,
 )
-from raftlog.authentication import AuthenticationFailed
-from raftlog.secret_file import create_secret, new_secret, read_secrets
+from raftlog.net.authentication import AuthenticationFailed
+from raftlog.net.frames import Hello
+from raftlog.net.secret_file import create_secret, new_secret, read_secrets
+from raftlog.net.transport import NOT_RECORDED
 from raftlog.segment_size import SEGMENT_BYTES_MAX
-from raftlog.transport import NOT_RECORDED
-from raftlog.wire import Hello
 from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller
 from tests.unit.replica.group import CLUSTER

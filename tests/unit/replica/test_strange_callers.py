@@ -11,12 +11,13 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from raftlog import NodeId, authentication, wire
-from raftlog.authentication import CHALLENGE_BYTES, NONCE_BYTES
+from raftlog import NodeId
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.consensus.types import LogId
-from raftlog.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
-from raftlog.wire import Hello, Kind, RangeReq, Welcome, WireError
+from raftlog.net import authentication, frames
+from raftlog.net.authentication import CHALLENGE_BYTES, NONCE_BYTES
+from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
+from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
 from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
@@ -32,7 +33,7 @@ HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDR
 
 @pytest.fixture(autouse=True)
 def every_refusal_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftlog.refusal_log.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 0.0)
 
 
 @contextlib.asynccontextmanager
@@ -65,43 +66,43 @@ def damaged(frame: bytes, at: int) -> bytes:
 
 def append(data: bytes = b"") -> bytes:
     request = AppendReq(N1, N0, 1, LogId(0, 0), (), 0, 1)
-    return b"".join(wire.encode_append(request, 0, [data] if data else [], len(data), [b""] if data else []))
+    return b"".join(frames.encode_append(request, 0, [data] if data else [], len(data), [b""] if data else []))
 
 
-CALL = wire.encode_opening(Kind.CALL, authentication.call(bytes(NONCE_BYTES), [bytes(32)]))
-VOTE = wire.encode_cold(VoteReq(N1, N0, 1, last=LogId(0, 0)))
+CALL = frames.encode_opening(Kind.CALL, authentication.call(bytes(NONCE_BYTES), [bytes(32)]))
+VOTE = frames.encode_cold(VoteReq(N1, N0, 1, last=LogId(0, 0)))
 
 STRANGERS = {
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
-    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.CALL, wire.VERSION, 0, 0),
-    "a call that does not end": struct.pack(">IBBHI", 10**6, Kind.CALL, wire.VERSION, 0, 0) + bytes(2000),
+    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.CALL, frames.VERSION, 0, 0),
+    "a call that does not end": struct.pack(">IBBHI", 10**6, Kind.CALL, frames.VERSION, 0, 0) + bytes(2000),
     "two calls": 2 * CALL,
     "a damaged call": damaged(CALL, 40),
-    "a challenge instead of a call": wire.encode_opening(Kind.CHALLENGE, bytes(CHALLENGE_BYTES)),
-    "a length a byte too large": struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, Kind.APPEND, wire.VERSION, 0, 0),
-    "an unknown kind": struct.pack(">IBBHI", 8, 77, wire.VERSION, 0, 0),
-    "a hello": wire.encode_cold(HELLO),
-    "a heartbeat": wire.encode_cold(Heartbeat(N1, N0, 2**62, seq=1, commit=0)),
-    "a request for the log": wire.encode_cold(RangeReq("log", 0, 1024 * 1024)),
+    "a challenge instead of a call": frames.encode_opening(Kind.CHALLENGE, bytes(CHALLENGE_BYTES)),
+    "a length a byte too large": struct.pack(">IBBHI", frames.FRAME_BYTES_MAX + 1, Kind.APPEND, frames.VERSION, 0, 0),
+    "an unknown kind": struct.pack(">IBBHI", 8, 77, frames.VERSION, 0, 0),
+    "a hello": frames.encode_cold(HELLO),
+    "a heartbeat": frames.encode_cold(Heartbeat(N1, N0, 2**62, seq=1, commit=0)),
+    "a request for the log": frames.encode_cold(RangeReq("log", 0, 1024 * 1024)),
     "a vote": VOTE,
     "entries": append(),
-    "an acknowledgement": wire.encode_appended(AppendResp(N1, N0, 1, 1, True, 0, 0, LogId(0, 0))),
-    "a welcome": wire.encode_cold(Welcome("x")),
+    "an acknowledgement": frames.encode_appended(AppendResp(N1, N0, 1, 1, True, 0, 0, LogId(0, 0))),
+    "a welcome": frames.encode_cold(Welcome("x")),
 }
 
 PEERS_WITH_BUGS = {
     "garbage": b"\xff" * 64,
-    "a second hello": wire.encode_cold(HELLO),
-    "a welcome": wire.encode_cold(Welcome("x")),
+    "a second hello": frames.encode_cold(HELLO),
+    "a welcome": frames.encode_cold(Welcome("x")),
     "a damaged vote": damaged(VOTE, 30),
-    "a vote for another node": wire.encode_cold(VoteReq(N1, NodeId("n2"), 1, last=LogId(0, 0))),
-    "a vote of another node": wire.encode_cold(VoteReq(NodeId("n2"), N0, 1, last=LogId(0, 0))),
-    "a heartbeat of itself": wire.encode_cold(Heartbeat(N0, N0, 1, seq=1, commit=0)),
+    "a vote for another node": frames.encode_cold(VoteReq(N1, NodeId("n2"), 1, last=LogId(0, 0))),
+    "a vote of another node": frames.encode_cold(VoteReq(NodeId("n2"), N0, 1, last=LogId(0, 0))),
+    "a heartbeat of itself": frames.encode_cold(Heartbeat(N0, N0, 1, seq=1, commit=0)),
     "an entry that is none": append(bytes(100)),
     "damaged entries": damaged(append(), 20),
-    "a short acknowledgement": struct.pack(">IBBHI", 8, Kind.APPENDED, wire.VERSION, 0, 0),
+    "a short acknowledgement": struct.pack(">IBBHI", 8, Kind.APPENDED, frames.VERSION, 0, 0),
 }
 
 
@@ -183,7 +184,7 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
         for what, data in PEERS_WITH_BUGS.items():
             caller = await let_in(node, port)
             with capture_logs() as log:
-                await caller.stream.send_all(caller.tagged(wire.PING) + as_sent(caller, data))
+                await caller.stream.send_all(caller.tagged(frames.PING) + as_sent(caller, data))
                 assert await received(caller.stream) == b"", what
             assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
             await check_unharmed(node, port, last_index)
@@ -208,7 +209,7 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
 async def test_callers_of_another_group_are_told_why_and_sent_away(
     tmp_path: Path, hello: Hello, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftlog.refusal_log.EVERY_SECONDS", 60.0)
+    monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 60.0)
     async with lonely(tmp_path) as (node, port):
         refusals: list[str | None] = []
         with capture_logs() as log:
@@ -226,10 +227,10 @@ async def test_callers_of_another_group_are_told_why_and_sent_away(
 async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
-        wrong = wire.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))
-        vote = wire.encode_cold(VoteReq(N1, N0, term + 50, last=LogId(10**6, term + 50), force=True))
+        wrong = frames.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))
+        vote = frames.encode_cold(VoteReq(N1, N0, term + 50, last=LogId(10**6, term + 50), force=True))
         caller = await Caller.open(port, node.secrets.current)
-        await caller.stream.send_all(caller.tagged(wrong, wire.encode_cold(HELLO), vote))
+        await caller.stream.send_all(caller.tagged(wrong, frames.encode_cold(HELLO), vote))
         await received(caller.stream)
         await check_unharmed(node, port, node.log.last_index)
         assert node.replica.core.term < term + 50
@@ -238,7 +239,7 @@ async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None
 async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftlog.refusal_log.EVERY_SECONDS", 60.0)
+    monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 60.0)
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             for version in range(256):
@@ -253,12 +254,12 @@ async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_m
 
 async def test_mixed_version_cluster(tmp_path: Path) -> None:
     """A caller that speaks another version reads our version in the prefix of what it gets, and both are logged."""
-    theirs = wire.VERSION + 1
+    theirs = frames.VERSION + 1
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             data = await received(await call(port, struct.pack(">IBBHI", 8, Kind.HELLO, theirs, 0, 0)))
-        assert data == wire.encode_opening(Kind.CHALLENGE, b"")
-        assert data[5] == wire.VERSION
-        words = f"version {theirs} came, this replica speaks version {wire.VERSION}"
+        assert data == frames.encode_opening(Kind.CHALLENGE, b"")
+        assert data[5] == frames.VERSION
+        words = f"version {theirs} came, this replica speaks version {frames.VERSION}"
         assert [words in line["error"] for line in log if line["event"] == "peer_refused"] == [True]
         await check_unharmed(node, port, node.log.last_index)

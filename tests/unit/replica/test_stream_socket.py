@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from raftlog import Listener, Reactor, StreamSocket
-from raftlog._runtime import RECEIVE_BYTES, Mailbox
+from raftlog.net.reactor import RECEIVE_BYTES, Mailbox
 
 pytestmark = pytest.mark.trio
 

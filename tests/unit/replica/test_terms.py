@@ -13,16 +13,16 @@ from typer.testing import CliRunner, Result
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from raftlog import NodeId, RealDisk, SegmentLog
+from raftlog.bootstrap import core_for
 from raftlog.consensus.messages import AppendReq, Heartbeat, PreVoteReq, TimeoutNow, VoteReq
 from raftlog.consensus.types import NONE, CoreConfig, Role
 from raftlog.consensus.validation import MessageRefused
+from raftlog.net.frames import WireError, decode_append, encode_append, split_frames
 from raftlog.segment.codec import NORMAL, frame
 from raftlog.segment.errors import TermUnusable
+from raftlog.segment.force_voting import TERM_MARGIN
 from raftlog.segment.meta import MetaFile
-from raftlog.segment.trust import TERM_MARGIN
-from raftlog.starting import core_for
 from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
-from raftlog.wire import WireError, decode_append, encode_append, split_frames
 from tests.free_ports import free_ports
 from tests.paper.group import A, B, C, Group
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, wait_leader

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog import ConfState, NodeId, wire
+from raftlog import ConfState, NodeId
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.messages import (
     AppendReq,
@@ -30,9 +30,10 @@ from raftlog.consensus.messages import (
     VoteResp,
 )
 from raftlog.consensus.types import LogId, Span
+from raftlog.net import frames as wire
+from raftlog.net.frames import Hello, Kind, RangeReq, RangeResp, ResetOffer, Welcome, WireError
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
 from raftlog.segment.errors import FrameCorrupt
-from raftlog.wire import Hello, Kind, RangeReq, RangeResp, ResetOffer, Welcome, WireError
 
 LEADER, FOLLOWER = NodeId("n0"), NodeId("n1")
 CHAIN = initial_chain("c")

@@ -9,8 +9,8 @@ import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import CONFIG, NORMAL, EntryGone, Preallocation, RealDisk, SegmentLog, Writer
-from raftlog.segment.descriptors import DESCRIPTORS_MAX
 from raftlog.segment.meta import decode_slot
+from raftlog.segment.open_files import DESCRIPTORS_MAX
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
 
 BODIES = [bytes([65 + number]) * 400 for number in range(10)]  # two to a file of 1 KiB

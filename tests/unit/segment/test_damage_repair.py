@@ -12,9 +12,9 @@ import pytest
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import LogDamaged, SegmentLog
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
-from raftlog.segment.notes import ABSTAINING, DAMAGED
+from raftlog.segment.force_voting import cut
+from raftlog.segment.meta_keys import ABSTAINING, DAMAGED
 from raftlog.segment.repair import WANTED_BYTES_MAX, Repair
-from raftlog.segment.trust import cut
 from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 

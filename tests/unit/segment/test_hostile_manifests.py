@@ -9,10 +9,10 @@ import cbor2
 import msgspec
 import pytest
 
-import raftlog.segment.staging
+import raftlog.segment.snapshot_install
 from chaos.disk import MemoryDisk
 from raftlog.segment.codec import NORMAL, EntryRef
-from raftlog.segment.staging import Staging, decode_manifest, encode_manifest
+from raftlog.segment.snapshot_install import Staging, decode_manifest, encode_manifest
 from tests.unit.segment.log_home import DIRECTORY, LogHome
 from tests.unit.segment.test_reset import PIECE_BYTES, fill, manifest_of, pull
 
@@ -39,7 +39,7 @@ EDGES: tuple[object, ...] = (
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.segment.staging, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(raftlog.segment.snapshot_install, "PIECE_BYTES", PIECE_BYTES)
 
 
 def test_a_manifest_is_refused_or_can_be_gathered() -> None:

@@ -10,7 +10,7 @@ import pytest
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import MetaCorrupt
 from raftlog.segment.meta import SLOT_BYTES, MetaFile, MetaState, decode_slot, encode_slot
-from raftlog.segment.notes import ABSTAINING
+from raftlog.segment.meta_keys import ABSTAINING
 from tests.unit.segment.log_home import LogHome
 
 PATH = "/meta"

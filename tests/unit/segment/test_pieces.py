@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from raftlog.segment import EntryGone, SegmentLog, pieces
+from raftlog.segment import EntryGone, SegmentLog, scattered_reads
 from raftlog.segment.codec import HEADER_BYTES
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.verified_reads import VerifiedReads
@@ -44,8 +44,8 @@ def some_pieces(log: SegmentLog, rng: random.Random) -> list[tuple[int, int]]:
 def test_pieces_are_what_single_reads_give(
     monkeypatch: pytest.MonkeyPatch, tail_bytes_max: int, gap_bytes_max: int
 ) -> None:
-    monkeypatch.setattr(pieces, "GAP_BYTES_MAX", gap_bytes_max)
-    monkeypatch.setattr(pieces, "RUN_BYTES_MAX", 700)
+    monkeypatch.setattr(scattered_reads, "GAP_BYTES_MAX", gap_bytes_max)
+    monkeypatch.setattr(scattered_reads, "RUN_BYTES_MAX", 700)
     rng = random.Random(tail_bytes_max + gap_bytes_max)
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=tail_bytes_max)
@@ -61,7 +61,7 @@ def test_pieces_are_what_single_reads_give(
 
 
 def test_reads_are_bounded_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "RUN_BYTES_MAX", 700)
+    monkeypatch.setattr(scattered_reads, "RUN_BYTES_MAX", 700)
     home = LogHome(segment_bytes=64 * 1024)
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes(100) for _ in range(50)])
@@ -88,7 +88,7 @@ def test_what_lies_below_the_base_is_gone() -> None:
 
 
 def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "KEPT_BYTES_MIN", 100)
+    monkeypatch.setattr(scattered_reads, "KEPT_BYTES_MIN", 100)
     rng = random.Random(1)
     home = LogHome(segment_bytes=64 * 1024)
     log = home.open(tail_bytes_max=0)
@@ -113,8 +113,8 @@ def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypa
 
 
 def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "KEPT_BYTES_MIN", 100)
-    monkeypatch.setattr(pieces, "GAP_BYTES_MAX", 700)
+    monkeypatch.setattr(scattered_reads, "KEPT_BYTES_MIN", 100)
+    monkeypatch.setattr(scattered_reads, "GAP_BYTES_MAX", 700)
     home = LogHome(segment_bytes=64 * 1024)
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes([number]) * 100 for number in range(100)])
@@ -124,7 +124,7 @@ def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in runs:
         log.pread_each(run)
     reads.clear()
-    for run in runs[-pieces.KEPT_MAX :]:
+    for run in runs[-scattered_reads.KEPT_MAX :]:
         log.pread_each(run)
     assert not reads
     log.pread_each(runs[0])

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-import raftlog.segment.staging
+import raftlog.segment.snapshot_install
 from chaos.disk import PowerCut
 from raftlog.segment import CONFIG, NORMAL, SegmentLog, StorageFailed
-from raftlog.segment.staging import Manifest, Staging, decode_manifest, discard, encode_manifest
+from raftlog.segment.snapshot_install import Manifest, Staging, decode_manifest, discard, encode_manifest
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 PIECE_BYTES = 500
@@ -22,7 +22,7 @@ SNAPSHOT = random.Random(1).randbytes(1700)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.segment.staging, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(raftlog.segment.snapshot_install, "PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture

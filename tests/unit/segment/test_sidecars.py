@@ -9,9 +9,9 @@ import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import CONFIG, NORMAL, Base, LogDamaged, SegmentLog, initial_chain
+from raftlog.segment.closed_file_index import Sidecar, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.index import ANCHOR_BYTES, LogIndex
-from raftlog.segment.sidecar import Sidecar, agrees, decode_sidecar, encode_sidecar
 from tests.unit.segment.log_home import CLUSTER_ID, DIRECTORY, LogHome, all_bodies
 
 KEPT = ("first_index", "last_index", "last_term", "end_pos", "chain", "term_runs", "base", "configs")

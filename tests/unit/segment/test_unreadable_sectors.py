@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from raftlog.ranges import DAMAGED_HERE, RangeRefused
+from raftlog.net.frames import RangeReq
+from raftlog.range_server import DAMAGED_HERE, RangeRefused
 from raftlog.repair_dialogue import damaged_log_bytes
 from raftlog.segment import LogDamaged, SegmentLog, StorageCorrupt, StorageFailed
 from raftlog.segment.codec import HEADER_BYTES
 from raftlog.segment.repair import Repair
-from raftlog.wire import RangeReq
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 SEGMENT_BYTES = 32 * 1024

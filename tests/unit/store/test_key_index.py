@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
-from mq.store import key_index, key_search
-from mq.store.indexing import IndexJob
-from mq.store.key_file import KeyFile, KeyFileDamaged, build_key_file
-from mq.store.key_index import KeyIndex
-from mq.store.key_search import KeyQuery, SearchResult
-from mq.store.keyed_records import Damaged, key_hash
+from mq.store.key_index import index as key_index
+from mq.store.key_index import search
+from mq.store.key_index.builder import IndexJob
+from mq.store.key_index.file import KeyFile, KeyFileDamaged, build_key_file
+from mq.store.key_index.index import KeyIndex
+from mq.store.key_index.record_keys import Damaged, key_hash
+from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, SegmentLog, StorageCorrupt, frame
 from tests.unit.segment.log_home import LogHome
 
@@ -154,7 +155,7 @@ def test_a_search_finds_the_newest_messages_of_a_key(
 ) -> None:
     monkeypatch.setattr(key_index, "PART_BYTES_MAX", 3000)
     monkeypatch.setattr(key_index, "DIRECT_PARTS_MAX", 1000)
-    monkeypatch.setattr(key_search, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(search, "CHUNK_BYTES", 500)
     with TemporaryDirectory() as directory:
         home = Home(directory, 3 * SEGMENT_BYTES)
         for messages in entries:
@@ -220,8 +221,8 @@ def test_times_are_exact_and_included(home: Home) -> None:
 
 
 def test_a_key_of_another_topic_with_the_same_hash_is_not_taken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("key_file", "key_search"):
-        monkeypatch.setattr(f"mq.store.{module}.key_hash", lambda topic, key: bytes(8))
+    for module in ("file", "search"):
+        monkeypatch.setattr(f"mq.store.key_index.{module}.key_hash", lambda topic, key: bytes(8))
     fill(home)
     home.make()
     query = wanted("K3")
@@ -250,7 +251,7 @@ def test_a_search_gives_up_and_says_so(home: Home, monkeypatch: pytest.MonkeyPat
     assert (result.records, result.is_complete) == ([], False)
     home.make()
     assert home.search(wanted("U0")).is_complete
-    monkeypatch.setattr(key_search, "CANDIDATES_MAX", 5)
+    monkeypatch.setattr(search, "CANDIDATES_MAX", 5)
     result = home.search(wanted("all", ms=(0, 3)))
     assert not result.is_complete
 
@@ -258,7 +259,7 @@ def test_a_search_gives_up_and_says_so(home: Home, monkeypatch: pytest.MonkeyPat
 def test_an_answer_has_bounded_bytes_and_at_least_one_message(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(home)
     for limit, count in ((1, 1), (3000, 2)):
-        monkeypatch.setattr(key_search, "BYTES_MAX", limit)
+        monkeypatch.setattr(search, "BYTES_MAX", limit)
         for _ in range(2):
             result = home.search(wanted("all"))
             assert result.records == home.expected(wanted("all", count_max=count))
@@ -354,7 +355,7 @@ def test_no_bit_of_the_entries_is_indexed_when_it_is_wrong(
     fill(home, 10)
     (job,) = home.index.jobs()
     good = build_key_file(home.log.read_range, job.begin, job.end)
-    monkeypatch.setattr("mq.store.key_file._WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr("mq.store.key_index.file._WINDOW_BYTES", window_bytes)
     assert build_key_file(home.log.files.pread, job.begin, job.end) == good
     entries = [home.log.locate(index) for index in range(1, home.log.last_index + 1)]
     size = entries[0].size

@@ -1,0 +1,164 @@
+"""Simulated clients: connections to brokers, requests with an answer, a refusal or an outcome that nobody knows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos.broker_sim.sockets import Line
+from chaos.log_sim.node import Node
+from mq.protocol.frames import JSON, split_frames
+from mq.protocol.headers import Response, decode_header, encode_request, encode_response
+
+if TYPE_CHECKING:
+    from chaos.broker_sim.cluster import BrokerCluster
+
+PATIENCE_SECONDS = 3.0
+
+
+class Lost(Enum):
+    """Why a request has no answer."""
+
+    UNREACHABLE = auto()
+    """It never left: certainly nothing happened."""
+    UNKNOWN = auto()
+    """The connection broke, or nobody answered in time."""
+
+
+class Answer(NamedTuple):
+    """A response."""
+
+    code: int
+    ext: dict[str, str]
+    remark: str | None
+    body: bytes
+
+
+OnDone = Callable[[Answer | Lost], None]
+OnAsked = Callable[["Connection", Any, bytes], None]
+
+
+class Connection:
+    """A client's connection to one broker."""
+
+    def __init__(self, client: Client, node: Node, line: Line) -> None:
+        self.node = node
+        self.open = True
+        self._client = client
+        self._line = line
+        self._received = bytearray()
+        self._waiting: dict[int, OnDone] = {}
+        line.ends[0] = self
+
+    def request(self, opaque: int, frame: bytes, on_done: OnDone | None) -> None:
+        """Send a request; ``on_done`` is called at most once."""
+        if on_done is not None:
+            self._waiting[opaque] = on_done
+        self._line.carry(0, frame)
+
+    def reply(self, opaque: int, body: bytes) -> None:
+        """Answer a request of the broker."""
+        self._line.carry(0, encode_response(opaque, 0, body=body))
+
+    def give_up(self, opaque: int) -> None:
+        """Wait no longer for an answer."""
+        if (on_done := self._waiting.pop(opaque, None)) is not None:
+            on_done(Lost.UNKNOWN)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.open:
+            self._line.cut(0)
+            self._line.carry(0, None)
+            self.hung_up()
+
+    # -- End -----------------------------------------------------------------------------------------------------------
+
+    def arrived(self, data: bytes) -> None:
+        """See `chaos.broker_sim.sockets.End`."""
+        self._received += data
+        with memoryview(bytes(self._received)) as view:
+            frames, consumed = split_frames(view)
+            found = [(decode_header(encoding, header), bytes(body)) for encoding, header, body in frames]
+        del self._received[:consumed]
+        for header, body in found:
+            if not isinstance(header, Response):
+                self._client.on_asked(self, header, body)
+            elif (on_done := self._waiting.pop(header.opaque, None)) is not None:
+                on_done(Answer(header.code, header.ext, header.remark, body))
+
+    def hung_up(self) -> None:
+        """See `chaos.broker_sim.sockets.End`."""
+        self.open = False
+        self._client.forget(self)
+        waiting, self._waiting = self._waiting, {}
+        for on_done in waiting.values():
+            on_done(Lost.UNKNOWN)
+
+
+class Client:
+    """One client process: a connection to each broker that it talks to.
+
+    Args:
+        number: tells clients apart; goes into its address.
+        on_asked: gets the requests of brokers.
+    """
+
+    def __init__(self, cluster: BrokerCluster, number: int, on_asked: OnAsked = lambda *_: None) -> None:
+        self._cluster = cluster
+        self.address = (f"10.1.{number // 250}.{number % 250 + 1}", 50_000)
+        self.on_asked = on_asked
+        self._connections: dict[Node, Connection] = {}
+        self._opaques = itertools.count(1)
+
+    def connection(self, node: Node) -> Connection | None:
+        """A connection to a broker; None while it does not run."""
+        if (known := self._connections.get(node)) is not None:
+            return known
+        if node.process is None:
+            return None
+        line = Line(self._cluster, (None, node))
+        made = self._connections[node] = Connection(self, node, line)
+        self._cluster.accept(node, line, 1, self.address)
+        return made
+
+    def request(
+        self,
+        node: Node,
+        code: int,
+        ext: dict[str, Any] | None,
+        body: bytes,
+        on_done: OnDone | None,
+        *,
+        seconds: float = PATIENCE_SECONDS,
+        serialization: int = JSON,
+    ) -> None:
+        """Ask a broker; without ``on_done`` one-way."""
+        connection = self.connection(node)
+        if connection is None:
+            if on_done is not None:
+                self._cluster.at(self._cluster.now + self._cluster.client_latency(), on_done, Lost.UNREACHABLE)
+            return
+        opaque = next(self._opaques)
+        fields = None if ext is None else {name: _text(value) for name, value in ext.items() if value is not None}
+        frame = encode_request(
+            code, opaque, ext=fields, body=body, oneway=on_done is None, serialization=serialization, language="JAVA"
+        )
+        connection.request(opaque, frame, on_done)
+        self._cluster.at(self._cluster.now + seconds, connection.give_up, opaque)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        if self._connections.get(connection.node) is connection:
+            del self._connections[connection.node]
+
+    def reset(self) -> None:
+        """Close all connections, whatever is under way."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

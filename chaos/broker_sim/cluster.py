@@ -1,0 +1,260 @@
+"""A group of brokers in simulated time, with clients, and all the checks of the log below it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from chaos.broker_sim import sockets
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.schedule import BrokerScenario
+from chaos.broker_sim.sockets import Line, SimDialing
+from chaos.broker_sim.workload import Workload
+from chaos.limits import replaced
+from chaos.log_sim.cluster import Cluster, Outcome, outcome_of
+from chaos.log_sim.node import Node
+from chaos.log_sim.process import Process
+from chaos.violation import Violation
+from mq.broker.replication import peer_connection
+from mq.broker.settings import BrokerSettings
+from mq.store.checkpoint import QUEUE_DIRECTORY
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import Role
+
+CLIENT_PORT, PEER_PORT = 10911, 40911
+EPOCH_MS = 1_700_000_000_000
+_RAM = Path("/dev/shm")  # noqa: S108 - a directory of our own is made there
+_QUIET_SECONDS = 60.0
+
+
+class BrokerCluster(Cluster):
+    """The simulated brokers of a scenario.
+
+    Args:
+        workload: what clients do.
+        trace: gets one line per event, when given.
+    """
+
+    process_class: ClassVar[type[Process]] = BrokerProcess
+
+    def __init__(
+        self,
+        scenario: BrokerScenario,
+        workload: type[Workload],
+        trace: Callable[[str], object] | None = None,
+    ) -> None:
+        super().__init__(scenario, RaftCore, trace)
+        self.plan = scenario
+        self._directory = Path(tempfile.mkdtemp(prefix="chaos-", dir=_RAM if _RAM.is_dir() else None))
+        self._numbers = {node_id: number for number, node_id in enumerate(self.nodes, 1)}
+        self._client_rng = random.Random(f"{scenario.seed} clients")
+        self.dropped_pos = 0
+        """Physical offset below which some log may have been dropped at some time."""
+        self.workload = workload(self)
+
+    def run(self) -> None:
+        """See `Cluster.run`."""
+        try:
+            with replaced(peer_connection, "Dialing", SimDialing), self.workload.limits():
+                super().run()
+        finally:
+            for node in self.nodes.values():
+                if isinstance(process := node.process, BrokerProcess):
+                    process.queues.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    # -- the world of brokers and clients ------------------------------------------------------------------------------
+
+    def settings_of(self, node: Node) -> BrokerSettings:
+        """The settings that a broker starts with."""
+        scenario, config = self.plan, self.plan.config
+        peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
+        chosen: dict[str, Any] = {
+            "node_id": node.node_id,
+            "peers": peers,
+            "listen": f"10.0.0.{self._numbers[node.node_id]}:{CLIENT_PORT}",
+            "data_dir": self._directory / node.node_id,
+            "entry_bytes_max": scenario.entry_bytes_max,
+            "checkpoint_seconds": scenario.checkpoint_seconds,
+            "retention_check_seconds": 10.0**9,  # the log is dropped when the schedule says so
+            "message_bytes_max": 1024,
+        }
+        # Smaller than a user may have them.
+        small: dict[str, Any] = {
+            "segment_bytes": scenario.segment_bytes,
+            "heartbeat_seconds": config.heartbeat_seconds,
+            "election_timeout_seconds_min": config.election_timeout_seconds_min,
+            "election_timeout_seconds_max": config.election_timeout_seconds_max,
+        }
+        return BrokerSettings(**chosen).model_copy(update=small | self.workload.settings())
+
+    def flip_derived(self, node: Node, place: float) -> bool:
+        """See `Cluster.flip_derived`."""
+        queues = self._directory / node.node_id / QUEUE_DIRECTORY
+        files = sorted(path for path in queues.rglob("*") if path.is_file() and path.name.isdigit())
+        if not files:
+            return False
+        chosen = place * len(files)
+        path = files[int(chosen)]
+        content = bytearray(path.read_bytes())
+        written = len(content.rstrip(b"\0"))
+        if not written:
+            return False
+        bit = int(chosen % 1 * written * 8)
+        content[bit // 8] ^= 1 << bit % 8
+        with path.open("r+b") as file:  # in place: the broker may have it open
+            file.seek(bit // 8)
+            file.write(content[bit // 8 : bit // 8 + 1])
+        return True
+
+    def address_of(self, node: Node) -> tuple[str, int]:
+        """Where a broker serves clients."""
+        return f"10.0.0.{self._numbers[node.node_id]}", CLIENT_PORT
+
+    def node_at(self, address: tuple[str, int]) -> Node:
+        """The machine with an address."""
+        return next(node for node in self.nodes.values() if self.address_of(node)[0] == address[0])
+
+    def wall_ms(self, node: Node) -> int:
+        """What a machine takes for the time of day."""
+        return self.true_ms() + node.wall_ahead_ms
+
+    def true_ms(self) -> int:
+        """The time of day."""
+        return EPOCH_MS + round(self.now * 1000)
+
+    def client_latency(self) -> float:
+        """Seconds that the next bytes of a client or for one take."""
+        return sockets.latency(self._client_rng)
+
+    def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:
+        """Let something happen in a turn of a process, unless it has ended."""
+        if process.node.process is process:
+            self.on(process.node, what, step)
+
+    def accept(self, node: Node, line: Line, side: int, peer: tuple[str, int]) -> None:
+        """A connection is made to a broker that runs."""
+        process = node.process
+        if isinstance(process, BrokerProcess):
+            process.accept(line, side, peer)
+        else:
+            line.carry(side, None)
+
+    def some_node(self, rng: random.Random) -> Node:
+        """Whom a client asks: mostly who leads, if it has heard of that."""
+        leaders = [process.node for process in self.brokers() if process.leads]
+        if leaders and rng.random() < 0.7:
+            return rng.choice(leaders)
+        return rng.choice(list(self.nodes.values()))
+
+    def brokers(self) -> list[BrokerProcess]:
+        """The processes that run."""
+        return [cast("BrokerProcess", node.process) for node in self.nodes.values() if node.process is not None]
+
+    def _members(self) -> list[BrokerProcess]:
+        """Those of them that promise something: members of the group, as far as anybody knows who they are."""
+        leader = self.leader()
+        known = self.scenario.nodes if leader is None else leader.core.conf.members
+        return [process for process in self.brokers() if process.node_id in known]
+
+    def needed_from(self) -> int:
+        """Physical offset from which on the log must stay."""
+        return self.workload.needed_from()
+
+    def told(self, line: str) -> None:
+        """A line of a log or a client, for the trace only."""
+        if self.trace is not None:
+            self.trace(f"{self.now:.6f} {line}")
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def begin_load(self) -> None:
+        """See `Cluster.begin_load`."""
+        self.workload.begin()
+        self.at(0.5, self._read)
+
+    def _read(self) -> None:
+        nodes = [node for node in self.nodes.values() if node.process is not None]
+        if nodes and (process := self.rng.choice(nodes).process) is not None:
+            self.on(process.node, "is read", process.read)
+        if not self.healing:
+            self.at(self.now + self.rng.expovariate(2.0), self._read)
+
+    def ask_newest(self) -> None:
+        """See `Cluster.ask_newest`."""
+        if not self.healing:
+            self.workload.act()
+
+    def _check_liveness(self) -> None:
+        """A leader is elected in time, everything that waits comes to its end, and all replicas agree."""
+        patience = 10 * self.scenario.config.election_timeout_seconds_max + _QUIET_SECONDS
+        self._settle(patience)
+        if self.rng.random() < 0.3:
+            self._derive_again(patience)
+        self.workload.check_end()
+
+    def _settle(self, patience: float) -> None:
+        """Run until everything that waits has come to its end, at the latest when nothing has moved for ``patience``.
+
+        With windows as small as some scenarios have them, catching up takes long; but it must never stand still.
+        """
+        begun = self.now
+        deadline = begun + patience
+        least: int | None = None
+        while self.now < deadline:
+            self._run_until(self.now + 0.25)
+            running = self._members()
+            if self.now > begun + 4.0:  # whoever has asked has been answered, or has given up
+                self.workload.stop()
+            if not self.workload.stopped or not any(process.leads for process in running):
+                continue
+            ends = {(process.replica.applied_index, process.log.last_index) for process in running}
+            behind = max(last for _, last in ends) - min(applied for applied, _ in ends)
+            if least is None or behind < least:
+                least, deadline = behind, self.now + patience
+            quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
+            if not (quiet and self.workload.is_settled() and self.workload.has_read_all):
+                continue
+            if all(self.workload.has_whole_queues(process) for process in running):
+                self._check_end(cast("list[Process]", running))
+                self.workload.check_replicas(running)
+                return
+        raise Violation(
+            f"liveness: {patience} s after everything healed: settled {self.workload.is_settled()}, "
+            f"all read {self.workload.has_read_all}; "
+            + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
+        )
+
+    def _derive_again(self, patience: float) -> None:
+        """One replica forgets what it derived from its log, as far as it has all of it, and comes to the same again."""
+        node = self.rng.choice([process.node for process in self._members()])
+        assert node.process is not None, "a process ended without a cause"
+        complete = node.process.log.base[0] == 0
+        self.note(f"{node.node_id} is stopped in the end, its log complete: {complete}")
+        self.nemesis.end(node, power_cut=False)
+        if complete:
+            shutil.rmtree(self._directory / node.node_id)
+        self.restart(node)
+        self._settle(patience)
+
+    def outcome(self, broke: str | None) -> Outcome:
+        """See `Cluster.outcome`."""
+        counts = dict(sorted(self.workload.counts.items()))
+        return replace(super().outcome(broke), acknowledged=self.workload.counts["acknowledged"], counts=counts)
+
+    def leader(self) -> BrokerProcess | None:
+        """The newest leader, if there is one."""
+        leaders = [process for process in self.brokers() if process.core.role is Role.LEADER]
+        return max(leaders, key=lambda process: process.core.term, default=None)
+
+
+def simulate_brokers(
+    scenario: BrokerScenario, workload: type[Workload], trace: Callable[[str], object] | None = None
+) -> Outcome:
+    """Run a scenario; a broken promise ends it and is told in the outcome."""
+    return outcome_of(BrokerCluster(scenario, workload, trace))

@@ -1,0 +1,230 @@
+"""The workload "dedup": producers that number their messages, and send many of them again and again.
+
+What must hold: each number of a producer is stored once at most, and once if one of its sends was acknowledged; all
+acknowledgements of it tell the same place; a delayed one is delivered once, and that counts as no repeat. Some
+producers send batches, and send them again divided in another way: each number is still stored once, and what is stored
+of a batch is in one entry, as far as its first record says that it goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.workload import Workload
+from chaos.limits import replaced
+from chaos.violation import Violation
+from mq.broker.state import producer_sequences
+from mq.broker.state.commands import AdvanceDelay
+from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE
+from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.sequencing import stored_range
+
+_PRODUCERS = 3
+_BATCH_MAX = 4
+"""Messages of a batch: the largest message of simulated brokers has no room for more."""
+_BATCH_BODY_BYTES_MAX = 20
+
+
+class _Part(NamedTuple):
+    """Which messages are to follow in an entry."""
+
+    producer: str
+    next: int
+    last: int
+
+
+class Dedup(Workload):
+    """See the module."""
+
+    name = "dedup"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._numbers: Counter[int] = Counter()
+        self._first: dict[int, Stored] = {}
+        self._waiting = 0
+        self._batched: dict[str, list[Sent]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
+        """What each of the producers of batches has sent, by its numbers."""
+        self._part: _Part | None = None
+        self._known: set[int] = set()
+        """Values that were acknowledged without a place."""
+
+    def limits(self) -> AbstractContextManager[None]:
+        """See `Workload.limits`: soon a producer has sent more than brokers know the places of."""
+        return replaced(producer_sequences, "WINDOW", self.rng.choice((5, 20, producer_sequences.WINDOW)))
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        if self.rng.random() < 0.1:
+            self.send(self.new("plain", {}))
+            return
+        if self.rng.random() < 0.3:
+            self._act_in_batches(self.rng.choice(list(self._batched)))
+            return
+        producer = self.rng.randrange(_PRODUCERS)
+        self._numbers[producer] += self.rng.choice((1, 1, 1, 3))
+        properties = {props.PRODUCER_ID: f"p{producer}", props.SEQUENCE: str(self._numbers[producer])}
+        if self.rng.random() < 0.2:
+            properties[props.DELAY] = "1"
+        sent = self.new("numbered", properties)
+        self.send(sent)
+        for _ in range(self.rng.choice((0, 0, 1, 3))):
+            later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1), self.rng.uniform(0.0, 5.0)))
+            self.cluster.at(self.cluster.now + later, self._repeat, sent)
+
+    def _repeat(self, sent: Sent) -> None:
+        if not self.stopped:
+            self.counts["repeats"] += 1
+            self.send(sent)
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def _act_in_batches(self, producer: str) -> None:
+        """Send a new batch, and often what was sent before: the latest ones or older ones, divided anew."""
+        known = self._batched[producer]
+        low = len(known)
+        for number in range(low, low + self.rng.randint(1, _BATCH_MAX)):
+            nbytes = self.rng.randint(8, _BATCH_BODY_BYTES_MAX)
+            sent = self.ledger.new(
+                "batched", self.topic, nbytes, {}, self.cluster.now, producer=producer, number=number
+            )
+            known.append(sent)
+        self._send_batch(producer, low, len(known))
+        again = self.rng.random()
+        if again < 0.5:
+            low = self.rng.choice((0, max(len(known) - 6, 0), self.rng.randrange(len(known))))
+            high = min(low + self.rng.randint(1, 16), len(known))
+            while low < high:
+                end = min(low + self.rng.randint(1, _BATCH_MAX), high)
+                later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1), self.rng.uniform(0.0, 5.0)))
+                self.cluster.at(self.cluster.now + later, self._repeat_batch, producer, low, end)
+                low = end
+
+    def _repeat_batch(self, producer: str, low: int, high: int) -> None:
+        if not self.stopped:
+            self.counts["repeats of batches"] += 1
+            self._send_batch(producer, low, high)
+
+    def _send_batch(self, producer: str, low: int, high: int, attempt: int = 1) -> None:
+        batch = self._batched[producer][low:high]
+        code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
+        ext = self.send_fields(self.topic, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}) | {"m": True}
+        body = encode_batch(
+            BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}"})) for sent in batch
+        )
+        for sent in batch:
+            sent.unknown += 1
+
+        def done(answer: Answer | Lost) -> None:
+            self.counts[f"batches: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
+            if answer is not Lost.UNKNOWN:
+                for sent in batch:
+                    sent.unknown -= 1
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._batch_stored(batch, answer)
+            elif attempt < 3 and self.rng.random() < 0.7 and not self.stopped:
+                self._send_batch(producer, low, high, attempt + 1)
+
+        self.rng.choice(self.clients).request(
+            self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
+        )
+
+    def _batch_stored(self, batch: list[Sent], answer: Answer) -> None:
+        positions = [int(each[16:32], 16) for each in answer.ext["msgId"].split(",")]
+        offset = int(answer.ext["queueOffset"])
+        already = int(answer.ext[ALREADY_STORED])
+        self.counts[f"batches {'new' if not already else 'known' if already == len(batch) else 'partly known'}"] += 1
+        for number, (sent, position) in enumerate(zip(batch, positions, strict=True)):
+            self.counts["acknowledged"] += 1
+            if offset < 0:
+                assert position == NO_PLACE, answer
+                self._known.add(sent.value)
+            else:
+                self.acknowledged(sent, offset + number, position)
+                self._check_places(sent)
+
+    def _check_part(self, stored: Stored) -> None:
+        """A record of a batch comes behind those that its first record says, and in the same entry."""
+        part, found = self._part, stored_range(stored.record.properties)
+        if found is not None:
+            if part is not None:
+                raise Violation(f"half a batch: {part} were to follow, {stored.place} does")
+            part = _Part(found.producer, found.first, found.last)
+        sent = self.ledger.sent[stored.value]
+        if part is None or (part.producer, part.next) != (sent.asked["producer"], sent.asked["number"]):
+            raise Violation(f"half a batch: {part} were to follow, {stored.place} is {sent}")
+        self._part = None if part.next == part.last else part._replace(next=part.next + 1)
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: a batch is whole in one entry."""
+        if self._part is not None:
+            raise Violation(f"half a batch: {self._part} were to follow, and the entry ends")
+
+    # -- what comes of it ----------------------------------------------------------------------------------------------
+
+    def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
+        """See `Workload.acknowledged`: of what the log dropped only the position is known."""
+        if offset < 0 and position < self.cluster.dropped_pos:
+            self.counts["acknowledged, and dropped by then"] += 1
+            offset = self.ledger.at_position[position].record.queue_offset
+        super().acknowledged(sent, offset, position)
+
+    def was_sent(self, sent: Sent, answer: Answer) -> None:
+        """See `Workload.was_sent`."""
+        self._check_places(sent)
+
+    def _check_places(self, sent: Sent) -> None:
+        if sent.kind != "plain" and len(set(sent.acked)) > 1:
+            raise Violation(f"dedup: {sent} was acknowledged at several places")
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        topic = stored.record.topic
+        if topic == SCHEDULE_TOPIC:
+            self._waiting += 1
+        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.sent[stored.value].kind == "plain":
+            return
+        if self.ledger.sent[stored.value].kind == "batched":
+            self._check_part(stored)
+        first = self._first.setdefault(stored.value, stored)
+        copies = self.ledger.copies[topic][stored.value]
+        if copies > 1 or (first is not stored and first.record.topic != SCHEDULE_TOPIC):
+            raise Violation(f"duplicate: {self.ledger.sent[stored.value]} is in {stored.place} and in {first.place}")
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, AdvanceDelay):
+            self._waiting = len(self.ledger.queues[SCHEDULE_TOPIC, 0]) - command.offset
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`."""
+        queue = self.ledger.queues[SCHEDULE_TOPIC, 0]
+        return queue[-self._waiting].record.physical_offset if self._waiting else 1 << 62
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return not self._waiting
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            if sent.kind == "plain":
+                self.ledger.check_stored(self.topic, sent)
+                continue
+            is_stored = sent.value in self._first
+            visible = self.ledger.copies[self.topic][sent.value]
+            is_known = sent.value in self._known
+            if (sent.acked or is_known) and not is_stored:
+                raise Violation(f"lost: {sent}")
+            if is_stored and not sent.copies_max and not is_known:
+                raise Violation(f"duplicate: {sent} was refused, and it is in {self._first[sent.value].place}")
+            if visible != is_stored:
+                raise Violation(f"lost: {sent} is {visible} times visible")

@@ -1,0 +1,190 @@
+"""The workload "delay": messages at delay levels and at any time among plain ones, and some are recalled.
+
+What must hold: every delayed message that was stored becomes visible exactly once, in one entry with what says that it
+is done, never before its time by the clock of the leader that shows it (and by no more than the clocks differ), and in
+the end all are visible, but for those whose recall was asked for; of these each is either visible or recalled, as its
+client was told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.workload import Workload
+from chaos.violation import Violation
+from mq.broker.state.commands import AdvanceDelay
+from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.delay import DELAY_LEVELS_MS, timer_slot
+from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mq.protocol.recall import RecallHandle
+
+Waiting = tuple[str, int, int]
+"""Topic, queue id and offset of a message that waits."""
+
+
+class Delay(Workload):
+    """See the module."""
+
+    name = "delay"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._waiting: dict[Waiting, tuple[int, Stored]] = {}
+        """What waits, with its due time by the clock of the leader that stored it."""
+        self._levels: Counter[int] = Counter()
+        """How far each delay level has come."""
+        self._shown: dict[int, list[Stored]] = {}
+        self._done: set[Waiting] = set()
+        self._done_singly: set[Waiting] = set()
+        """Done before others that come before them in their queue: some message there could not be read."""
+        self._skips: list[SkipEntries] = []
+        self._origins: Counter[int] = Counter()
+        """How often each message was stored for its client, be it where it waits."""
+        self._recalls: dict[Waiting, bool] = {}
+        """Recalls that were asked for, and whether their client was told that it did."""
+        self._recalled: set[Waiting] = set()
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        choice = self.rng.random()
+        # What waits keeps the log from being dropped.
+        brief = "retention" in self.cluster.plan.kinds
+        if choice < 0.2:
+            self.send(self.new("plain", {}))
+        elif choice < 0.6:
+            level = 1 if brief else self.rng.choice((1, 1, 1, 2, 2, 3))
+            self.send(self.new("delayed", {props.DELAY: str(level)}))
+        else:
+            delay_ms = self.rng.choice((-5, 1, 90, 300, 1500, 1500 if brief else 6000))
+            if self.rng.random() < 0.5:
+                self.send(self.new("delayed", {props.TIMER_DELAY_MS: str(max(1, delay_ms))}))
+            else:
+                self.send(self.new("delayed", {props.TIMER_DELIVER_MS: str(self.cluster.true_ms() + delay_ms)}))
+
+    def was_sent(self, sent: Sent, answer: Answer) -> None:
+        """See `Workload.was_sent`: some are recalled, at once, late, or when they are just being delivered."""
+        if (handle := answer.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
+            return
+        left = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
+        later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, left - self.rng.uniform(0.0, 0.05))))
+        self.cluster.at(self.cluster.now + later, self._recall, sent, handle)
+
+    def _recall(self, sent: Sent, handle: str) -> None:
+        code = RequestCode.RECALL_MESSAGE
+        decoded = RecallHandle.decode(handle)
+        assert decoded.queue_offset is not None, f"a handle without a place: {handle}"
+        waiting = (TIMER_TOPIC, timer_slot(decoded.due_ms), decoded.queue_offset)
+        self._recalls.setdefault(waiting, False)
+        self.note("invoke", "recall", waiting, sent.value)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts["recalled"] += 1
+                self.note("ok", "recall", waiting, sent.value)
+                self._recalls[waiting] = True
+                if waiting not in self._recalled:
+                    raise Violation(f"recall: {sent.value} at {waiting} was recalled, and it is not")
+            else:
+                self.counts["not recalled"] += 1
+                kind = "info" if answer is Lost.UNKNOWN else "fail"
+                self.note(kind, "recall", waiting, sent.value, err=str(answer))
+
+        ext = {"topic": sent.topic, "recallHandle": handle, "producerGroup": "P"}
+        node = self.cluster.some_node(self.rng)
+        self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        record = stored.record
+        waiting = (record.topic, record.queue_id, record.queue_offset)
+        waits = record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+        self._origins[stored.value] += waits or self.ledger.sent[stored.value].kind == "plain"
+        if record.topic == SCHEDULE_TOPIC:
+            self._waiting[waiting] = (record.store_timestamp_ms + DELAY_LEVELS_MS[record.queue_id], stored)
+        elif record.topic == TIMER_TOPIC:
+            self._waiting[waiting] = (int(record.properties[props.TIMER_OUT_MS]), stored)
+        elif record.topic == self.topic and self.ledger.sent[stored.value].kind != "plain":
+            self._shown.setdefault(stored.value, []).append(stored)
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, AdvanceDelay):
+            passed = range(self._levels[command.level], command.offset)
+            places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in passed}
+            self._done |= places - self._done_singly
+            self._levels[command.level] = max(self._levels[command.level], command.offset)
+        elif isinstance(command, CompleteEntries) and command.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            places = {(command.topic, command.queue_id, offset) for offset in command.offsets}
+            self._done |= places
+            self._done_singly |= places
+        elif isinstance(command, SkipEntries):
+            self._skips.append(command)
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: what is done is shown by the same entry, and the other way round."""
+        # Of a message that was sent twice one may be recalled, and the other one shown, by the same entry.
+        for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
+            if waiting not in self._waiting:
+                raise Violation(f"duplicate: {waiting} is done a second time")
+            due_ms, origin = self._waiting.pop(waiting)
+            if copies := self._shown.get(origin.value):
+                self._check_shown(due_ms, origin, copies.pop())
+            elif waiting in self._recalls:
+                self._recalled.add(waiting)
+            else:
+                raise Violation(f"lost: {waiting} is done, and {origin.value} is not visible")
+        for skip in self._skips:
+            left = [each for each in self._waiting if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset]
+            if left:
+                raise Violation(f"lost: {skip}, and {min(left)} still waits")
+        for copies in self._shown.values():
+            for copy in copies:
+                self._check_at_once(copy)
+        self._done.clear()
+        self._skips.clear()
+        self._shown.clear()
+
+    def _check_shown(self, due_ms: int, origin: Stored, copy: Stored) -> None:
+        early_ms = due_ms - copy.record.store_timestamp_ms
+        if early_ms > 2 * self.cluster.plan.wall_skew_ms:
+            raise Violation(f"early: {copy.value} is visible {early_ms} ms before its time in {copy.place}")
+        if copy.record.properties.get(props.UNIQUE_KEY) != f"U{copy.value}":
+            raise Violation(f"properties: {copy.value} is visible with {copy.record.properties}")
+        delay = (due_ms - origin.record.store_timestamp_ms) / 1000
+        self.late("shown after its time", max(0.0, copy.at - origin.at - delay))
+
+    def _check_at_once(self, copy: Stored) -> None:
+        """It was visible without having waited: its time must have passed when it was sent."""
+        self._origins[copy.value] += 1
+        due_ms = int(self.ledger.sent[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
+        if due_ms > copy.record.store_timestamp_ms + 2 * self.cluster.plan.wall_skew_ms:
+            raise Violation(f"duplicate: {copy.value} is visible in {copy.place}, and nothing waited for it")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`."""
+        return min((stored.record.physical_offset for _, stored in self._waiting.values()), default=1 << 62)
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return not self._waiting
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            stored = self._origins[sent.value]
+            if not len(sent.acked) <= stored <= sent.copies_max:
+                raise Violation(
+                    f"{'lost' if stored < len(sent.acked) else 'duplicate'}: {sent} is stored {stored} times"
+                )

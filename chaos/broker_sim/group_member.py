@@ -1,0 +1,413 @@
+"""Members of consumer groups as clients of others write them: heartbeats, queues shared out, long pulls, commits.
+
+A member handles what it pulls and commits what lies below everything that it still has to handle. One of a group that
+consumes in order handles a queue only while it knows that it has the queue for itself, one message after another. What
+it does is told to `Standing` when it does it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chaos.broker_sim.clients import Answer, Client, Connection, Lost
+from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, Standing
+from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_bodies import LockedQueues, QueueLocks
+from mq.protocol.group_requests import ResetConsumerClientOffset
+from mq.protocol.headers import NotifyConsumerIdsChanged
+from mq.protocol.queue_tables import QueueRef, read_offset_table
+from mq.protocol.records import StoredMessage, decode_records
+
+if TYPE_CHECKING:
+    from chaos.broker_sim.workload import Workload
+
+_COMMIT_OFFSET, _SUSPEND, _SUBSCRIPTION = 1, 2, 4
+_BROKER = "broker-a"
+_HEARTBEAT_SECONDS = 1.0
+_SHARE_SECONDS = 1.0
+_COMMIT_SECONDS = 0.5
+_SEEK_SECONDS = 3.0
+_RARE_COMMIT_SECONDS = 4.0
+"""Of a group that consumes in order: much is handled and not committed when somebody else gets a queue."""
+_LOCK_PERIOD_SECONDS = 0.7
+_AGAIN_SECONDS = 0.3
+_BUFFERED_MAX = 64
+
+
+class GivingBack(Protocol):
+    """Decides which messages are given back, and sees to it."""
+
+    def wants_to_give_back(self, record: StoredMessage) -> bool:
+        """Whether to give a message back instead of handling it."""
+
+    def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
+        """Give a message back; `Member.gave_back` is called in the end."""
+
+
+class MemberQueue:
+    """A queue in the hands of a member. ``position`` is what it pulls next, None until it knows."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.position: int | None = None
+        self.dropped = False
+        self.locked_until = 0.0
+        self.buffered: dict[int, StoredMessage] = {}
+        self.asked = False
+        self.round = 0
+        """Grows whenever the member begins anew somewhere: answers and timers of before do not count."""
+
+    @property
+    def reached(self) -> int | None:
+        """What may be committed."""
+        return min(self.buffered, default=self.position)
+
+    def begin_at(self, position: int | None) -> None:
+        """Go on elsewhere."""
+        self.position = position
+        self.buffered.clear()
+        self.round += 1
+        self.asked = False
+
+
+class Member:
+    """One client of a group.
+
+    Args:
+        number: tells its address from others.
+        client_id: its name in the group; never used again once it has left.
+        backs: what gives messages back; without it all are handled.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        standing: Standing,
+        plan: GroupPlan,
+        *,
+        number: int,
+        client_id: str,
+        backs: GivingBack | None = None,
+    ) -> None:
+        self._workload = workload
+        self._cluster = workload.cluster
+        self._rng = workload.rng
+        self._standing = standing
+        self._plan = plan
+        self._backs = backs
+        self._client = Client(workload.cluster, number, self._heard)
+        self.client_id = client_id
+        self.gone = False
+        self._awake_at = 0.0
+        self._queues: dict[Key, MemberQueue] = {}
+        for period, step in (
+            (_HEARTBEAT_SECONDS, self._beat),
+            (_SHARE_SECONDS, self._share),
+            (_RARE_COMMIT_SECONDS if plan.ordered else _COMMIT_SECONDS, self._commit_all),
+            (_LOCK_PERIOD_SECONDS, self._lock),
+            (_SEEK_SECONDS, self._seek_back),
+        ):
+            self._again(self._rng.uniform(0.0, 0.2), self._regularly, period, step)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for so long, without knowing it."""
+        self._awake_at = self._cluster.now + seconds
+
+    def lose_connections(self) -> None:
+        """All connections break; brokers do not know who comes with the next ones until the next heartbeat."""
+        self._client.reset()
+
+    def leave(self, *, politely: bool) -> None:
+        """Leave the group, with a word or without."""
+        if politely:
+            self._commit_all()
+            for queue in list(self._queues.values()):
+                self._drop(queue)
+            ext = {"clientID": self.client_id, "consumerGroup": self._plan.name}
+            for node in self._cluster.nodes.values():
+                self._client.request(node, RequestCode.UNREGISTER_CLIENT, ext, b"", None)
+        self.gone = True
+        self._cluster.at(self._cluster.now + (1.0 if politely else 0.0), self._client.reset)
+
+    def _regularly(self, period: float, step: Any) -> None:
+        step()
+        self._again(period * self._rng.uniform(0.8, 1.2), self._regularly, period, step)
+
+    def _again(self, seconds: float, step: Any, *arguments: object) -> None:
+        """Do something later, or when this client wakes up; never once it is gone."""
+        self._cluster.at(self._cluster.now + seconds, self._if_awake, step, arguments)
+
+    def _if_awake(self, step: Any, arguments: tuple[object, ...]) -> None:
+        if self.gone:
+            return
+        if self._cluster.now < self._awake_at:
+            self._cluster.at(self._awake_at, self._if_awake, step, arguments)
+        else:
+            step(*arguments)
+
+    def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Any) -> None:
+        """Ask some replica; the answer is looked at when this client is awake, and not any more once it is gone."""
+
+        def answered(answer: Answer | Lost) -> None:
+            self._if_awake(done, (answer,))
+
+        self._client.request(
+            self._cluster.some_node(self._rng),
+            code,
+            ext,
+            body,
+            None if done is None else answered,
+            serialization=self._workload.encoding(code),
+        )
+
+    # -- the group -----------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        topics = sorted({topic for topic, _ in self._plan.queues})
+        consumer = ConsumerData(group=self._plan.name, subscriptions=[SubscriptionData(topic=each) for each in topics])
+        body = HeartbeatData(client_id=self.client_id, consumers=[consumer]).encode()
+        for node in self._cluster.nodes.values():
+            self._client.request(node, RequestCode.HEART_BEAT, None, body, lambda _: None)
+
+    def _heard(self, connection: Connection, request: Any, body: bytes) -> None:
+        if self.gone:
+            return
+        if isinstance(request, NotifyConsumerIdsChanged):
+            self._again(0.0, self._share)
+        elif isinstance(request, ResetConsumerClientOffset):
+            for ref, offset in read_offset_table(body).items():
+                queue = self._queues.get((request.ext.group, ref.topic, ref.queue_id))
+                if queue is not None:
+                    self._again(0.0, self._reset, queue, offset)
+
+    def _reset(self, queue: MemberQueue, offset: int) -> None:
+        if not queue.dropped:
+            self._workload.counts["resets heard"] += 1
+            queue.begin_at(offset)
+            self._go_on(queue)
+
+    def _share(self) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                members = sorted(ConsumerList.decode(answer.body).consumer_ids)
+                if self.client_id in members:
+                    self._take(members.index(self.client_id), len(members))
+
+        self._ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._plan.name}, b"", done)
+
+    def _take(self, place: int, members: int) -> None:
+        mine = {key for number, key in enumerate(self._plan.keys) if number % members == place}
+        for key in [key for key in self._queues if key not in mine]:
+            self._workload.counts["queues that went to others"] += 1
+            self._drop(self._queues[key])
+        for key in self._plan.keys:
+            if key in mine and key not in self._queues:
+                queue = self._queues[key] = MemberQueue(key)
+                self._go_on(queue)
+
+    def _drop(self, queue: MemberQueue) -> None:
+        self._commit(queue)
+        queue.dropped = True
+        del self._queues[queue.key]
+        if not self._plan.ordered:
+            return
+        key = queue.key
+        self._standing.unlocks(self.client_id, key)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._standing.unlocked(self.client_id, key)
+
+        self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), done)
+
+    # -- queues of one's own -------------------------------------------------------------------------------------------
+
+    def _locks_of(self, keys: list[Key]) -> bytes:
+        refs = [QueueRef(topic, _BROKER, queue_id) for _, topic, queue_id in keys]
+        return QueueLocks(client_id=self.client_id, group=self._plan.name, queues=refs).encode()
+
+    def _lock(self) -> None:
+        if not self._plan.ordered or not self._queues:
+            return
+        since, wanted = self._cluster.now, list(self._queues.values())
+
+        def done(answer: Answer | Lost) -> None:
+            if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+                return
+            granted = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(answer.body).queues}
+            for queue in wanted:
+                if not queue.dropped:
+                    self._locked(queue, since, is_mine=queue.key in granted)
+
+        self._ask(RequestCode.LOCK_BATCH_MQ, None, self._locks_of([queue.key for queue in wanted]), done)
+
+    def _locked(self, queue: MemberQueue, since: float, *, is_mine: bool) -> None:
+        if not is_mine:
+            self._workload.counts["locks of others"] += 1
+            queue.locked_until = 0.0
+            self._commit(queue)
+            queue.begin_at(None)
+            return
+        self._standing.locks(self.client_id, queue.key, since)
+        if not self._has(queue):  # somebody else may have been here meanwhile
+            queue.begin_at(None)
+        queue.locked_until = max(queue.locked_until, since + LOCK_SECONDS / 2)
+        self._go_on(queue)
+
+    def _has(self, queue: MemberQueue) -> bool:
+        return not self._plan.ordered or self._cluster.now < queue.locked_until
+
+    # -- pulling -------------------------------------------------------------------------------------------------------
+
+    def _go_on(self, queue: MemberQueue) -> None:
+        if queue.dropped or queue.asked or len(queue.buffered) >= _BUFFERED_MAX or not self._has(queue):
+            return
+        queue.asked = True
+        if queue.position is None:
+            self._find_out(queue)
+        else:
+            self._pull(queue, queue.position)
+
+    def _answered(self, queue: MemberQueue, begun: int) -> bool:
+        """Whether an answer is still of use."""
+        if queue.dropped or queue.round != begun:
+            return False
+        queue.asked = False
+        return True
+
+    def _find_out(self, queue: MemberQueue) -> None:
+        round_begun, query = queue.round, self._standing.query_begins(queue.key)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer):
+                self._standing.query_ends(queue.key, query, answer)
+            if not self._answered(queue, round_begun):
+                return
+            if isinstance(answer, Answer) and answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+                queue.begin_at(int(answer.ext.get("offset", 0)))
+            self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._go_on, queue)
+
+        group, topic, queue_id = queue.key
+        ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
+        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
+
+    def _pull(self, queue: MemberQueue, offset: int) -> None:
+        round_begun = queue.round
+        group, topic, queue_id = queue.key
+        reached = queue.reached or 0
+        carries = self._rng.random() < (0.02 if self._plan.ordered else 0.5)
+        if carries:
+            self._standing.commits(self.client_id, queue.key, reached)
+        self._standing.pull_begins(self.client_id, queue.key, offset)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer):
+                self._standing.pull_ends(queue.key, offset)
+            if self._answered(queue, round_begun):
+                if isinstance(answer, Answer):
+                    self._got(queue, offset, answer)
+                self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._go_on, queue)
+
+        ext = {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": self._rng.choice((1, 8, 32)),
+            "sysFlag": _SUSPEND | _SUBSCRIPTION | (_COMMIT_OFFSET if carries else 0),
+            "commitOffset": reached,
+            "suspendTimeoutMillis": 1000,
+            "subVersion": 0,
+            "subscription": "*",
+        }
+        self._ask(RequestCode.PULL_MESSAGE, ext, b"", done)
+
+    def _got(self, queue: MemberQueue, offset: int, answer: Answer) -> None:
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._workload.counts[f"sent elsewhere: {answer.remark}"] += 1
+            queue.begin_at(int(answer.ext["nextBeginOffset"]))
+        elif answer.code == ResponseCode.SUCCESS:
+            idle = not queue.buffered
+            for record in decode_records(answer.body):
+                self._workload.check_next(queue.key[1], queue.key[2], offset, record)
+                queue.buffered[offset] = record
+                offset += 1
+                if not self._plan.ordered:
+                    later = self._rng.choice((0.0, self._rng.uniform(0.0, 0.5)))
+                    self._again(later, self._handle, queue, offset - 1, queue.round)
+            queue.position = offset
+            if self._plan.ordered and idle:
+                self._handle_in_order(queue, queue.round)
+
+    def _seek_back(self) -> None:
+        """Read something again, and commit from there on."""
+        queues = [queue for queue in self._queues.values() if queue.reached and self._has(queue)]
+        if self._backs is not None or not queues:
+            return  # what was given back is not to be given back twice
+        queue = self._rng.choice(queues)
+        reached = queue.reached or 0
+        self._workload.counts["members that sought back"] += 1
+        queue.begin_at(max(0, reached - self._rng.randint(1, 8)))
+        self._go_on(queue)
+
+    # -- handling ------------------------------------------------------------------------------------------------------
+
+    def _handle(self, queue: MemberQueue, offset: int, begun: int) -> None:
+        record = queue.buffered.get(offset)
+        if queue.dropped or queue.round != begun or record is None:
+            return
+        if self._backs is not None and self._backs.wants_to_give_back(record):
+            self._backs.give_back(self, queue, offset, record)
+        else:
+            self._standing.handles(self.client_id, queue.key, offset)
+            del queue.buffered[offset]
+            self._go_on(queue)
+
+    def gave_back(self, queue: MemberQueue, offset: int, begun: int, *, taken: bool) -> None:
+        """A message that was given back in the queue's round ``begun`` was taken, or comes up here once more."""
+        if taken:
+            if queue.round == begun:
+                queue.buffered.pop(offset, None)
+            self._go_on(queue)
+        else:
+            self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, begun)
+
+    def ask_to_take_back(self, ext: dict[str, Any], done: Any) -> None:
+        """Request code 36."""
+        self._ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", done)
+
+    def _handle_in_order(self, queue: MemberQueue, begun: int) -> None:
+        if queue.dropped or queue.round != begun or not queue.buffered:
+            return
+        if not self._has(queue):
+            self._again(_AGAIN_SECONDS, self._handle_in_order, queue, begun)
+            return
+        offset = min(queue.buffered)
+        self._standing.handles(self.client_id, queue.key, offset)
+        del queue.buffered[offset]
+        self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, begun)
+        self._go_on(queue)
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    def _commit_all(self) -> None:
+        for queue in self._queues.values():
+            self._commit(queue)
+
+    def _commit(self, queue: MemberQueue) -> None:
+        group, topic, queue_id = queue.key
+        if (offset := queue.reached) is None:
+            return
+        # Who waits for an answer is taken at its word even if its connection is nobody's; no fence is in its way.
+        waits = not self._plan.ordered and self._rng.random() < 0.5
+        begun = self._standing.commits(self.client_id, queue.key, offset, waits=waits)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._standing.committed(queue.key, offset, begun)
+
+        ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
+        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", done if waits else None)

@@ -1,0 +1,126 @@
+"""What a group's log holds for consumers, as committed: every queue, and what clients were told about it.
+
+The rules are those of queues: offsets are contiguous, one offset holds one message for ever, each message was sent by
+somebody and is as it was sent, none is there that was refused, and what was acknowledged is where it was said to be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from chaos.values import body_of, value_of
+from chaos.violation import Violation
+from mq.protocol import properties as props
+from mq.protocol.records import StoredMessage
+
+OWN = "own"
+"""A property that only clients set; it must stay as it is in all copies of a message."""
+
+
+class Stored(NamedTuple):
+    """A committed record; ``at`` is when it was first applied anywhere, in simulated seconds."""
+
+    at: float
+    value: int
+    record: StoredMessage
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        record = self.record
+        return f"{record.topic}/{record.queue_id}/{record.queue_offset} at {record.physical_offset}"
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message of a client, and how it went: how many attempts are open or unknown, refused, acknowledged."""
+
+    value: int
+    kind: str
+    topic: str
+    body: bytes
+    properties: dict[str, str]
+    since: float
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What the workload wants to know later."""
+    unknown: int = 0
+    refused: int = 0
+    acked: list[tuple[int, int]] = field(default_factory=list)
+    """Queue offset and physical offset, as told."""
+
+    @property
+    def copies_max(self) -> int:
+        """How often it may be stored."""
+        return self.unknown + len(self.acked)
+
+
+class Ledger:
+    """See the module. Every method raises `Violation` when what it is told cannot be."""
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, int], list[Stored]] = defaultdict(list)
+        self.sent: dict[int, Sent] = {}
+        self.at_position: dict[int, Stored] = {}
+        self.copies: dict[str, Counter[int]] = defaultdict(Counter)
+        """How often a value is in a topic."""
+
+    def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **asked: Any) -> Sent:
+        """A message that a client is about to send."""
+        value = len(self.sent) + 1
+        sent = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, asked)
+        return sent
+
+    def committed(self, at: float, record: StoredMessage) -> Stored:
+        """A record is committed, the next one in the log."""
+        queue = self.queues[record.topic, record.queue_id]
+        if record.queue_offset != len(queue):
+            raise Violation(
+                f"offsets: {record.topic}/{record.queue_id} goes on with {record.queue_offset}, {len(queue)} was due"
+            )
+        value = value_of(record.body) if record.topic[:1] == "T" or record.body[:1] == b"\0" else 0
+        stored = Stored(at, value, record)
+        queue.append(stored)
+        self.at_position[record.physical_offset] = stored
+        if value:
+            sent = self.sent.get(value)
+            if sent is None:
+                raise Violation(f"phantom: nobody sent {value}, it is in {stored.place}")
+            if record.body != sent.body:
+                raise Violation(f"phantom: {value} has {len(record.body)} bytes, sent were {len(sent.body)}")
+            if (own := record.properties.get(OWN)) != sent.properties.get(OWN):
+                raise Violation(f"altered: {value} has the property {own!r} in {stored.place}, sent was {sent}")
+            if (key := record.properties.get(props.UNIQUE_KEY, "")) != f"U{value}":
+                raise Violation(f"altered: {value} has the unique key {key!r} in {stored.place}")
+            self.copies[record.topic][value] += 1
+        return stored
+
+    def acknowledged(self, sent: Sent, queue_offset: int, position: int) -> None:
+        """A client was told that its message is at a place."""
+        stored = self.at_position.get(position)
+        if stored is None:
+            raise Violation(f"ack: {sent.value} was acknowledged at {position}, which is not committed")
+        if stored.value != sent.value or stored.record.queue_offset != queue_offset:
+            raise Violation(f"ack: {sent.value} was acknowledged at {queue_offset}, {position}: there is {stored}")
+        sent.acked.append((queue_offset, position))
+
+    def read(self, topic: str, queue_id: int, record: StoredMessage) -> None:
+        """A consumer got a record."""
+        queue = self.queues[topic, queue_id]
+        offset = record.queue_offset
+        if offset >= len(queue):
+            raise Violation(f"uncommitted read: {topic}/{queue_id}/{offset} was read, committed are {len(queue)}")
+        if queue[offset].record != record:
+            raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, read was {record}")
+
+    def check_stored(self, topic: str, sent: Sent) -> int:
+        """How often a value is in the topic that it was sent to, which is told by what its sender heard."""
+        copies = self.copies[topic][sent.value]
+        if copies < len(sent.acked):
+            raise Violation(f"lost: {sent} is {copies} times in {topic}")
+        if copies > sent.copies_max:
+            why = "it was refused" if not sent.copies_max else "more often than sent"
+            raise Violation(f"duplicate: {sent} is {copies} times in {topic}, {why}")
+        return copies

@@ -1,0 +1,384 @@
+"""The workload "everyday": producers of single messages, batches and one-way messages, and two groups of consumers.
+
+One group shares the topic out, gives messages back until they are dead, and is sent elsewhere by operators; the other
+one consumes messages in their order, with queues locked. Members come and go, and sleep. What must hold: what was
+acknowledged is there, once for each time; a batch is there as a whole; what was given back comes again after its delay,
+one time for each, and is dead after the last attempt; messages that were sent in order are first stored in order; and
+what `chaos.broker_sim.offset_checker` says about offsets and locks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from chaos.broker_sim.clients import Answer, Lost, OnDone
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.group_member import Member, MemberQueue
+from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, Standing
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.workload import Workload
+from chaos.limits import replaced
+from chaos.values import value_of
+from chaos.violation import Violation
+from mq.broker.consume import queue_locks
+from mq.broker.state.commands import AdvanceDelay
+from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
+from mq.protocol.queue_tables import read_offset_table
+from mq.protocol.records import StoredMessage
+
+_SHARED, _ORDERED = "SG", "OG"
+_ORDERED_TOPIC = "TO"
+_ORDERED_QUEUES = 2
+_ATTEMPTS_MAX = 2
+"""So often a message comes again; then it is dead."""
+_DIE_AT_ONCE = -1
+_MEMBERS = 3
+_DISTURBANCES = ("leaves", "vanishes", "sleeps", "is cut off", "is cut off", "loses connections", "reset", "reset")
+
+_Copy = tuple[int, int]
+"""A message and how often it was given back."""
+
+
+class Everyday(Workload):
+    """See the module."""
+
+    name = "everyday"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._retry_topic, self._dead_topic = retry_topic(_SHARED), dead_letter_topic(_SHARED)
+        shared = GroupPlan(
+            _SHARED, (*((self.topic, number) for number in range(self.queues)), (self._retry_topic, 0)), ordered=False
+        )
+        ordered = GroupPlan(
+            _ORDERED, tuple((_ORDERED_TOPIC, number) for number in range(_ORDERED_QUEUES)), ordered=True
+        )
+        self._plans = (shared, ordered)
+        self._standing = Standing(self, self._plans, exact="clock" not in cluster.plan.kinds)
+        self._members: dict[GroupPlan, list[Member]] = {plan: [] for plan in self._plans}
+        self._joined = 0
+        self._due_in_order = [0] * _ORDERED_QUEUES
+        """How many messages of a queue have come for the first time."""
+        self._batched: list[Stored] = []
+        self._asked_back: Counter[_Copy] = Counter()
+        self._asked_dead: set[_Copy] = set()
+        self._back: Counter[_Copy] = Counter()
+        self._waiting: dict[tuple[int, int], _Copy] = {}
+        """What was given back and is delayed, by level and offset."""
+        self._levels: Counter[int] = Counter()
+        self._done_singly: set[tuple[int, int]] = set()
+        """Levels and offsets: delivered before others that wait before them, one of which could not be read."""
+        self._due: Counter[_Copy] = Counter()
+        self._shown: Counter[_Copy] = Counter()
+
+    def limits(self) -> AbstractContextManager[None]:
+        """See `Workload.limits`."""
+        return replaced(queue_locks, "LOCK_SECONDS", LOCK_SECONDS)
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        for plan in self._plans:
+            for _ in range(_MEMBERS):
+                self.cluster.at(self.rng.uniform(0.0, 2.0), self._join, plan)
+        for queue_id in range(_ORDERED_QUEUES):
+            self.cluster.at(self.rng.uniform(0.0, 0.5), self._send_in_order, queue_id, 0)
+        self.cluster.at(1.0, self._disturb)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        choice = self.rng.random()
+        if choice < 0.5:
+            self.send(self.new("single", {}))
+        elif choice < 0.75:
+            self._send_batch()
+        elif choice < 0.9:
+            self._send_oneway()
+        else:
+            self._ask_where(self.rng.choice(self.rng.choice(self._plans).keys))
+
+    def _send_batch(self) -> None:
+        values = range(len(self.ledger.sent) + 1, len(self.ledger.sent) + 1 + self.rng.randint(2, 4))
+        batch = [self.new("batch", {}, batch=values) for _ in values]
+        code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
+        ext = self.send_fields(self.topic, {}) | {"m": True}
+        body = encode_batch(
+            BatchedMessage(s.body, props.encode({props.UNIQUE_KEY: f"U{s.value}", **s.properties})) for s in batch
+        )
+        for sent in batch:
+            sent.unknown += 1
+
+        def done(answer: Answer | Lost) -> None:
+            self.counts[f"batches: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
+            if answer is not Lost.UNKNOWN:
+                for sent in batch:
+                    sent.unknown -= 1
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                ids, first = answer.ext["msgId"].split(","), int(answer.ext["queueOffset"])
+                for number, (sent, message_id) in enumerate(zip(batch, ids, strict=True)):
+                    self.counts["acknowledged"] += 1
+                    self.acknowledged(sent, first + number, int(message_id[16:32], 16))
+
+        self._ask(code, ext, body, done)
+
+    def _send_oneway(self) -> None:
+        sent = self.new("one-way", {})
+        sent.unknown += 1
+        ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        self.counts["sent one-way"] += 1
+        self._ask(RequestCode.SEND_MESSAGE_V2, ext, sent.body, None)
+
+    def _send_in_order(self, queue_id: int, number: int) -> None:
+        """The next message for a queue; the one after it is sent once this one is acknowledged."""
+        if self.stopped:
+            return
+        nbytes = self.rng.randint(8, 60)
+        sent = self.ledger.new(
+            "in order", _ORDERED_TOPIC, nbytes, {}, self.cluster.now, queue_id=queue_id, number=number
+        )
+        self._try_in_order(sent)
+
+    def _try_in_order(self, sent: Sent) -> None:
+        queue_id, number = sent.asked["queue_id"], sent.asked["number"]
+        sent.unknown += 1
+
+        def done(answer: Answer | Lost) -> None:
+            if answer is not Lost.UNKNOWN:
+                sent.unknown -= 1
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts["acknowledged in order"] += 1
+                self.acknowledged(sent, int(answer.ext["queueOffset"]), int(answer.ext["msgId"][16:32], 16))
+                later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1)))
+                self.cluster.at(self.cluster.now + later, self._send_in_order, queue_id, number + 1)
+            elif not self.stopped:
+                self.cluster.at(self.cluster.now + 0.2, self._try_in_order, sent)
+
+        ext = self.send_fields(_ORDERED_TOPIC, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        self._ask(RequestCode.SEND_MESSAGE_V2, ext | {"d": _ORDERED_QUEUES, "e": queue_id}, sent.body, done)
+
+    def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: OnDone | None) -> None:
+        self.rng.choice(self.clients).request(
+            self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
+        )
+
+    # -- consumers and operators ---------------------------------------------------------------------------------------
+
+    def _join(self, plan: GroupPlan) -> None:
+        self._joined += 1
+        number, backs = 100 + self._joined, None if plan.ordered else self
+        client_id = f"{plan.name}-{self._joined:03d}"
+        made = Member(self, self._standing, plan, number=number, client_id=client_id, backs=backs)
+        self._members[plan].append(made)
+
+    def _disturb(self) -> None:
+        """Somebody leaves, or is away for a while, or operators send a group elsewhere."""
+        if self.stopped:
+            return
+        plan = self.rng.choice(self._plans)
+        what = self.rng.choice(_DISTURBANCES)
+        members = self._members[plan]
+        self.counts[f"members: {what}"] += 1
+        if what == "reset":
+            self._reset()
+        elif members:
+            member = self.rng.choice(members)
+            self.cluster.told(f"{member.client_id} {what}")
+            if what in ("leaves", "vanishes"):
+                members.remove(member)
+                member.leave(politely=what == "leaves")
+                self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 3.0), self._join, plan)
+            elif what == "sleeps":
+                member.sleep(self.rng.uniform(0.5, 2.0))
+            else:
+                member.lose_connections()
+                if what == "is cut off":  # others get its queues
+                    member.sleep(self.rng.uniform(1.0, 1.6) * LOCK_SECONDS)
+        self.cluster.at(self.cluster.now + self.rng.uniform(0.1, 1.2), self._disturb)
+
+    def _reset(self) -> None:
+        number = self.rng.randrange(self.queues)
+        keys = [(_SHARED, self.topic, each) for each in range(self.queues)]
+        begun = {key: len(self._standing.offsets[key]) for key in keys}
+        ext: dict[str, Any] = {"topic": self.topic, "group": _SHARED, "isForce": self.rng.random() < 0.5}
+        if self.rng.random() < 0.5:
+            end = len(self.ledger.queues[self.topic, number])
+            ext |= {"timestamp": 0, "queueId": number, "offset": self.rng.randint(0, end)}
+        else:
+            ext |= {"timestamp": self.cluster.true_ms() - self.rng.randint(0, 5000), "queueId": -1}
+
+        def done(answer: Answer | Lost) -> None:
+            self.counts[f"resets: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
+            if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+                return
+            for ref, offset in read_offset_table(answer.body).items():
+                key = (_SHARED, ref.topic, ref.queue_id)
+                since = self._standing.offsets[key][begun[key] - 1 :]
+                if offset not in since:
+                    raise Violation(f"reset: {key} was told to be reset to {offset}, since then it was {since}")
+
+        self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", done)
+
+    def _ask_where(self, key: Key) -> None:
+        begun = self._standing.query_begins(key)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer):
+                self._standing.query_ends(key, begun, answer)
+
+        ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
+        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
+
+    # -- giving back ---------------------------------------------------------------------------------------------------
+
+    def wants_to_give_back(self, record: StoredMessage) -> bool:
+        """See `GivingBack`; what came again is given back more often, or few messages would die."""
+        return not self.stopped and self.rng.random() < (0.5 if record.reconsume_times else 0.1)
+
+    def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
+        """See `GivingBack`."""
+        copy: _Copy = (value_of(record.body), record.reconsume_times)
+        # What waits keeps the log from being dropped.
+        level = 1 if "retention" in self.cluster.plan.kinds else self.rng.choice((1, 1, 1, 2))
+        if self.rng.random() < 0.05:
+            level = _DIE_AT_ONCE
+            self._asked_dead.add(copy)
+        self._asked_back[copy] += 1
+        begun, before = queue.round, self._back[copy]
+
+        def done(answer: Answer | Lost) -> None:
+            taken = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+            if taken:
+                self.counts["given back"] += 1
+                if self._back[copy] == before:
+                    raise Violation(f"lost: {copy} was told to be taken back, and is not stored")
+                self._standing.handles(member.client_id, queue.key, offset)
+            else:
+                self.counts["not given back"] += 1
+                self._asked_back[copy] -= answer is not Lost.UNKNOWN
+            member.gave_back(queue, offset, begun, taken=taken)
+
+        ext = {
+            "offset": record.physical_offset,
+            "group": _SHARED,
+            "delayLevel": level,
+            "originMsgId": record.offset_message_id,
+            "originTopic": record.topic,
+            "unitMode": False,
+            "maxReconsumeTimes": _ATTEMPTS_MAX,
+        }
+        member.ask_to_take_back(ext, done)
+
+    def _came_back(self, stored: Stored, *, dead: bool) -> _Copy:
+        """A message that was given back is stored, to come again or as dead."""
+        copy: _Copy = (stored.value, stored.record.reconsume_times - 1)
+        self._back[copy] += 1
+        if self._back[copy] > self._asked_back[copy]:
+            raise Violation(
+                f"duplicate: {copy} was given back {self._asked_back[copy]} times, {stored.place} is one more"
+            )
+        last = copy[1] >= _ATTEMPTS_MAX
+        if dead != last and not (dead and copy in self._asked_dead):
+            raise Violation(
+                f"attempts: {copy} of {_ATTEMPTS_MAX} is {'dead' if dead else 'to come again'}: {stored.place}"
+            )
+        return copy
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        record = stored.record
+        if record.topic == SCHEDULE_TOPIC:
+            self._waiting[record.queue_id + 1, record.queue_offset] = self._came_back(stored, dead=False)
+        elif record.topic == self._dead_topic:
+            self.counts["dead"] += 1
+            self._came_back(stored, dead=True)
+        elif record.topic == self._retry_topic:
+            self._shown[stored.value, record.reconsume_times - 1] += 1
+        elif record.topic == _ORDERED_TOPIC:
+            self._stored_in_order(stored)
+        elif self.ledger.sent[stored.value].kind == "batch":
+            self._batched.append(stored)
+
+    def _stored_in_order(self, stored: Stored) -> None:
+        queue_id, number = stored.record.queue_id, self.ledger.sent[stored.value].asked["number"]
+        if number > self._due_in_order[queue_id]:
+            raise Violation(f"order: {number} is in {stored.place}, {self._due_in_order[queue_id]} is not there")
+        self._due_in_order[queue_id] += number == self._due_in_order[queue_id]
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        self._standing.command(command)
+        if isinstance(command, AdvanceDelay):
+            for offset in range(self._levels[command.level], command.offset):
+                if (command.level, offset) not in self._done_singly:
+                    self._due[self._waiting.pop((command.level, offset))] += 1
+            self._levels[command.level] = max(self._levels[command.level], command.offset)
+        elif isinstance(command, CompleteEntries) and command.topic == SCHEDULE_TOPIC:
+            for offset in command.offsets:
+                self._due[self._waiting.pop((command.queue_id + 1, offset))] += 1
+                self._done_singly.add((command.queue_id + 1, offset))
+        elif isinstance(command, SkipEntries) and command.topic == SCHEDULE_TOPIC:
+            level = command.queue_id + 1
+            if left := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
+                raise Violation(f"lost: {command}, and {min(left)} still waits")
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: batches are whole, and what is done waiting is in the retry topic."""
+        if self._due != self._shown:
+            raise Violation(f"retry: {self._due} waited, {self._shown} came")
+        self._due.clear()
+        self._shown.clear()
+        batched, self._batched = self._batched, []
+        while batched:
+            values = self.ledger.sent[batched[0].value].asked["batch"]
+            first, batch, batched = batched[0].record, batched[: len(values)], batched[len(values) :]
+            places = [(each.value, each.record.queue_id, each.record.queue_offset) for each in batch]
+            if places != [(value, first.queue_id, first.queue_offset + n) for n, value in enumerate(values)]:
+                raise Violation(f"batch: of {values} one entry has {places}")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`: what waits, and what groups have not come to."""
+        positions = [
+            self.ledger.queues[SCHEDULE_TOPIC, level - 1][offset].record.physical_offset
+            for level, offset in self._waiting
+        ]
+        for key in self._keys():
+            positions += [stored.record.physical_offset for stored in self._left(key)[:1]]
+        return min(positions, default=1 << 62)
+
+    def _keys(self) -> Iterable[Key]:
+        return (key for plan in self._plans for key in plan.keys)
+
+    def _left(self, key: Key) -> list[Stored]:
+        return self.ledger.queues[key[1:]][max(0, self._standing.offset(key)) :]
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`: groups have consumed everything."""
+        return not self._waiting and not any(self._left(key) for key in self._keys())
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            self.ledger.check_stored(sent.topic, sent)
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`."""
+        super().check_replicas(running)
+        for process in running:
+            for key in self._keys():
+                offset = process.metadata.consumer_offsets.get(key[:2], {}).get(key[2], -1)
+                if offset != self._standing.offset(key):
+                    raise Violation(f"offset: {key} is {offset} at {process.node_id}, not {self._standing.offset(key)}")

@@ -1,0 +1,263 @@
+"""Where consumer groups stand: every committed offset and lock, against what their members did and were told.
+
+What must hold: an offset goes back by a reset, or by the commit of a member that read from there again or wanted an
+answer; no commit is answered that had no effect. An offset is told as it is; it passes nothing that nobody handled,
+gave back, or was sent past by a reset; after a reset it stays until somebody has begun there. A queue that a member
+knows to be its own is nobody else's, what is handled in order leaves nothing out, and who lost a queue moves its offset
+no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos.broker_sim.clients import Answer
+from chaos.violation import Violation
+from mq.broker.state.commands import CommitOffsets, LockQueues, ResetOffset, UnlockQueues
+from mq.protocol.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from chaos.broker_sim.workload import Workload
+
+LOCK_SECONDS = 4.0
+"""For how long brokers keep a queue for its holder; a member counts on half of that."""
+
+_CLOCK_RATE_MAX = 1.05
+_KEPT_SECONDS = LOCK_SECONDS / _CLOCK_RATE_MAX
+_NONE = -1
+
+Key = tuple[str, str, int]
+"""Group, topic and queue id."""
+
+
+class GroupPlan(NamedTuple):
+    """A consumer group of a run."""
+
+    name: str
+    queues: tuple[tuple[str, int], ...]
+    ordered: bool
+
+    @property
+    def keys(self) -> list[Key]:
+        """Its queues."""
+        return [(self.name, topic, queue_id) for topic, queue_id in self.queues]
+
+
+class Standing:
+    """See the module. It learns what members do; every method raises `Violation` when that must not be.
+
+    Args:
+        exact: whether the clocks of brokers only run, so that locks last.
+    """
+
+    def __init__(self, workload: Workload, plans: tuple[GroupPlan, ...], *, exact: bool) -> None:
+        self._workload = workload
+        self._ordered = {plan.name for plan in plans if plan.ordered}
+        self._groups = {plan.name for plan in plans}
+        self._exact = exact
+        self.offsets: dict[Key, list[int]] = defaultdict(lambda: [_NONE])
+        """All offsets that a group had in a queue, in order; -1 before the first one."""
+        self._resets: Counter[Key] = Counter()
+        self._done: dict[Key, set[int]] = defaultdict(set)
+        self._passable: Counter[Key] = Counter()
+        """Up to where everything was handled, or sent past."""
+        self._awaited: dict[Key, int] = {}
+        """Where somebody has to begin before the offset moves on."""
+        self._pulls: Counter[tuple[Key, int]] = Counter()
+        """Those that are or may be on their way."""
+        self._said: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
+        """Who committed which offset, and when."""
+        self._answerable: dict[Key, set[int]] = defaultdict(set)
+        """Offsets that members committed and wanted an answer to."""
+        self._read_from: dict[Key, dict[str, int]] = defaultdict(dict)
+        """The lowest offset from which each member pulled."""
+        self._back: dict[Key, set[tuple[str, int]]] = defaultdict(set)
+        """Who committed which offset, whether it wanted an answer or not."""
+        self._holders: dict[Key, tuple[str, float]] = {}
+        """Who has a queue according to the log, and since when."""
+        self._renewed: dict[tuple[str, Key], float] = {}
+        self._giving: Counter[tuple[str, Key]] = Counter()
+        """Queues that may be given back at any time: how often that was asked for and not answered."""
+        self._given: dict[tuple[str, Key], float] = {}
+        """When a queue was given back last; who has asked for it again before that cannot know."""
+
+    @property
+    def _now(self) -> float:
+        return self._workload.cluster.now
+
+    def offset(self, key: Key) -> int:
+        """Where a group is, -1 for nowhere yet."""
+        return self.offsets[key][-1]
+
+    # -- what members do -----------------------------------------------------------------------------------------------
+
+    def query_begins(self, key: Key) -> object:
+        """An offset is asked for; what is returned comes back with the answer."""
+        return len(self.offsets[key])
+
+    def query_ends(self, key: Key, begun: object, answer: Answer) -> None:
+        """An offset was told: it is one that the group had since the question."""
+        assert isinstance(begun, int), f"no number of offsets: {begun}"
+        since = self.offsets[key][begun - 1 :]
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            fits = since[0] == _NONE
+        elif answer.code == ResponseCode.SUCCESS:
+            fits = int(answer.ext["offset"]) in since or (since[0] == _NONE and answer.ext["offset"] == "0")
+        else:
+            return
+        self._workload.counts["offsets told"] += 1
+        if not fits:
+            raise Violation(f"offset: {key} was told as {answer}, since it was asked for it was {since}")
+
+    def pull_begins(self, member: str, key: Key, offset: int) -> None:
+        """A pull is on its way."""
+        self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
+        self._pulls[key, offset] += 1
+        if self._awaited.get(key) == offset:
+            del self._awaited[key]
+
+    def pull_ends(self, key: Key, offset: int) -> None:
+        """Its answer is here; without one it may still be on its way."""
+        self._pulls[key, offset] -= 1
+
+    def commits(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
+        """A member says where it is, and may wait for an answer; what is returned goes to `committed`."""
+        if key[0] in self._ordered:
+            self._said[key].append((member, offset, self._now))
+        self._back[key].add((member, offset))
+        if waits:
+            self._answerable[key].add(offset)
+        return self._resets[key], len(self.offsets[key])
+
+    def committed(self, key: Key, offset: int, begun: object) -> None:
+        """A commit was answered: the group was there since, or further on if it came from further back."""
+        assert isinstance(begun, tuple), f"no place in the history: {begun}"
+        resets, known = begun
+        since = self.offsets[key][known - 1 :]
+        if resets == self._resets[key] == 0 and max(since) < offset:
+            raise Violation(f"offset: {key} was told to be committed at {offset}, it is {self.offset(key)}")
+        if min(since) > offset:
+            raise Violation(f"offset: {key} was told to be committed at {offset}, since it was asked it was {since}")
+
+    def handles(self, member: str, key: Key, offset: int) -> None:
+        """A message is handled, or was given back."""
+        group = key[0]
+        if group in self._ordered:
+            if offset > self._passable[key]:
+                raise Violation(f"order: {member} handles {offset} of {key}, {self._passable[key]} was not handled")
+            self._check_own(member, key, "handles a message of")
+        self._done[key].add(offset)
+        while self._passable[key] in self._done[key]:
+            self._passable[key] += 1
+
+    # -- locks ---------------------------------------------------------------------------------------------------------
+
+    def locks(self, member: str, key: Key, since: float) -> None:
+        """A member learns that a queue is its own; it asked for it at ``since``."""
+        self._workload.counts["locks told"] += 1
+        self._renewed[member, key] = since
+        if self._now - since < _KEPT_SECONDS:  # a member that slept hears of it when it is over
+            self._check_own(member, key, "was told to have")
+
+    def unlocks(self, member: str, key: Key) -> None:
+        """A member gives a queue back."""
+        self._renewed.pop((member, key), None)
+        self._giving[member, key] += 1
+
+    def unlocked(self, member: str, key: Key) -> None:
+        """That was answered."""
+        self._giving[member, key] -= 1
+
+    def _check_own(self, member: str, key: Key, what: str) -> None:
+        holder, since = self._holders.get(key, ("nobody", 0.0))
+        never = float("-inf")
+        was_given = self._given.get((member, key), never) > self._renewed.get((member, key), never)
+        if self._exact and holder != member and not self._giving[member, key] and not was_given:
+            raise Violation(f"lock: {member} {what} {key}, which is {holder}'s since {since:.3f} s")
+
+    def _passes_on(self, key: Key, after: str) -> None:
+        """A queue goes from whoever has it to somebody else, or to nobody."""
+        holder, _ = self._holders.pop(key, ("", 0.0))
+        if not holder or holder == after or not self._exact or self._giving[holder, key]:
+            return
+        since = self._renewed.get((holder, key), float("-inf"))
+        if self._now - since < _KEPT_SECONDS:
+            raise Violation(
+                f"lock: {key} goes from {holder} to {after or 'nobody'} {self._now - since:.3f} s after it was renewed"
+            )
+        self._workload.counts["locks that ran out"] += 1
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def command(self, command: Any) -> None:
+        """A metadata command was committed."""
+        match command:
+            case CommitOffsets():
+                for group, topic, queue_id, offset in command.offsets:
+                    self._advance((group, topic, queue_id), offset)
+            case ResetOffset(restart=False) if command.group in self._groups:
+                self._move_back((command.group, command.topic, command.queue_id), command.offset)
+            case ResetOffset() if command.group in self._groups:
+                self._reset((command.group, command.topic, command.queue_id), command)
+            case LockQueues():
+                for topic, queue_id in command.queues:
+                    key = (command.group, topic, queue_id)
+                    self._passes_on(key, command.client_id)
+                    self._holders[key] = (command.client_id, self._now)
+            case UnlockQueues():
+                for topic, queue_id in command.queues:
+                    key = (command.group, topic, queue_id)
+                    if self._holders.get(key, ("", 0.0))[0] == command.client_id:
+                        if self._giving[command.client_id, key]:
+                            self._given[command.client_id, key] = self._now
+                        self._passes_on(key, "")
+            case _:
+                pass
+
+    def _advance(self, key: Key, offset: int) -> None:
+        if key[0] not in self._groups or offset <= self.offset(key):
+            return
+        if offset > self._passable[key]:
+            raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
+        if (awaited := self._awaited.get(key)) is not None:
+            raise Violation(f"reset: {key} is committed at {offset}, it was reset to {awaited} and nobody began there")
+        self._check_fence(key, offset)
+        self.offsets[key].append(offset)
+
+    def _move_back(self, key: Key, offset: int) -> None:
+        """A member's commit was taken although it was less than what was known."""
+        self._workload.counts["offsets moved back"] += 1
+        read_from = self._read_from[key]
+        is_meant = offset in self._answerable[key] or any(
+            each == offset and read_from.get(member, offset + 1) <= offset for member, each in self._back[key]
+        )
+        if not is_meant:
+            raise Violation(f"offset: {key} goes back to {offset}, which nobody committed who read from there")
+        if (awaited := self._awaited.get(key)) is not None:
+            raise Violation(f"reset: {key} goes to {offset}, it was reset to {awaited} and nobody began there")
+        if offset > self._passable[key]:
+            raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
+        self._check_fence(key, offset)
+        self.offsets[key].append(offset)
+
+    def _check_fence(self, key: Key, offset: int) -> None:
+        """Whoever lost a queue cannot move its offset, as long as another member has it."""
+        if key not in self._holders or not self._exact:
+            return
+        holder, since = self._holders[key]
+        renewed = max(since, self._renewed.get((holder, key), 0.0))
+        if self._now - renewed >= _KEPT_SECONDS:
+            return
+        said = [(member, at) for member, each, at in self._said[key] if each == offset]
+        if not any(member == holder or at <= since for member, at in said):
+            raise Violation(f"fence: {key} is committed at {offset} by {said}, {holder} has it since {since:.3f} s")
+
+    def _reset(self, key: Key, command: ResetOffset) -> None:
+        self._workload.counts["offsets reset"] += 1
+        self._resets[key] += 1
+        self.offsets[key].append(command.offset)
+        self._passable[key] = max(self._passable[key], command.offset)
+        self._awaited.pop(key, None)
+        if command.restart and not self._pulls[key, command.offset]:
+            self._awaited[key] = command.offset

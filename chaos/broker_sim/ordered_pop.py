@@ -1,0 +1,276 @@
+"""The workload "ordered-pop": consumers that pop messages in order, and acknowledge, put off or forget them.
+
+What must hold: while a queue's messages are in somebody's hands nobody else gets anything of it, unless the same
+attempt asks again, until all that is open is acknowledged or its time is over by the leader's clock. What is handed out
+begins at the first message that nobody acknowledged, and the group's offset is that one. What a client was told is
+acknowledged is so. In the end everything is acknowledged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from chaos.broker_sim.clients import Answer, Client, Lost, OnDone
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.pop import received
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.workload import Workload
+from chaos.log_sim.node import Node
+from chaos.violation import Violation
+from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.receipts import Receipt
+
+_GROUP = "OPG"
+_CONSUMERS = 3
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is in somebody's hands of a queue."""
+
+    pop_time_ms: int
+    invisible_ms: int
+    attempt: str
+    next_offset: int
+    open: set[int]
+    put_off: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def until_ms(self) -> int:
+        return max(self.put_off.get(offset, self.pop_time_ms + self.invisible_ms) for offset in self.open)
+
+
+class _From(NamedTuple):
+    """Who popped a message, and where."""
+
+    consumer: Client
+    node: Node
+
+
+class OrderedPop(Workload):
+    """See the module."""
+
+    name = "ordered-pop"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
+        self._attempts = itertools.count(1)
+        self._held: dict[int, _Held] = {}
+        self._reached: dict[int, int] = {}
+        self._handed_out: Counter[tuple[int, int, int]] = Counter()
+        """By queue, offset and time of the pop: how often that may still be heard by a client."""
+        self._asked: set[tuple[int, int, int]] = set()
+        """What clients acknowledge, or try to."""
+        self._done: set[tuple[int, int, int]] = set()
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        for consumer in self._consumers:
+            self.cluster.at(self.rng.uniform(0.5, 1.0), self._pop_next, consumer, "")
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        self.send(self.new("plain", {}))
+
+    def _pop_next(self, consumer: Client, again: str) -> None:
+        attempt = again or self.rng.choice(("", f"A{next(self._attempts)}"))
+        ext = {
+            "consumerGroup": _GROUP,
+            "topic": self.topic,
+            "queueId": self.rng.choice((-1, -1, self.rng.randrange(self.queues))),
+            "maxMsgNums": 32 if self.stopped else self.rng.choice((1, 4, 32)),
+            "invisibleTime": 3000 if self.stopped else self.rng.choice((200, 1000, 3000)),
+            "pollTime": self.rng.choice((0, 1000)),
+            "bornTime": self.cluster.true_ms(),
+            "initMode": 0,
+            "expType": "TAG",
+            "exp": "*",
+            "order": True,
+            "attemptId": attempt or None,
+        }
+
+        node = self.cluster.some_node(self.rng)
+
+        def done(answer: Answer | Lost) -> None:
+            repeated = ""
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._got(_From(consumer, node), answer)
+            else:
+                self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
+                repeated = attempt if answer is Lost.UNKNOWN else ""
+            later = self.rng.uniform(0.0, 0.3)
+            self.cluster.at(self.cluster.now + later, self._pop_next, consumer, repeated)
+
+        self.counts["pops, the same attempt again" if again else "pops"] += 1
+        consumer.request(node, RequestCode.POP_MESSAGE, ext, b"", done)
+
+    def _got(self, source: _From, answer: Answer) -> None:
+        queues: dict[int, list[Receipt]] = {}
+        for message, receipt in received(answer):
+            queue_id, offset = receipt.queue_id, receipt.offset
+            queue = self.ledger.queues[self.topic, queue_id]
+            if offset >= len(queue) or queue[offset].record.body != message.body:
+                raise Violation(f"pop: {queue_id}/{offset} was handed out as {message}")
+            heard = (queue_id, offset, receipt.pop_time_ms)
+            self._handed_out[heard] -= 1
+            if self._handed_out[heard] < 0:
+                raise Violation(f"pop: {queue_id}/{offset} was handed out with {receipt}, and that is not committed")
+            self.counts["handed out"] += 1
+            queues.setdefault(queue_id, []).append(receipt)
+        for receipts in queues.values():
+            if [each.offset for each in receipts] != list(range(receipts[0].start, receipts[0].start + len(receipts))):
+                raise Violation(f"order: {receipts} were handed out together")
+            self._handle(source, receipts)
+
+    def _handle(self, source: _From, receipts: list[Receipt]) -> None:
+        """One after the other; now and then a consumer gives up, or leaves a message out."""
+        at = self.cluster.now
+        pace = 0.0 if self.stopped else self.rng.choice((0.0, 0.02, 0.2))
+        for receipt in receipts:
+            at += self.rng.uniform(0.0, pace)
+            choice = 1.0 if self.stopped else self.rng.random()
+            if choice < 0.05:
+                return
+            if choice < 0.1:
+                self.counts["left out"] += 1
+            elif choice < 0.2:
+                self.cluster.at(at, self._put_off, source, receipt)
+            else:
+                self.cluster.at(at, self._acknowledge, source, receipt)
+
+    def _about(self, receipt: Receipt) -> dict[str, Any]:
+        return {
+            "consumerGroup": _GROUP,
+            "topic": self.topic,
+            "queueId": receipt.queue_id,
+            "extraInfo": receipt.encode(),
+            "offset": receipt.offset,
+        }
+
+    def _acknowledge(self, source: _From, receipt: Receipt) -> None:
+        asked = receipt.queue_id, receipt.offset, receipt.pop_time_ms
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.note("ok", "ack", asked[:2], receipt.pop_time_ms)
+                self.counts["told acknowledged"] += 1
+                if asked not in self._done:
+                    raise Violation(f"pop: {receipt} was told to be acknowledged, the queue is {self._at(asked[0])}")
+                return
+            kind = "info" if answer is Lost.UNKNOWN else "fail"
+            self.note(kind, "ack", asked[:2], receipt.pop_time_ms, err=str(answer))
+            self.counts["not acknowledged"] += 1
+
+        self.note("invoke", "ack", asked[:2], receipt.pop_time_ms)
+        self._asked.add(asked)
+        self._ask(source, RequestCode.ACK_MESSAGE, self._about(receipt), done)
+
+    def _put_off(self, source: _From, receipt: Receipt) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts["put off"] += 1
+                if self.rng.random() < 0.7:
+                    pop_time_ms, invisible_ms = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
+                    fresh = receipt._replace(start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=invisible_ms)
+                    self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 2.0), self._acknowledge, source, fresh)
+
+        ext = self._about(receipt) | {"invisibleTime": self.rng.choice((0, 300, 2000))}
+        self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
+
+    def _ask(self, source: _From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:
+        """Mostly where the message came from: one answer that is missing, and all behind it comes again."""
+        elsewhere = not self.stopped and self.rng.random() < 0.05
+        node = self.cluster.some_node(self.rng) if elsewhere else source.node
+        source.consumer.request(node, code, ext, b"", done)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        match command:
+            case PopMessages(group=group) if group == _GROUP:
+                self._take_out(command)
+            case AckMessages(rows=rows):
+                for group, _, queue_id, start, pop_time_ms, bits in rows:
+                    if group == _GROUP:
+                        self._end(queue_id, pop_time_ms, offsets_of(start, bits))
+            case DeferMessage(queue_id=queue_id, offset=offset) if command.group == _GROUP:
+                held = self._held.get(queue_id)
+                if held is not None and held.pop_time_ms == command.pop_time_ms:
+                    held.put_off[offset] = command.new_pop_time_ms + command.invisible_ms
+            case _:
+                pass
+
+    def _take_out(self, command: PopMessages) -> None:
+        queue_id, at_ms, reached = command.queue_id, command.pop_time_ms, self._reached.get(command.queue_id, 0)
+        taken = list(offsets_of(command.start, command.taken))
+        if not taken or taken != list(range(reached, command.next_offset)):
+            raise Violation(f"order: {command} takes {taken}, the queue is {self._at(queue_id)}")
+        held = self._held.get(queue_id)
+        if held is not None:
+            if command.attempt and command.attempt == held.attempt:
+                self.counts["had again by the same attempt"] += 1
+            # Clocks of old and new leaders may differ.
+            elif held.until_ms - at_ms > 2 * self.cluster.plan.wall_skew_ms:
+                raise Violation(f"early: {command} takes {held.until_ms - at_ms} ms too early what is {held}")
+            else:
+                self.counts["had again after their time"] += 1
+        self._held[queue_id] = _Held(
+            at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(taken)
+        )
+        for offset in taken:
+            self._handed_out[queue_id, offset, at_ms] += 1
+
+    def _end(self, queue_id: int, pop_time_ms: int, offsets: Any) -> None:
+        held = self._held.get(queue_id)
+        if held is None or held.pop_time_ms != pop_time_ms:
+            return
+        for offset in held.open.intersection(offsets):
+            place = queue_id, offset, pop_time_ms
+            if place not in self._asked:
+                raise Violation(f"lost: {place} is done, and nobody acknowledged it")
+            self._done.add(place)
+            self.counts["acknowledged by consumers"] += 1
+            held.open.remove(offset)
+        self._reached[queue_id] = min(held.open, default=held.next_offset)
+        if not held.open:
+            del self._held[queue_id]
+
+    def _at(self, queue_id: int) -> str:
+        return f"at {self._reached.get(queue_id, 0)}, {self._held.get(queue_id)}"
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`: what nobody has acknowledged."""
+        left = [self.ledger.queues[self.topic, each][self._reached.get(each, 0) :][:1] for each in range(self.queues)]
+        return min((stored.record.physical_offset for some in left for stored in some), default=1 << 62)
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return all(
+            self._reached.get(queue_id, 0) == len(self.ledger.queues[self.topic, queue_id])
+            for queue_id in range(self.queues)
+        )
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            self.ledger.check_stored(self.topic, sent)
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`."""
+        super().check_replicas(running)
+        for process in running:
+            for queue_id, reached in self._reached.items():
+                offset = process.metadata.consumer_offset(_GROUP, self.topic, queue_id)
+                if offset != reached:
+                    raise Violation(f"offset: queue {queue_id} is at {offset} at {process.node_id}, not {reached}")

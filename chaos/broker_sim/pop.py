@@ -1,0 +1,328 @@
+"""The workload "pop": consumers that pop messages, acknowledge many of them, put some off, and forget the rest.
+
+What must hold: a message that was popped is in nobody else's hands until it is acknowledged, put off, or its time is
+over by the leader's clock; then it is in the retry topic by the same entry. What a client was told is acknowledged
+never comes again. In the end consumers acknowledge all that they get, and get everything: nothing is lost, and nothing
+is invisible for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from chaos.broker_sim.clients import Answer, Client, Lost
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.workload import Workload
+from chaos.violation import Violation
+from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import pop_retry_topic
+from mq.protocol.receipts import Receipt, encode_bits, mark_of
+from mq.protocol.records import RecordError, StoredMessage, decode_records
+
+_GROUP = "PG"
+_CONSUMERS = 3
+
+Place = tuple[str, int, int]
+"""Topic, queue id and offset of a message."""
+
+
+class _Pop(NamedTuple):
+    """The checkpoint that a message is in."""
+
+    start: int
+    pop_time_ms: int
+    invisible_ms: int
+
+    @property
+    def due_ms(self) -> int:
+        return self.pop_time_ms + self.invisible_ms
+
+
+def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
+    """Messages and receipts, as the clients of others put them together.
+
+    None of an answer with a record that is damaged on that replica's disk: its messages come again after their time.
+    """
+    rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
+    starts = {(mark, int(queue_id)): int(start) for mark, queue_id, start in rows}
+    pairs = []
+    try:
+        messages = decode_records(answer.body)
+    except RecordError:
+        return []
+    for message in messages:
+        carried = message.properties.get(props.POP_CK)
+        mark = mark_of(message.topic)
+        receipt = (
+            Receipt.decode(carried)
+            if carried
+            else Receipt(
+                starts[mark, message.queue_id],
+                int(answer.ext["popTime"]),
+                int(answer.ext["invisibleTime"]),
+                int(answer.ext["reviveQid"]),
+                mark,
+                "broker-a",
+                message.queue_id,
+                message.queue_offset,
+            )
+        )
+        pairs.append((message, receipt))
+    return pairs
+
+
+class Pop(Workload):
+    """See the module."""
+
+    name = "pop"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._retry_topic = pop_retry_topic(_GROUP, self.topic)
+        self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
+        self._reached: dict[tuple[str, int], int] = {}
+        self._open: dict[Place, _Pop] = {}
+        self._popped: dict[Place, set[tuple[int, int]]] = {}
+        self._finished: dict[Place, str] = {}
+        self._handed_out: Counter[Place] = Counter()
+        self._acks: set[tuple[Place, int, int]] = set()
+        self._ended: list[tuple[Place, _Pop]] = []
+        self._copies: dict[str, list[Stored]] = {}
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        for consumer in self._consumers:
+            self.cluster.at(self.rng.uniform(0.5, 1.0), self._pop_next, consumer)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        self.send(self.new("plain", {}))
+
+    def _pop_next(self, consumer: Client) -> None:
+        ext = {
+            "consumerGroup": _GROUP,
+            "topic": self.topic,
+            "queueId": self.rng.choice((-1, -1, self.rng.randrange(self.queues))),
+            "maxMsgNums": self.rng.choice((1, 4, 32)),
+            "invisibleTime": self.rng.choice((200, 1000, 3000)),
+            "pollTime": self.rng.choice((0, 1000)),
+            "bornTime": self.cluster.true_ms(),
+            "initMode": 0,
+            "expType": "TAG",
+            "exp": "*",
+            "order": False,
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._got(consumer, received(answer))
+            else:
+                self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
+            self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer)
+
+        self.counts["pops"] += 1
+        consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", done)
+
+    def _got(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
+        kept: list[tuple[Place, Receipt]] = []
+        for message, receipt in pairs:
+            place = self._place_of(receipt)
+            queue = self.ledger.queues[place[:2]]
+            if place[2] >= len(queue) or queue[place[2]].record.body != message.body:
+                raise Violation(f"pop: {place} was handed out as {message}")
+            if (receipt.start, receipt.pop_time_ms) not in self._popped.get(place, ()):
+                raise Violation(f"pop: {place} was handed out with {receipt}, and nothing is committed about that")
+            self._handed_out[place] += 1
+            if self._handed_out[place] > 1:
+                raise Violation(f"pop: {place} was handed out {self._handed_out[place]} times")
+            self.counts["handed out"] += 1
+            kept.append((place, receipt))
+        wanted = kept if self.stopped else [each for each in kept if self.rng.random() < 0.7]
+        later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.5)))
+        if self.rng.random() < 0.5:
+            self.cluster.at(self.cluster.now + later, self._ack_together, consumer, wanted)
+            return
+        for place, receipt in wanted:
+            step = self._put_off if not self.stopped and self.rng.random() < 0.15 else self._ack
+            self.cluster.at(self.cluster.now + later, step, consumer, place, receipt)
+
+    def _place_of(self, receipt: Receipt) -> Place:
+        topic = self.topic if receipt.mark == mark_of(self.topic) else self._retry_topic
+        return topic, receipt.queue_id, receipt.offset
+
+    def _about(self, place: Place, receipt: Receipt) -> dict[str, Any]:
+        return {
+            "consumerGroup": _GROUP,
+            "topic": place[0],
+            "queueId": place[1],
+            "extraInfo": receipt.encode(),
+            "offset": place[2],
+        }
+
+    def _ack(self, consumer: Client, place: Place, receipt: Receipt) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.note("ok", "ack", place, receipt.pop_time_ms)
+                self._check_acked(place)
+            elif answer is not Lost.UNKNOWN:
+                self.counts["too late to acknowledge"] += 1
+
+        self.note("invoke", "ack", place, receipt.pop_time_ms)
+        self._acks.add((place, receipt.start, receipt.pop_time_ms))
+        ext = self._about(place, receipt)
+        consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
+
+    def _ack_together(self, consumer: Client, wanted: list[tuple[Place, Receipt]]) -> None:
+        gathered: dict[tuple[int, int, str, int], int] = {}
+        for place, receipt in wanted:
+            self.note("invoke", "ack", place, receipt.pop_time_ms)
+            self._acks.add((place, receipt.start, receipt.pop_time_ms))
+            key = receipt.start, receipt.pop_time_ms, receipt.mark, receipt.queue_id
+            gathered[key] = gathered.get(key, 0) | 1 << (receipt.offset - receipt.start)
+        rows = [
+            {"c": _GROUP, "t": self.topic, "r": mark, "so": start, "q": queue_id, "pt": at, "b": encode_bits(bits)}
+            for (start, at, mark, queue_id), bits in gathered.items()
+        ]
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                for place, _ in wanted:
+                    self._check_acked(place)
+
+        if rows:
+            body = msgspec.json.encode({"brokerName": "broker-a", "acks": rows})
+            consumer.request(self.cluster.some_node(self.rng), RequestCode.BATCH_ACK_MESSAGE, None, body, done)
+
+    def _check_acked(self, place: Place) -> None:
+        self.counts["told acknowledged"] += 1
+        if (how := self._finished.get(place)) != "acknowledged":
+            raise Violation(f"pop: {place} was told to be acknowledged, it is {how}")
+
+    def _put_off(self, consumer: Client, place: Place, receipt: Receipt) -> None:
+        invisible_ms = self.rng.choice((0, 300, 2000))
+
+        def done(answer: Answer | Lost) -> None:
+            if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+                return
+            self.counts["put off"] += 1
+            pop_time_ms = int(answer.ext["popTime"])
+            fresh = receipt._replace(
+                start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=int(answer.ext["invisibleTime"])
+            )
+            if (fresh.start, pop_time_ms) not in self._popped[place]:
+                raise Violation(f"pop: {place} was put off with {fresh}, and nothing is committed about that")
+            if self.rng.random() < 0.7:
+                later = self.rng.uniform(0.0, 2.0)
+                self.cluster.at(self.cluster.now + later, self._ack, consumer, place, fresh)
+
+        ext = self._about(place, receipt) | {"invisibleTime": invisible_ms}
+        node = self.cluster.some_node(self.rng)
+        consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", done)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        if stored.record.topic == self._retry_topic:
+            self._copies.setdefault(_origin(stored.record), []).append(stored)
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        match command:
+            case PopMessages():
+                self._take_out(command)
+            case AckMessages(rows=rows):
+                for _, topic, queue_id, start, pop_time_ms, bits in rows:
+                    for offset in offsets_of(start, bits):
+                        self._end((topic, queue_id, offset), start, pop_time_ms)
+            case DeferMessage():
+                place = (command.topic, command.queue_id, command.offset)
+                if self._is_open(place, command.start, command.pop_time_ms):
+                    self._hold(place, _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms))
+            case _:
+                pass
+
+    def _take_out(self, command: PopMessages) -> None:
+        key = (command.topic, command.queue_id)
+        reached = self._reached.get(key, 0)
+        taken = list(offsets_of(command.start, command.taken)) if command.taken else []
+        # Without a filter every message is taken by somebody, in the order of the queue.
+        if taken != list(range(reached, command.next_offset)):
+            raise Violation(f"pop: {command} takes {taken}, {reached} to {command.next_offset} are next")
+        self._reached[key] = command.next_offset
+        for offset in taken:
+            self._hold((*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
+
+    def _hold(self, place: Place, pop: _Pop) -> None:
+        self._open[place] = pop
+        self._popped.setdefault(place, set()).add(pop[:2])
+
+    def _is_open(self, place: Place, start: int, pop_time_ms: int) -> bool:
+        pop = self._open.get(place)
+        return pop is not None and pop[:2] == (start, pop_time_ms)
+
+    def _end(self, place: Place, start: int, pop_time_ms: int) -> None:
+        if self._is_open(place, start, pop_time_ms):
+            self._ended.append((place, self._open.pop(place)))
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: what ends is acknowledged, or in the retry topic by the same entry."""
+        for place, pop in self._ended:
+            ended = self.ledger.queues[place[:2]][place[2]]
+            if copies := self._copies.get(_origin(ended.record)):
+                copy = copies.pop(0)
+                if copy.value != ended.value:
+                    raise Violation(f"changed: {place} was {ended.value} and comes again as {copy.value}")
+                self._finished[place] = "given back"
+                self.counts["given back"] += 1
+                # A clock that went back meanwhile may have the time begin anew, but not end sooner.
+                early_ms = pop.due_ms - copy.record.store_timestamp_ms
+                if early_ms > 2 * self.cluster.plan.wall_skew_ms:
+                    raise Violation(f"early: {place} comes again {early_ms} ms before its time")
+            elif (place, *pop[:2]) in self._acks:
+                self._finished[place] = "acknowledged"
+                self.counts["acknowledged by consumers"] += 1
+            else:
+                raise Violation(f"lost: {place} is done, nobody acknowledged it, and it does not come again")
+        if left := [copy for copies in self._copies.values() for copy in copies]:
+            raise Violation(f"duplicate: {left} came again, and nothing ended by that")
+        self._ended.clear()
+        self._copies.clear()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _unfinished(self) -> list[Stored]:
+        return [
+            stored
+            for (topic, queue_id), queue in self.ledger.queues.items()
+            if topic in (self.topic, self._retry_topic)
+            for offset, stored in enumerate(queue)
+            if (topic, queue_id, offset) not in self._finished
+        ]
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`."""
+        return min((stored.record.physical_offset for stored in self._unfinished()), default=1 << 62)
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return not self._unfinished()
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            self.ledger.check_stored(self.topic, sent)
+
+
+def _origin(record: StoredMessage) -> str:
+    """Which message it is, or is a copy of: a value may be stored twice, since clients send it again."""
+    return record.properties.get(props.ORIGIN_MESSAGE_ID, record.offset_message_id)

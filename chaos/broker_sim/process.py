@@ -1,0 +1,297 @@
+"""One start of a simulated broker: the real `Broker` with all its areas, on a simulated log, clock and network.
+
+What a broker derives from its log lies in real files, in memory where the machine has a file system for that. After a
+power cut they are as they were or, by chance, as the last checkpoint made them durable.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from chaos.broker_sim.sockets import Line, SimReactor
+from chaos.log_sim.history import Entry
+from chaos.log_sim.node import DIRECTORY, Node, World
+from chaos.log_sim.process import Process
+from chaos.violation import Violation
+from mq.broker.broker import Broker
+from mq.broker.server import periodic_actions
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
+from mq.store.checkpoint import Checkpointer
+from mq.store.dispatch import check_entry
+from mq.store.opening import LogBounds, open_store
+from mq.store.queue_store import QueueStoreSettings
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import EntryKind, Role, RoleChange
+from raftlog.replica import CommittedEntry, Job
+from raftlog.segment.errors import SegmentError
+
+if TYPE_CHECKING:
+    from chaos.broker_sim.cluster import BrokerCluster
+    from chaos.log_sim.schedule import Scenario
+
+TICK_SECONDS = 0.1
+_DESCRIPTORS_MAX = 1 << 30
+_SECRETS = (bytes(32),)
+_QUEUES_AT_ONCE = 3
+"""So few, that there is something applied between two parts of a checkpoint."""
+
+
+class TurnLog:
+    """Takes a broker's log lines: they go to the trace, and an error is a violation unless a disk may have failed."""
+
+    def __init__(self, cluster: BrokerCluster, node: Node) -> None:
+        self._cluster = cluster
+        self._node = node
+
+    def bind(self, **values: object) -> TurnLog:
+        """The same."""
+        return self
+
+    def info(self, event: str, **values: object) -> None:
+        """A line."""
+        self._cluster.told(f"{self._node.node_id} {event} {values}")
+
+    warning = info
+
+    def error(self, event: str, **values: object) -> None:
+        """A line that ought not to be."""
+        error = values.get("exc_info")
+        if isinstance(error, Exception) and not isinstance(error, SegmentError):
+            raise Violation(f"{self._node.node_id}: {event}: {type(error).__name__}: {error}") from error
+        self.info(event, **values)
+
+
+class BrokerProcess(Process):
+    """See the module."""
+
+    def __init__(
+        self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
+    ) -> None:
+        self._cluster = cast("BrokerCluster", world)
+        with ExitStack() as opened:
+            self._opened = opened
+            super().__init__(node, world, scenario, rng, core_class)
+            opened.pop_all()  # `ended` closes it
+        self.broker.attach(self.replica)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def _open_application(self) -> None:
+        cluster, node, log, rng = self._cluster, self.node, self.log, self._rng
+        self.settings: BrokerSettings = cluster.settings_of(node)
+        directory = Path(self.settings.data_dir)
+        incoming = directory / "incoming"
+        if "snapshot" in node.disk.names(DIRECTORY):
+            directory.mkdir(parents=True, exist_ok=True)
+            incoming.write_bytes(node.disk.content(f"{DIRECTORY}/snapshot"))
+        flush_bytes = rng.choice((20, 200, 4096))
+        opened = open_store(
+            str(directory),
+            QueueStoreSettings(
+                entries_per_file=cluster.plan.entries_per_file,
+                entries_per_block=cluster.plan.entries_per_file // 2,
+                open_files_max=rng.choice((2, 512)),
+                flush_bytes=flush_bytes,
+                flush_age_calls=rng.choice((1, 20, 150)),
+            ),
+            log=LogBounds(
+                base_index=log.base[0],
+                base_pos=log.base_pos,
+                last_index=log.last_index,
+                term_at=lambda index: log.locate(index).term,
+            ),
+            incoming=str(incoming),
+        )
+        self.queues = opened.queues
+        self._opened.callback(self.queues.close)  # the power may go while it opens, or the disk fail
+        if "snapshot" in node.disk.names(DIRECTORY):
+            with node.disk.faults_withheld():
+                node.disk.unlink(f"{DIRECTORY}/snapshot")
+        while self.queues.expire_some(log.base_pos):
+            pass
+        self._keep_durable()
+        metadata = Metadata()
+        metadata.restore(opened.checkpoint.state)
+        self.metadata = metadata
+        node.replacing = False
+        node.checkpoint = opened.checkpoint.applied_index
+        self.reactor = SimReactor(cluster, self)
+        self._lines = TurnLog(cluster, node)
+        self.checkpointer = Checkpointer(str(directory), self.queues, queues_at_once=_QUEUES_AT_ONCE)
+        self.broker = Broker(
+            settings=self.settings,
+            store_ip=cluster.address_of(node)[0],
+            reactor=cast("Any", self.reactor),
+            metadata=metadata,
+            store=self.queues,
+            filling=opened.filling,
+            checkpointer=self.checkpointer,
+            rng=random.Random(rng.getrandbits(32)),
+            clock=node.clock,
+            wall_clock_ms=partial(cluster.wall_ms, node),
+            process_id=1,
+            connect_failure=lambda node: "",
+            secrets=lambda: _SECRETS,
+            random_bytes=random.Random(f"nonces of {node.node_id}").randbytes,
+            in_background=self._in_background,
+            in_bulk_background=self._in_background,
+            on_registration_changed=lambda topics: None,
+            descriptors_max=_DESCRIPTORS_MAX,
+            log=cast("Any", self._lines),
+        )
+
+    def check_body(self, body: memoryview, position: int) -> None:
+        """See `Replica`."""
+        check_entry(body, position)
+
+    def started(self) -> None:
+        """See `Process.started`."""
+        actions = periodic_actions(self.broker, self.settings, cast("Any", self._lines))
+        now = self._world.now
+        self._actions = [action for _, action in actions]
+        self._periods = [seconds for seconds, _ in actions]
+        self._due_at = [now + self._rng.uniform(0.0, min(seconds, 1.0)) for seconds in self._periods]
+        self._checkpoint_at = now + self._rng.uniform(0.0, self.settings.checkpoint_seconds)
+        self._next_tick()
+
+    def _in_background(self, job: Job) -> None:
+        """As by a worker thread: some time later, and what comes of it is known some time after that."""
+
+        def work() -> None:
+            self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.02)), job())
+
+        self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
+
+    def _next_tick(self) -> None:
+        owing = self.broker.areas.forwarder.is_owing
+        self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        now = self._world.now
+        self.broker.areas.forwarder.tick()
+        for number, due_at in enumerate(self._due_at):
+            if due_at <= now:
+                self._due_at[number] = now + self._periods[number]
+                self._actions[number]()
+        if now >= self._checkpoint_at:
+            self._checkpoint_at = float("inf")
+            self._begin_checkpoint()
+        self._next_tick()
+
+    def _begin_checkpoint(self) -> None:
+        pending = self.broker.prepare_checkpoint()
+
+        def go_on() -> None:
+            if pending is not None and pending.gather():
+                self._cluster.later(self.node, self._rng.choice((0.0, 0.05)), go_on)
+            else:
+                self._cluster.later(self.node, self._rng.choice((0.0, 0.05, 0.5)), commit)
+
+        def commit() -> None:
+            # As by a worker thread, some time later, when more has been applied.
+            if pending is not None and pending.commit():
+                self._keep_durable()
+            self._checkpoint_at = self._world.now + self.settings.checkpoint_seconds
+
+        go_on()
+
+    def _keep_durable(self) -> None:
+        """What lies in files now is there after a power cut as well."""
+        durable = self._durable_copy
+        shutil.rmtree(durable, ignore_errors=True)
+        if self._cluster.plan.loses_derived:
+            shutil.copytree(self.settings.data_dir, durable)
+
+    @property
+    def _durable_copy(self) -> Path:
+        return Path(f"{self.settings.data_dir}.durable")
+
+    def stops(self) -> None:
+        """See `Process.stops`: as the server does it."""
+        self.broker.close_connections()
+        with suppress(SegmentError):
+            if (pending := self.broker.prepare_checkpoint()) is not None:
+                while pending.gather():
+                    pass
+                pending.commit()
+                self._keep_durable()
+
+    def ended(self, *, power_cut: bool) -> None:
+        """See `Process.ended`."""
+        self.reactor.vanish()
+        self.queues.close()
+        if power_cut and self._cluster.plan.loses_derived and self._rng.random() < 0.5:
+            shutil.rmtree(self.settings.data_dir)
+            shutil.copytree(self._durable_copy, self.settings.data_dir)
+
+    def accept(self, line: Line, side: int, peer: tuple[str, int]) -> None:
+        """Serve a connection that was made."""
+        sock = self.reactor.socket(line, side, peer)
+        self._cluster.in_process(self, "is connected to", lambda: self.broker.accept(cast("Any", sock)))
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def _end_turn(self) -> None:
+        self.broker.end_turn()
+        self.reactor.flush()
+
+    def snapshot(self) -> bytes | None:
+        """See `Process.snapshot`."""
+        captured = self.broker.snapshot()
+        return None if captured is None else captured[1]()
+
+    def drop_files(self, share: float, floor: int) -> bool:
+        """Let the log begin later, as far as restarts, what waits in it and readers allow; see `Process.drop_files`."""
+        log = self.log
+        floor = min(floor, self.replica.applied_index, log.durable_index - 1)
+        held_pos = self.broker.areas.bulk.leases.first_pos()
+        floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from(), held_pos)
+        files = [
+            segment.start
+            for segment in log.segments()
+            if log.base_pos < segment.start <= floor_pos and segment.first_index <= floor + 1
+        ]
+        if not files or self.broker.snapshot() is None:
+            return False  # there are none, or the queues are still being filled
+        base_pos = files[int(share * (len(files) - 1))]
+        self._cluster.dropped_pos = max(self._cluster.dropped_pos, base_pos)
+        return self.replica.drop_prefix(base_pos)
+
+    # -- Application ---------------------------------------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """See `raftlog.replica.Application`."""
+        history = self._world.history
+        confs = [conf for _, conf in self.confs[-2:]]
+        for entry in entries:
+            index = entry.index
+            if index != self._applied + 1:
+                raise Violation(f"{self.node_id} applies {index} behind {self._applied}")
+            known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), None)
+            is_new = index > len(history.committed)
+            history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)
+            if is_new and entry.kind == EntryKind.NORMAL:
+                self._cluster.workload.committed(index, entry.body)
+            self._applied = index
+        self.broker.apply(entries)
+
+    def role_changed(self, change: RoleChange) -> None:
+        """See `raftlog.replica.Application`."""
+        super().role_changed(change)
+        self.broker.role_changed(change)
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """See `raftlog.replica.Application`."""
+        self.broker.outcome_unknown(first_index)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it takes messages."""
+        return self.replica.core.role is Role.LEADER and self.broker.appender.is_open

@@ -1,0 +1,348 @@
+"""The workload "scan": readers of whole topics, one of which is deleted and made anew now and then, beside producers.
+
+What must hold: a row is a committed message, byte for byte, whichever replica served it; the rows of a queue have no
+gap and come once; neither plans nor ends of many topics tell an end that is not committed, and with `current` they tell
+all that was committed before they were asked for; places are where messages lie. One identity of a topic means the same
+messages for ever. Whoever holds the log finds what it holds. In the end everything can be read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.workload import Workload
+from chaos.log_sim.node import Node
+from chaos.violation import Violation
+from mq.broker.state.commands import DeleteTopic
+from mq.protocol.bulk import (
+    BulkAnswer,
+    BulkStatus,
+    PlannedPlace,
+    PlannedQueue,
+    ReadRange,
+    decode_answer,
+    decode_plan,
+    encode_ranges,
+)
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.records import decode_record
+from mq.protocol.topic_ends import decode_ends, encode_topics
+
+_SCANS_MAX = 4
+_ATTEMPTS_MAX = 60
+_LEASE_SECONDS = 10
+_PASSING = "U"
+"""The topic that is deleted now and then."""
+_OFFSET_AT = 20
+
+
+class Scan(Workload):
+    """See the module."""
+
+    name = "scan"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._deletes = False
+        self._deletions = 0
+        self._incarnation_at: dict[int, int] = {}
+        """For each record of the passing topic, by its physical offset, how often that was deleted before."""
+        self._incarnations: dict[str, int] = {}
+        """By identity of the passing topic."""
+        self.scans: list[Reading] = []
+        self._last: Reading | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """See `Workload.settings`."""
+        return {"bulk_reads_max": self.rng.choice((1, 4)), "log_lease_seconds_max": 60.0}
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        chance = self.rng.random()
+        if chance < 0.1 and len(self.scans) < _SCANS_MAX:
+            self.scans.append(Reading(self, self.rng.choice((self.topic, self.topic, _PASSING)), is_last=False))
+            self.scans[-1].plan()
+        elif chance < 0.12:
+            self.counts["deletions asked for"] += 1
+            code = RequestCode.DELETE_TOPIC_IN_BROKER
+            self.clients[0].request(self.cluster.some_node(self.rng), code, {"topic": _PASSING}, b"", None)
+        else:
+            sent = self.new("plain", {})
+            if self.rng.random() < 0.4:
+                sent.topic = _PASSING
+            self.send(sent)
+
+    def stop(self) -> None:
+        """See `Workload.stop`: one more reader gets everything."""
+        if not self.stopped:
+            self._last = Reading(self, self.topic, is_last=True)
+            self.cluster.at(self.cluster.now, self._last.plan)
+        super().stop()
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return self._last is not None and self._last.is_over
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        if stored.record.topic == _PASSING:
+            self._incarnation_at[stored.record.physical_offset] = self._deletions
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, DeleteTopic) and command.name == _PASSING:
+            self._deletes = True
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        if self._deletes:
+            self._deletes = False
+            self._deletions += 1
+            self.counts["deletions"] += 1
+            for key in [key for key in self.ledger.queues if key[0] == _PASSING]:
+                del self.ledger.queues[key]
+
+    def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
+        """See `Workload.acknowledged`: a position is used once, also by a topic that is gone."""
+        self.ledger.acknowledged(sent, offset, position)
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            if sent.topic == self.topic:
+                self.ledger.check_stored(self.topic, sent)
+
+    def check_row(self, identity: str, queue_id: int, offset: int, data: memoryview, *, bodies: bool) -> None:
+        """A row is what is committed at its place."""
+        position = int.from_bytes(data[_OFFSET_AT + 8 : _OFFSET_AT + 16], "big")
+        stored = self.ledger.at_position.get(position)
+        if stored is None:
+            raise Violation(f"uncommitted read: a row of queue {queue_id}, offset {offset}, is at {position}")
+        known = stored.record
+        found = (int.from_bytes(data[12:16], "big"), int.from_bytes(data[_OFFSET_AT : _OFFSET_AT + 8], "big"))
+        if found != (queue_id, offset) or found != (known.queue_id, known.queue_offset):
+            raise Violation(f"read: a row of queue {queue_id}, offset {offset}, is {found}, at {position} is {stored}")
+        if bodies and decode_record(data) != known:
+            raise Violation(f"read: {stored.place} is {known}, read was {decode_record(data)}")
+        if not bodies and len(data) != known.size - len(known.body):
+            raise Violation(f"read: {stored.place} has {known.size} bytes, without its body came {len(data)}")
+        if known.topic == _PASSING:
+            incarnation = self._incarnation_at[position]
+            if identity and self._incarnations.setdefault(identity, incarnation) != incarnation:
+                raise Violation(
+                    f"identity: {identity} of {_PASSING} was incarnation {self._incarnations[identity]}, "
+                    f"{stored.place} is of {incarnation}"
+                )
+        self.counts["rows"] += 1
+
+
+class Reading:
+    """One reader: it plans, holds the log of a replica or not, and reads to the end of its plan."""
+
+    def __init__(self, workload: Scan, topic: str, *, is_last: bool) -> None:
+        self._workload = workload
+        self._cluster = workload.cluster
+        self._rng = workload.rng
+        self._topic = topic
+        self._is_last = is_last
+        self._client = workload.rng.choice(workload.clients)
+        self._node = self._some_node()
+        self._identity = ""
+        self._left: dict[int, ReadRange] = {}
+        self._number = workload.rng.getrandbits(32)
+        self._attempts = 0
+        self._held: tuple[object, float] | None = None
+        """The process of which the log is held, and until when by its clock."""
+        self.is_over = False
+
+    def _some_node(self) -> Node:
+        return self._rng.choice(list(self._cluster.nodes.values()))
+
+    def _ask(
+        self, code: int, fields: dict[str, Any], body: bytes, then: Callable[[Answer], None], again: Callable[[], None]
+    ) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                then(answer)
+            else:
+                self._later(again)
+
+        self._client.request(
+            self._node, code, fields, body, done, serialization=self._workload.encoding(code), seconds=6.0
+        )
+
+    def _later(self, step: Callable[[], None]) -> None:
+        self._attempts += 1
+        if self._attempts > _ATTEMPTS_MAX and not self._is_last:
+            self._end("scans given up")
+        else:
+            self._cluster.at(self._cluster.now + self._rng.uniform(0.01, 0.4), step)
+
+    def _end(self, what: str) -> None:
+        self._workload.counts[what] += 1
+        self.is_over = True
+        if self in self._workload.scans:
+            self._workload.scans.remove(self)
+
+    # -- planning ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Ask a replica what there is."""
+        self._node = self._some_node()
+        current = self._is_last or self._rng.random() < 0.5
+        before = {queue: len(known) for (topic, queue), known in self._known() if topic == self._topic}
+        detail = self._rng.random() < 0.7
+        fields = {"topic": self._topic, "detail": detail, "current": current}
+        if not current:
+            before = {}
+
+        def planned(answer: Answer) -> None:
+            self._planned(answer.ext["topicIdentity"], *decode_plan(answer.body), before)
+
+        def told(answer: Answer) -> None:
+            found = decode_ends(answer.body)[0]
+            both = zip(found.firsts, found.ends, strict=True)
+            self._planned(found.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
+
+        if detail or self._number % 2:
+            self._ask(RequestCode.PLAN_TOPIC, fields, b"", planned, self.plan)
+        else:
+            topics = encode_topics(dict.fromkeys((self._topic, self._workload.topic)))
+            self._workload.counts["ends asked"] += 1
+            self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, told, self.plan)
+
+    def _planned(
+        self, identity: str, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]
+    ) -> None:
+        if self._topic == self._workload.topic:
+            self._check_plan(queues, places, before)
+        self._identity = identity
+        ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # what is not there yet, too
+        self._left = {
+            each.queue_id: ReadRange(each.queue_id, each.first, each.end + ahead)
+            for each in queues
+            if each.first < each.end + ahead
+        }
+        if self._topic == self._workload.topic and self._left and not ahead and self._rng.random() < 0.5:
+            self._hold()
+        else:
+            self._read()
+
+    def _known(self) -> Any:
+        return list(self._workload.ledger.queues.items())
+
+    def _check_plan(self, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]) -> None:
+        ledger = self._workload.ledger.queues
+        for number, each in enumerate(queues):
+            known = ledger[self._topic, each.queue_id]
+            if each.end > len(known):
+                raise Violation(f"uncommitted end: {each}, committed are {len(known)}")
+            if each.end < before.get(each.queue_id, 0):
+                raise Violation(f"stale read: {each}, committed were {before[each.queue_id]} before it was asked")
+            positions = [stored.record.physical_offset for stored in known[: each.end]]
+            for place in places:
+                expected = min(max(bisect_left(positions, place.position), each.first), each.end)
+                if place.offsets[number] != expected:
+                    raise Violation(f"place: queue {each} at {place.position} is {expected}, told was {place}")
+
+    def _hold(self) -> None:
+        ledger = self._workload.ledger.queues
+        position = min(
+            ledger[self._topic, each.queue_id][each.start].record.physical_offset for each in self._left.values()
+        )
+        process = self._node.process
+        until = self._node.clock() + _LEASE_SECONDS
+        fields = {"leaseId": f"{self._number}", "position": position, "seconds": _LEASE_SECONDS}
+
+        def held(answer: Answer) -> None:
+            if int(answer.ext["basePosition"]) <= position:
+                self._held = process, until
+                self._workload.counts["leases"] += 1
+            self._read()
+
+        self._ask(RequestCode.HOLD_LOG, fields, b"", held, self._read)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        if not self._left:
+            self._end("scans")
+            return
+        if self._held is None and (self._rng.random() < 0.2 or self._node.process is None):
+            self._node = self._some_node()
+        bodies = self._rng.random() < 0.8
+        fields = {
+            "topic": self._topic,
+            "topicIdentity": self._identity,
+            "bytesMax": self._rng.choice((1, 500, 5000, 1 << 20)),
+            "bodies": bodies,
+            "clientId": "scan",
+            "allowLeader": self._is_last or self._rng.random() < 0.6,
+            "waitMs": self._rng.choice((0, 0, 1000)),
+        }
+        body = encode_ranges(self._left.values())
+        self._ask(RequestCode.BULK_READ, fields, body, self._answered, self._read)
+
+    def _answered(self, answer: Answer) -> None:
+        found = decode_answer(answer.body)
+        match found.status:
+            case BulkStatus.RECORDS:
+                self._take(found)
+                self._attempts = 0
+                self._cluster.at(self._cluster.now + self._rng.choice((0.0, 0.05, 0.5)), self._read)
+                return
+            case BulkStatus.GONE:
+                self._check_held(found)
+                for queue_id, first in found.offsets.items():
+                    start, end = self._left[queue_id][1:]
+                    if first <= start:
+                        raise Violation(f"gone: queue {queue_id} begins at {first}, {start} was asked for")
+                    self._go_on_at(queue_id, min(first, end))
+                self._workload.counts["gone"] += 1
+            case BulkStatus.RECREATED:
+                if self._topic == self._workload.topic:
+                    raise Violation(f"identity: {self._topic} is {found.text}, it was {self._identity}")
+                self._end("scans of a topic that was made anew")
+                return
+            case BulkStatus.BEHIND | BulkStatus.NOT_FOLLOWER | BulkStatus.BUSY | BulkStatus.DAMAGED:
+                self._workload.counts[f"answers {found.status.name}"] += 1
+        self._later(self._read)
+
+    def _check_held(self, found: BulkAnswer) -> None:
+        if self._held is None:
+            return
+        process, until = self._held
+        if isinstance(process, BrokerProcess) and self._node.process is process and self._node.clock() < until:
+            raise Violation(f"lease: {process.node_id} let go of what is held: {dict(found.offsets)}, {self._left}")
+        self._held = None
+
+    def _take(self, found: BulkAnswer) -> None:
+        following = {queue_id: each.start for queue_id, each in self._left.items()}
+        at = 0
+        before = -1
+        for queue_id, size in zip(found.queue_ids, found.sizes, strict=True):
+            data = found.data[at : at + size]
+            position = int.from_bytes(data[_OFFSET_AT + 8 : _OFFSET_AT + 16], "big")
+            if position <= before:
+                raise Violation(f"read: a record at {position} comes behind one at {before}")
+            self._workload.check_row(
+                self._identity, queue_id, following[queue_id], data, bodies=not found.without_bodies
+            )
+            following[queue_id] += 1
+            before = position
+            at += size
+        if not found.offsets or any(following[queue_id] != offset for queue_id, offset in found.offsets.items()):
+            raise Violation(f"read: rows lead to {following}, told is {found.offsets}")
+        for queue_id, offset in found.offsets.items():
+            self._go_on_at(queue_id, offset)
+
+    def _go_on_at(self, queue_id: int, offset: int) -> None:
+        end = self._left.pop(queue_id).end
+        if offset < end:
+            self._left[queue_id] = ReadRange(queue_id, offset, end)

@@ -1,0 +1,238 @@
+"""The workload "transactions": half messages that are committed, rolled back, or left until the brokers ask.
+
+What must hold: each stored half message is ended once, in one entry with its visible copy if it is committed; it is
+visible if and only if its client decided so; and what the client was told of its end is how it ended. The answers to
+check-backs are the client's decision, whenever they come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from chaos.broker_sim.clients import Answer, Connection, Lost
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.workload import Workload
+from chaos.violation import Violation
+from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID
+from mq.protocol import properties as props
+from mq.protocol.bodies import HeartbeatData, ProducerData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import CheckTransactionState
+from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
+from mq.protocol.records import COMMITTED, PREPARED, ROLLBACK, TRANSACTION_MASK, decode_record
+
+_GROUP = "PG"
+_HEARTBEAT_SECONDS = 1.0
+_ORPHAN_SECONDS = 6.0
+"""A client knows by then how its send went, and answers for half messages that it was not told of."""
+
+
+class Transactions(Workload):
+    """See the module."""
+
+    name = "transactions"
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._checks_max = self.rng.choice((3, 15, 15))
+        self._open: dict[int, Stored] = {}
+        """Half messages by their offset, of those that are not ended."""
+        self._decisions: dict[int, int | None] = {}
+        """By offset, how a client wants it to end; None if it never says."""
+        self._outcomes: dict[int, int] = {}
+        self._told: list[tuple[int, int]] = []
+        self._done: list[int] = []
+        self._visible: dict[int, list[Stored]] = {}
+        self._put_aside: Counter[int] = Counter()
+
+    def settings(self) -> dict[str, Any]:
+        """See `Workload.settings`."""
+        return {
+            "transaction_timeout_seconds": 0.7,
+            "transaction_check_seconds": 1.0,
+            "transaction_checks_max": self._checks_max,
+        }
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        self.cluster.at(0.0, self._beat)
+
+    def _beat(self) -> None:
+        for number, client in enumerate(self.clients):
+            body = HeartbeatData(client_id=f"c{number}", producers=[ProducerData(group=_GROUP)]).encode()
+            for node in self.cluster.nodes.values():
+                client.request(node, RequestCode.HEART_BEAT, None, body, lambda _: None)
+        self.cluster.at(self.cluster.now + _HEARTBEAT_SECONDS, self._beat)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        if self.rng.random() < 0.15:
+            self.send(self.new("plain", {}))
+        else:
+            self.send(self.new("half", {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: _GROUP}))
+
+    def send_flags(self, sent: Sent) -> int:
+        """See `Workload.send_flags`."""
+        return PREPARED if sent.kind == "half" else 0
+
+    def was_sent(self, sent: Sent, answer: Answer) -> None:
+        """See `Workload.was_sent`: the local transaction runs, and ends somehow or never."""
+        if sent.kind != "half":
+            return
+        offset, position = sent.acked[-1]
+        if offset in self._decisions:
+            return  # a check came first
+        chosen = self.rng.choices((COMMITTED, ROLLBACK, None), (60, 25, 5))[0]
+        self._decisions[offset] = chosen
+        self.note("invoke", "decide", offset, chosen)
+        if chosen is not None and self.rng.random() < 0.8:
+            later = self.rng.choice((0.0, 0.0, self.rng.uniform(0.0, 2.0)))
+            self.cluster.at(self.cluster.now + later, self._end, offset, position, chosen)
+        if self.rng.random() < 0.05:
+            self._end_wrongly(offset, position)
+
+    def _end(self, offset: int, position: int, outcome: int) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.note("ok", "end", offset, outcome)
+                self._told.append((offset, outcome))
+                if self._outcomes.get(offset) != outcome:
+                    raise Violation(
+                        f"end: {outcome} of half {offset} was told done, it is {self._outcomes.get(offset)}"
+                    )
+            else:
+                kind = "info" if answer is Lost.UNKNOWN else "fail"
+                self.counts[f"ends {kind}"] += 1
+                self.note(kind, "end", offset, outcome, err=str(answer))
+
+        self.counts["ends"] += 1
+        self.note("invoke", "end", offset, outcome)
+        self._ask_to_end(offset, position, outcome, _GROUP, None if self.rng.random() < 0.3 else done)
+        if self.rng.random() < 0.1:  # twice, perhaps at another replica
+            self._ask_to_end(offset, position, outcome, _GROUP, done)
+
+    def _end_wrongly(self, offset: int, position: int) -> None:
+        """Somebody says something about a half message that is not there or not theirs."""
+
+        def done(answer: Answer | Lost) -> None:
+            is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+            # Of what has been ended anybody may hear so, if it is that.
+            if is_done and (wrong[2] == _GROUP or offset not in self._outcomes):
+                raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")
+
+        wrong = self.rng.choice(
+            ((offset, position + 1, _GROUP), (offset + 1000, position, _GROUP), (offset, position, "X"))
+        )
+        self._ask_to_end(wrong[0], wrong[1], self.rng.choice((COMMITTED, ROLLBACK)), wrong[2], done)
+
+    def _ask_to_end(
+        self, offset: int, position: int, outcome: int, group: str, done: Any, *, checked: bool = False
+    ) -> None:
+        ext = {
+            "producerGroup": group,
+            "tranStateTableOffset": offset,
+            "commitLogOffset": position,
+            "commitOrRollback": outcome,
+            "msgId": "M",
+            "fromTransactionCheck": checked,
+        }
+        code, node = RequestCode.END_TRANSACTION, self.cluster.some_node(self.rng)
+        self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
+
+    def asked(self, connection: Connection, request: Any, body: bytes) -> None:
+        """See `Workload.asked`: a broker checks back."""
+        if not isinstance(request, CheckTransactionState):
+            return
+        self.counts["checks"] += 1
+        ext = request.ext
+        offset, position = ext.half_queue_offset, ext.half_physical_offset
+        half = self.ledger.queues[HALF_TOPIC, HALF_QUEUE_ID]
+        if offset >= len(half) or half[offset].record.physical_offset != position:
+            raise Violation(f"check: of half {offset} at {position}, which is not committed")
+        message = decode_record(memoryview(body))
+        if message.topic != self.topic or message.body != half[offset].record.body:
+            raise Violation(f"check: of half {offset} with {message}")
+        sent = self.ledger.sent[half[offset].value]
+        if offset not in self._decisions:
+            if self.cluster.now < sent.since + _ORPHAN_SECONDS:
+                return
+            self._decisions[offset] = ROLLBACK  # its client does not know of it
+        decision = self._decisions[offset]
+        if decision is None:
+            return
+        self.note("invoke", "check", offset, decision)
+        self._ask_to_end(offset, position, decision, _GROUP, None, checked=True)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        record = stored.record
+        if record.topic == HALF_TOPIC:
+            self._open[record.queue_offset] = stored
+        elif record.topic == self.topic and record.sys_flag & TRANSACTION_MASK:
+            self._visible.setdefault(stored.value, []).append(stored)
+        elif record.topic == self.topic and self.ledger.sent[stored.value].kind == "half":
+            raise Violation(f"transaction: {stored.value} is visible as a plain message in {stored.place}")
+        elif record.topic == UNENDED_TOPIC:
+            self._put_aside[stored.value] += 1
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
+            self._done += command.offsets
+        elif isinstance(command, SkipEntries):
+            raise Violation(f"lost: {command}, and the log has all that is open")
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: how a half message ends is told by the same entry."""
+        for offset in self._done:
+            half = self._open.pop(offset, None)
+            if half is None:
+                raise Violation(f"transaction: half {offset} is ended a second time")
+            copies = self._visible.get(half.value, [])
+            copy = next((c for c in copies if c.record.prepared_offset == half.record.physical_offset), None)
+            if copy is not None:
+                copies.remove(copy)
+                self._ended(offset, COMMITTED)
+            elif self._put_aside[half.value]:
+                self._put_aside[half.value] -= 1
+                self.counts["put aside"] += 1
+                self._outcomes[offset] = 0
+            else:
+                self._ended(offset, ROLLBACK)
+        if left := [copy for copies in self._visible.values() for copy in copies] or +self._put_aside:
+            raise Violation(f"transaction: {left} without the end of a half message in the same entry")
+        self._done.clear()
+        self._visible.clear()
+
+    def _ended(self, offset: int, outcome: int) -> None:
+        self.counts["committed" if outcome == COMMITTED else "rolled back"] += 1
+        self._outcomes[offset] = outcome
+        decision = self._decisions.get(offset)
+        if decision != outcome:
+            raise Violation(f"transaction: half {offset} ended with {outcome}, its client decided {decision}")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`."""
+        return min((stored.record.physical_offset for stored in self._open.values()), default=1 << 62)
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return not self._open
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            self.ledger.check_stored(self.topic if sent.kind == "plain" else HALF_TOPIC, sent)
+        for offset, outcome in self._told:
+            if self._outcomes[offset] != outcome:
+                raise Violation(f"transaction: half {offset} was told to end with {outcome}: {self._outcomes[offset]}")

@@ -1,0 +1,320 @@
+"""What clients do to simulated brokers, and what must hold of it: the base of all workloads."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chaos.broker_sim.clients import Answer, Client, Connection, Lost
+from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
+from chaos.broker_sim.process import BrokerProcess
+from chaos.violation import Violation
+from mq.broker.state.commands import decode_command
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.records import StoredMessage, decode_records
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from mq.store.errors import QueueFileDamaged
+
+if TYPE_CHECKING:
+    from chaos.broker_sim.cluster import BrokerCluster
+
+_BINARY_CODES_MAX = 32_767
+_ATTEMPTS_MAX = 3
+_LATENESS_MS = (10, 30, 100, 300, 1000, 3000, 10_000)
+_CLIENTS = 4
+
+
+class Workload:
+    """Clients of one kind.
+
+    Attributes:
+        ledger: what is committed.
+        counts: figures for the report.
+        history: what clients did and heard, one row per event.
+    """
+
+    name: ClassVar[str]
+    topic: ClassVar[str] = "T"
+    queues: ClassVar[int] = 3
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        self.cluster = cluster
+        self.rng = random.Random(f"{cluster.scenario.seed} {self.name}")
+        self.ledger = Ledger()
+        self.counts: Counter[str] = Counter()
+        self.history: list[dict[str, Any]] = []
+        self.clients = [Client(cluster, number, self.asked) for number in range(_CLIENTS)]
+        self.stopped = False
+        self._body_bytes_max = self.rng.choice((20, 100, 300))
+        self._read_to: Counter[int] = Counter()
+
+    # -- for workloads -------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the brokers that differ from the simulation's usual ones."""
+        return {}
+
+    def limits(self) -> AbstractContextManager[None]:
+        """Limits of the brokers that are others during a run."""
+        return nullcontext()
+
+    def act(self) -> None:
+        """Do the next thing."""
+        raise AssertionError("a workload without acts")
+
+    def stored(self, stored: Stored) -> None:
+        """A record was committed, the next one in the log."""
+
+    def command(self, command: Any) -> None:
+        """A metadata command was committed."""
+
+    def entry_ends(self) -> None:
+        """All records and commands of one entry were told."""
+
+    def asked(self, connection: Connection, request: Any, body: bytes) -> None:
+        """A broker asks a client."""
+
+    def needed_from(self) -> int:
+        """Physical offset from which on the log must not be dropped."""
+        return 1 << 62
+
+    def is_settled(self) -> bool:
+        """Whether everything has come to its end, once clients have stopped."""
+        return True
+
+    def check_end(self) -> None:
+        """Raises `Violation` unless all that was promised was kept."""
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Let clients begin."""
+        self.cluster.at(0.0, self._go_on)
+        for queue_id in range(self.queues):
+            self.cluster.at(self.rng.uniform(0.0, 1.0), self._read_next, queue_id)
+
+    def stop(self) -> None:
+        """Let clients do nothing new."""
+        self.stopped = True
+
+    def _go_on(self) -> None:
+        if not self.stopped:
+            self.act()
+            if self.rng.random() < 0.005:
+                self.counts["resets by clients"] += 1
+                self.rng.choice(self.clients).reset()
+            self.cluster.at(
+                self.cluster.now + self.rng.expovariate(1 / self.cluster.scenario.proposal_seconds), self._go_on
+            )
+
+    def committed(self, index: int, body: bytes) -> None:
+        """An entry was committed."""
+        for record in decode_records(body):
+            if record.topic == META_TOPIC:
+                self.command(decode_command(record.body))
+            else:
+                self.stored(self.ledger.committed(self.cluster.now, record))
+        self.entry_ends()
+
+    def note(self, kind: str, what: str, key: object, value: object, **more: object) -> None:
+        """An event of the history: ``kind`` is invoke, ok, fail or info."""
+        row = {
+            "i": len(self.history),
+            "t": round(self.cluster.now * 1e9),
+            "type": kind,
+            "f": what,
+            "k": key,
+            "v": value,
+        }
+        self.history.append(row | more)
+        self.cluster.told(f"client {kind} {what} {key} {value} {more}")
+
+    def history_lines(self) -> list[str]:
+        """The history as JSON, a line per event."""
+        return [json.dumps(row) for row in self.history]
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def encoding(self, code: int) -> int:
+        """One of the ways to encode a request."""
+        return BINARY if code <= _BINARY_CODES_MAX and self.rng.random() < 0.5 else JSON
+
+    def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
+        """A message that is about to be sent."""
+        nbytes = self.rng.randint(8, self._body_bytes_max)
+        number = len(self.ledger.sent)
+        own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
+        return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **asked)
+
+    def send(self, sent: Sent, attempt: int = 1) -> None:
+        """Send a message, to the leader or to any other replica; again if nobody knows, or if it was refused."""
+        code = RequestCode.SEND_MESSAGE_V2
+        ext = self.send_fields(sent.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        ext["f"] = self.send_flags(sent)
+        process = self.rng.randrange(1 << 30)
+        self.note("invoke", "send", sent.kind, sent.value, p=process)
+        sent.unknown += 1
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                sent.unknown -= 1
+                position = int(answer.ext["msgId"].split(",")[0][16:32], 16)
+                offset = int(answer.ext["queueOffset"])
+                self.note("ok", "send", sent.kind, sent.value, p=process, o=offset)
+                self.counts["acknowledged"] += 1
+                self.acknowledged(sent, offset, position)
+                self.was_sent(sent, answer)
+                return
+            if answer is Lost.UNKNOWN:
+                self.counts["outcome unknown"] += 1
+                self.note("info", "send", sent.kind, sent.value, p=process)
+            else:
+                sent.unknown -= 1
+                sent.refused += 1
+                self.counts["refused" if isinstance(answer, Answer) else "unreachable"] += 1
+                self.note("fail", "send", sent.kind, sent.value, p=process, err=str(answer))
+            if attempt < _ATTEMPTS_MAX and self.rng.random() < 0.5 and not self.stopped:
+                self.counts["sent again"] += 1
+                self.send(sent, attempt + 1)
+
+        client = self.rng.choice(self.clients)
+        client.request(self.cluster.some_node(self.rng), code, ext, sent.body, done, serialization=self.encoding(code))
+
+    def send_fields(self, topic: str, properties: dict[str, str]) -> dict[str, Any]:
+        """The header of a plain message, to some queue of its topic."""
+        return {
+            "a": "P",
+            "b": topic,
+            "c": "TBW102",
+            "d": self.queues,
+            "e": self.rng.randrange(self.queues),
+            "f": 0,
+            "g": self.cluster.true_ms(),
+            "h": 0,
+            "i": props.encode(properties),
+            "j": 0,
+            "k": False,
+            "m": False,
+        }
+
+    def send_flags(self, sent: Sent) -> int:
+        """The sys_flag that a message is sent with."""
+        return 0
+
+    def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
+        """Compare what a client was told about its message with what is committed."""
+        self.ledger.acknowledged(sent, offset, position)
+
+    def was_sent(self, sent: Sent, answer: Answer) -> None:
+        """A message was acknowledged."""
+
+    def late(self, what: str, seconds: float) -> None:
+        """Something happened so long after it was due."""
+        self.counts[what] += 1
+        bucket = next((limit for limit in _LATENESS_MS if seconds * 1000 <= limit), None)
+        self.counts[f"{what}, within {bucket} ms" if bucket else f"{what}, later"] += 1
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _read_next(self, queue_id: int) -> None:
+        """A consumer pulls, from any replica, and goes on where it is."""
+        offset = self._read_to[queue_id]
+        ext = {
+            "consumerGroup": "G",
+            "topic": self.topic,
+            "queueId": queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": 32,
+            "sysFlag": 4,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": 1000,
+            "subVersion": 0,
+            "subscription": "*",
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer):
+                self._take(queue_id, offset, answer)
+            self.cluster.at(self.cluster.now + self.rng.uniform(0.05, 0.4), self._read_next, queue_id)
+
+        code = RequestCode.PULL_MESSAGE
+        self.clients[0].request(
+            self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
+        )
+
+    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            for record in decode_records(answer.body):
+                self.check_next(self.topic, queue_id, offset, record)
+                offset += 1
+                self.counts["read"] += 1
+            self._read_to[queue_id] = offset
+        elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            low = int(answer.ext["nextBeginOffset"])
+            if low < offset:
+                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {low}: {answer}")
+            self.counts["read on behind what the log dropped"] += low - offset
+            self._read_to[queue_id] = low
+
+    def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
+        """Somebody got a record where a queue was to be read on."""
+        if record.queue_offset != offset:
+            raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
+        self.ledger.read(topic, queue_id, record)
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether consumers have got everything that there is."""
+        return all(
+            self._read_to[queue_id] == len(self.ledger.queues[self.topic, queue_id]) for queue_id in range(self.queues)
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def has_whole_queues(self, process: BrokerProcess) -> bool:
+        """Whether the files of all consume queues are intact; what is damaged is restored from the log from then on."""
+        process.queues.forget_blocks()
+        whole = True
+        for topic, queue_id in self.ledger.queues:
+            queue = process.queues.get(topic, queue_id)
+            low = 0 if queue is None else queue.min_offset
+            while queue is not None and low < queue.max_offset:
+                count = min(queue.entries_per_block - low % queue.entries_per_block, queue.max_offset - low)
+                try:
+                    queue.read(low, count)
+                except QueueFileDamaged:
+                    whole = False
+                low += count
+        return whole
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """What replicas derived from their logs is the same everywhere, and what the log says."""
+        states: dict[bytes, str] = {}
+        for process in running:
+            for (topic, queue_id), known in self.ledger.queues.items():
+                self._check_queue(process, topic, queue_id, known)
+            state = process.metadata.capture()()
+            states.setdefault(state, process.node_id)
+        if len(states) > 1:
+            raise Violation(f"state: replicas {sorted(states.values())} have different metadata")
+
+    def _check_queue(self, process: BrokerProcess, topic: str, queue_id: int, known: list[Stored]) -> None:
+        queue = process.queues.get(topic, queue_id)
+        if queue is None or queue.max_offset != len(known):
+            end = None if queue is None else queue.max_offset
+            raise Violation(f"queue: {topic}/{queue_id} of {process.node_id} ends at {end}, committed are {len(known)}")
+        low = queue.min_offset
+        entries = queue.read(low, queue.max_offset - low)
+        if len(entries) != (len(known) - low) * QUEUE_ENTRY_BYTES:
+            raise Violation(f"queue: {topic}/{queue_id} of {process.node_id} gives {len(entries)} bytes from {low}")
+        for offset, (position, size, _) in enumerate(QUEUE_ENTRY.iter_unpack(entries), low):
+            record: StoredMessage = known[offset].record
+            if (position, size) != (record.physical_offset, record.size):
+                raise Violation(
+                    f"queue: {topic}/{queue_id}/{offset} of {process.node_id} is at {position}, it is {known[offset]}"
+                )

@@ -1,0 +1,87 @@
+"""Groups on hosts that give the processor to others: processes do not run for a while, and nothing else goes wrong.
+
+The network and the disks are sound, so leadership must stay where it is (`Scenario.steady`). That is more than a group
+can promise if its leader alone does not run for longer than its followers bear its silence; such stalls are among what
+`chaos.log_sim.schedule` draws, where a new leader is allowed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from chaos.faults import Stall, Weather
+from chaos.log_sim.schedule import Scenario, Timed, draw_scenario
+from raftlog.consensus.types import CoreConfig, NodeId
+
+SAFETY_SECONDS = 60.0
+_ELECTED_SECONDS = 5.0
+"""By then there is a leader."""
+_SHARE = 2 / 3
+"""Part of the shortest election timeout for which a leader may stall: heartbeats and latency need the rest."""
+STALL_SECONDS_MIN, STALL_SECONDS_MAX = 0.01, 30.0
+
+
+def draw_busy_host(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
+    """The scenario of ``seed``; the same for ever as long as the schedules are the same."""
+    rng = random.Random(f"{seed} busy host")
+    nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((3, 3, 3, 5))))
+    weather = Weather(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01)))
+    config = CoreConfig(lease_reads=rng.random() < 0.3)
+    kind = rng.choice(("each", "follower", "host"))
+    draw = {"each": _each_node, "follower": _a_follower, "host": _whole_host}[kind]
+    return replace(
+        draw_scenario(seed, safety_seconds),
+        nodes=nodes,
+        spares=(),
+        priorities=(0,) * len(nodes),
+        config=config,
+        weather=weather,
+        clock_rates=(1.0,) * len(nodes),
+        disk_seconds_max=0.005,
+        proposal_seconds=0.1,
+        streams=True,
+        kinds=(f"stalls of {kind}",),
+        faults=tuple(sorted(draw(rng, nodes, config, safety_seconds), key=lambda timed: timed[0])),
+        steady=True,
+    )
+
+
+def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
+    """Every node stalls at random, for less than an election timeout."""
+    longest = _SHARE * config.election_timeout_seconds_min
+    faults: list[Timed] = []
+    for node in nodes:
+        at = _ELECTED_SECONDS + rng.uniform(0.0, 2.0)
+        while at < seconds:
+            stall = Stall(node, _length(rng, longest))
+            faults.append((at, stall))
+            at += stall.seconds + rng.uniform(2 * config.heartbeat_seconds, 3.0)
+    return faults
+
+
+def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
+    """Some follower stalls, for any time."""
+    faults: list[Timed] = []
+    at = _ELECTED_SECONDS
+    while at < seconds:
+        stall = Stall(None, _length(rng, STALL_SECONDS_MAX))
+        faults.append((at, stall))
+        at += stall.seconds + rng.uniform(1.0, 5.0)
+    return faults
+
+
+def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
+    """All nodes stall together, for any time, as on a virtual machine that is paused."""
+    faults: list[Timed] = []
+    at = _ELECTED_SECONDS
+    while at < seconds:
+        length = _length(rng, STALL_SECONDS_MAX)
+        faults += [(at + rng.uniform(0.0, 0.01), Stall(node, length + rng.uniform(0.0, 0.2))) for node in nodes]
+        at += length + rng.uniform(1.0, 5.0)
+    return faults
+
+
+def _length(rng: random.Random, longest: float) -> float:
+    """Seconds; short and long ones are equally likely."""
+    return float(STALL_SECONDS_MIN * (longest / STALL_SECONDS_MIN) ** rng.random())

@@ -1,0 +1,119 @@
+"""Catching up by files in simulated time: offers and pulls as in `raftlog.log_transfer`, around the real `Staging`."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from chaos.log_sim.node import DIRECTORY, Node
+from chaos.log_sim.process import Process
+from raftlog.consensus.confchange import encode_conf
+from raftlog.consensus.types import NodeId
+from raftlog.segment.errors import StorageCorrupt
+from raftlog.segment.snapshot_install import Manifest, Staging, decode_manifest, encode_manifest
+
+if TYPE_CHECKING:
+    from chaos.log_sim.cluster import Cluster
+
+_STEP_SECONDS_MAX = 0.02
+
+
+class CatchUp:
+    """All offers and pulls of a cluster; ``pulls`` are under way, ``finished`` counts those that were completed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.pulls: dict[NodeId, _Pull] = {}
+        self.finished = 0
+
+    def offer(self, process: Process, peer: NodeId) -> None:
+        """The leader offers what it has; see `raftlog.log_transfer.Offers`."""
+        replica, log, cluster = process.replica, process.log, self._cluster
+        manifest = log.manifest(replica.commit_index, conf=encode_conf(process.core.conf_at(log.base[0])))
+        if log.base[0] == 0 and manifest.end_index == 0:
+            replica.decline_reset(peer)
+            return
+        taken = process.snapshot() if replica.applied_index >= max(1, log.base[0]) else None
+        snapshot = taken or b""
+        if snapshot:
+            manifest = msgspec.structs.replace(
+                manifest, snapshot_bytes=len(snapshot), snapshot_crc=zlib.crc32(snapshot)
+            )
+        elif log.base[0] > 0:
+            return
+        if cluster.network.connected(process.node_id, peer):
+            encoded = encode_manifest(manifest)
+            cluster.at(
+                cluster.now + cluster.network.latency(), self._offered, process, cluster.nodes[peer], encoded, snapshot
+            )
+
+    def _offered(self, source: Process, node: Node, encoded: bytes, snapshot: bytes) -> None:
+        manifest = decode_manifest(encoded)
+        pull = self.pulls.get(node.node_id)
+        if manifest.end_index == 0 or (pull is not None and pull.goes_on_with(source, node.process)):
+            return
+
+        def begin() -> None:
+            if node.process is not None:
+                self._cluster.note(f"{node.node_id} pulls up to {manifest.end_index} from {source.node_id}")
+                staging = Staging(node.disk, DIRECTORY, manifest)
+                pull = self.pulls[node.node_id] = _Pull(source, node.process, staging, manifest, snapshot)
+                self._later(node, pull)
+
+        self._cluster.on(node, f"is offered files of {source.node_id}", begin)
+
+    def _later(self, node: Node, pull: _Pull) -> None:
+        self._cluster.later(node, self._cluster.rng.uniform(0.0, _STEP_SECONDS_MAX), lambda: self._step(node, pull))
+
+    def _step(self, node: Node, pull: _Pull) -> None:
+        cluster = self._cluster
+        if self.pulls.get(node.node_id) is not pull or pull.gone:
+            return
+        if pull.staging.complete:
+            pull.staging.finish()
+            del self.pulls[node.node_id]
+            self.finished += 1
+            cluster.note(f"{node.node_id} has everything that it was offered")
+            cluster.at(cluster.now, cluster.reopen, node, node.process)
+            return
+        source = pull.source
+        runs = source.node.process is source and source.node_id not in cluster.paused
+        if runs and cluster.network.connected(node.node_id, source.node_id):
+            # What its disk does not give is the damage of the source, which hears of it from its own log.
+            with suppress(StorageCorrupt):
+                pull.fetch()
+        self._later(node, pull)
+
+
+class _Pull:
+    """What one process fetches from another one."""
+
+    def __init__(
+        self, source: Process, process: Process, staging: Staging, manifest: Manifest, snapshot: bytes
+    ) -> None:
+        self.source = source
+        self.staging = staging
+        self.gone = False
+        self._process = process
+        self._manifest = manifest
+        self._snapshot = snapshot
+
+    def goes_on_with(self, source: Process, process: Process | None) -> bool:
+        """Whether another offer of ``source`` changes nothing."""
+        return self._process is process and self.source is source and not self.gone
+
+    def fetch(self) -> None:
+        """Ask for what is wanted next."""
+        wanted = self.staging.wanted()
+        assert wanted is not None, "nothing is wanted, and not all is here"
+        what, pos, nbytes = wanted
+        data: bytes | None = self._snapshot[pos : pos + nbytes]
+        if what == "log":
+            data = self.source.range_for(pos, nbytes)
+        if data is None:
+            self.gone = True
+        elif len(data) == nbytes:
+            self.staging.take(what, pos, data)

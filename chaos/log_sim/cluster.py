@@ -1,0 +1,513 @@
+"""A group of replicas in simulated time: one loop over a heap of events, and no other source of order or chance.
+
+A run has two parts. In the first anything in the schedule may happen and only safety is asked for. Then everything is
+healed and restarted, and the group must elect a leader, commit something new and agree, within a bound; in the end the
+files of all replicas are compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from chaos.buggify import Buggify
+from chaos.faults import Fault, Heal
+from chaos.limits import drawn
+from chaos.log_sim.catchup import CatchUp
+from chaos.log_sim.history import History
+from chaos.log_sim.nemesis import Nemesis
+from chaos.log_sim.node import DIRECTORY, Node
+from chaos.log_sim.process import Process
+from chaos.log_sim.repair import Repairs
+from chaos.log_sim.schedule import Scenario
+from chaos.network import Network, Wires
+from chaos.violation import Violation
+from raftlog.consensus.invariants import check_group
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import NodeId, Role
+from raftlog.segment.codec import HEADER
+from raftlog.segment.errors import DirectoryUnusable, SegmentError, StorageCorrupt, StorageFailed
+
+_GROUP_CHECK_STEPS = 64
+_STALL_POLL_SECONDS = 0.3
+_PATIENCES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to; ``digest`` is equal for equal runs, ``broke`` tells the first broken promise.
+
+    ``injected`` counts faults by kind, ``effective`` those of them that changed anything. ``asked`` and ``happened``
+    count the points of `Buggify`.
+    """
+
+    seed: int
+    seconds: float
+    steps: int
+    committed: int
+    acknowledged: int
+    reads: int
+    terms: int
+    elections: int
+    repairs: int
+    resets: int
+    digest: int
+    broke: str | None
+    injected: dict[str, int] = field(default_factory=dict)
+    effective: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+    happened: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """What a workload has to say about itself."""
+
+
+class Cluster:
+    """The simulated group of a scenario; ``process_class`` is what runs on its machines.
+
+    Args:
+        core_class: the core under test.
+        trace: gets one line per event, when given.
+    """
+
+    process_class: ClassVar[type[Process]] = Process
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        core_class: type[RaftCore] = RaftCore,
+        trace: Callable[[str], object] | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.trace = trace
+        self.rng = random.Random(f"{scenario.seed} run")
+        self.buggify = Buggify(random.Random(f"{scenario.seed} points"))
+        self.buggify.calm = scenario.steady
+        self.now = 0.0
+        self.steps = 0
+        self.elections = 0
+        self.healing = False
+        self.paused: dict[NodeId, list[Callable[[], None]]] = {}
+        machines = scenario.nodes + scenario.spares
+        self.network = Network(machines, scenario.weather, self.rng)
+        self.wires = Wires(
+            self.network,
+            streams=scenario.streams,
+            at=self.at,
+            now=lambda: self.now,
+            deliver=self._deliver,
+            buggify=self.buggify,
+            rng=self.rng,
+        )
+        self.history = History(self._holders, durable=scenario.config.durable_commit)
+        self.nodes = {
+            node_id: Node(
+                node_id=node_id,
+                world=self,
+                scenario=scenario,
+                clock_rate=rate,
+                priority=priority,
+                rng=self.rng,
+                core_class=core_class,
+                process_class=self.process_class,
+            )
+            for node_id, rate, priority in zip(machines, scenario.clock_rates, scenario.priorities, strict=True)
+        }
+        self.nemesis = Nemesis(self)
+        self.catch_up = CatchUp(self)
+        self.repairs = Repairs(self)
+        self._digest = 0
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
+        self._scheduled = 0
+        self._wakes: dict[NodeId, float] = {}
+        self._next_value = 1
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run both parts. Raises `Violation` or `AssertionError` where something breaks."""
+        scenario = self.scenario
+        with drawn(scenario.limits):
+            for node in self.nodes.values():
+                self.start(node)
+            for at, fault in scenario.faults:
+                self.at(at, self._strike, fault)
+            self.begin_load()
+            self._run_until(scenario.safety_seconds)
+            self._heal()
+            self._check_liveness()
+
+    def _run_until(self, end: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= end:
+            self.now, _, event, arguments = heapq.heappop(heap)
+            self.steps += 1
+            event(*arguments)
+            if self.steps % _GROUP_CHECK_STEPS == 0:
+                self._check_group()
+        self.now = end
+
+    def _check_group(self) -> None:
+        processes = [node.process for node in self.nodes.values() if node.process is not None]
+        check_group([process.core for process in processes])
+        for process in processes:
+            process.log.check_invariants()
+            process.check_durable()
+
+    def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
+        """Let ``event`` happen then."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (time, self._scheduled, event, arguments))
+
+    def note(self, line: str) -> None:
+        """Something happened."""
+        line = f"{self.now:.6f} {line}"
+        self._digest = zlib.crc32(line.encode(), self._digest)
+        if self.trace is not None:
+            self.trace(line)
+
+    # -- World, as nodes see it --------------------------------------------------------------------------------
+
+    def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
+        """See `chaos.log_sim.node.World`."""
+        self.at(self.now + seconds, self._later, node, node.process, step)
+
+    def _later(self, node: Node, process: object, step: Callable[[], object]) -> None:
+        if node.process is process:
+            self.on(node, "goes on", step)
+
+    def process_ends(self, node: Node, error: Exception) -> None:
+        """See `chaos.log_sim.node.World`."""
+        may_fail = self.nemesis.may_fail(node.node_id)
+        damaged = isinstance(error, StorageCorrupt) and (bool(node.flips) or may_fail)  # a read may fail just once
+        failed = isinstance(error, StorageFailed) and may_fail
+        if not damaged and not failed:
+            raise Violation(f"{node.node_id} stops without a reason: {error}") from error
+        self.note(f"{node.node_id} stops: {error}")
+        if isinstance(error, StorageCorrupt):
+            self.look_for_damage(node, error.physical_offset)
+            return
+        self.nemesis.end(node, power_cut=False)
+        self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
+
+    def offers(self, process: Process, peer: NodeId) -> None:
+        """See `chaos.log_sim.node.World`."""
+        self.catch_up.offer(process, peer)
+
+    def flip_derived(self, node: Node, place: float) -> bool:
+        """Flip a bit in a file that a node has derived from its log; returns whether there was one. Here is none."""
+        return False
+
+    def leads(self, node: Node, term: int) -> None:
+        """See `chaos.log_sim.node.World`."""
+        self.elections += 1
+        self.note(f"{node.node_id} leads term {term}")
+        if self.scenario.steady and self.elections > 1:
+            raise Violation(f"steadiness: {node.node_id} leads term {term}, and nothing was wrong but stalls")
+        self.nemesis.elected(node)
+
+    def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
+        """Who has an entry on disk; whoever says so and has it not is found out."""
+        holders = frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
+        index = HEADER.unpack_from(data)[2]
+        for node in self.nodes.values():
+            if node.process is None or node.node_id in holders:
+                continue
+            with node.disk.faults_withheld():
+                vouches = node.process.vouches_for(index, data)
+            if vouches:
+                raise Violation(f"durability: {node.node_id} counts entry {index} as durable, its disk has not got it")
+        return holders
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
+        """Let something happen in the node's process, now or when it is resumed; the end of a turn follows."""
+        if (waiting := self.paused.get(node.node_id)) is not None:
+            process = node.process
+            waiting.append(lambda: self.on(node, what, step) if node.process is process else None)
+            return
+        if node.process is None:
+            return
+        self.note(f"{node.node_id} {what}")
+        try:
+            node.process.replica.begin_turn()
+            step()
+        except (StorageCorrupt, StorageFailed) as error:
+            self.process_ends(node, error)
+        if self.buggify("turn-with-many-inputs"):
+            self.later(node, self.rng.uniform(0.0, 0.002), lambda: None)
+        else:
+            self.settle(node)
+
+    def settle(self, node: Node) -> None:
+        """End a turn of the node, and arrange for its next one."""
+        process = node.process
+        if process is None:
+            return
+        try:
+            process.pump()
+        except (StorageCorrupt, StorageFailed) as error:
+            # Whatever was to be read, a process whose disk fails it ends.
+            self.process_ends(node, error)
+        if node.process is not process:
+            return
+        wake = max(process.next_wake(), self.now)
+        if process.writer.busy:
+            wake = min(wake, self.now + _STALL_POLL_SECONDS)
+        if self.buggify("early-tick"):
+            wake = self.now + 0.001
+        if self._wakes.get(node.node_id, float("inf")) > wake:
+            self._wakes[node.node_id] = wake
+            self.at(wake + (self.rng.uniform(0.0, 0.1) if self.buggify("late-tick") else 0.0), self._wake, node, wake)
+
+    def _wake(self, node: Node, wake: float) -> None:
+        if self._wakes.get(node.node_id) != wake:
+            return
+        if node.node_id in self.paused:
+            # A turn reads what has come before it looks at the clock, see `raftlog.node.Run`.
+            self.paused[node.node_id].append(lambda: self.at(self.now, self._wake, node, wake))
+            return
+        del self._wakes[node.node_id]
+        if node.process is not None:
+            self.on(node, "ticks", node.process.replica.tick)
+
+    def _deliver(self, src: NodeId, dst: NodeId, frame: bytearray, garbled: bool) -> bool:
+        """A frame arrives; returns False when the receiver cannot read it. A paused receiver reads it later."""
+        node = self.nodes[dst]
+        accepted = True
+
+        def step() -> None:
+            nonlocal accepted
+            if node.process is not None:
+                accepted = node.process.receive(src, frame, garbled=garbled)
+
+        self._digest = zlib.crc32(frame, self._digest)
+        self.on(node, f"<- {src} {frame[4]} {len(frame)}", step)
+        return accepted
+
+    def begin_load(self) -> None:
+        """Let clients begin."""
+        self.at(0.0, self._propose)
+
+    def _propose(self) -> None:
+        """A client asks whoever believes to lead."""
+        node = self.rng.choice(list(self.nodes.values()))
+        leaders = [n for n in self.nodes.values() if n.process is not None and n.process.core.role is Role.LEADER]
+        if leaders:
+            node = self.rng.choice(leaders)
+        self._offer(node, self.rng.randint(1, 4))
+        if self.rng.random() < 0.4:
+            # Who has led for longest is most likely not to know yet that it does no more.
+            if len(leaders) > 1 or self.rng.random() < 0.5:
+                node = min(leaders, key=lambda n: n.process.core.term if n.process else 0, default=node)
+            else:
+                node = self.rng.choice(list(self.nodes.values()))
+            if node.process is not None:
+                self.on(node, "is read", node.process.read)
+        if not self.healing:
+            self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
+
+    def ask_newest(self) -> None:
+        """A client asks the newest leader that there is."""
+        processes = [node.process for node in self.nodes.values() if node.process is not None]
+        leaders = [process for process in processes if process.core.role is Role.LEADER]
+        if leaders and not self.healing:
+            self._offer(max(leaders, key=lambda process: process.core.term).node, 1)
+
+    def _offer(self, node: Node, count: int) -> range:
+        values = range(self._next_value, self._next_value + count)
+        self._next_value += count
+        if (process := node.process) is not None:
+            nbytes = self.rng.randint(8, self.scenario.body_bytes_max)
+            self.on(node, f"is asked for {values}", lambda: process.propose(values, nbytes))
+        return values
+
+    def _strike(self, fault: Fault) -> None:
+        if not self.healing:
+            self.note(str(fault))
+            self.nemesis.strike(fault)
+
+    def start(self, node: Node) -> None:
+        """Start the node's process, now or, if its disk refuses, some time later."""
+        if (error := node.start()) is None:
+            self._wakes.pop(node.node_id, None)
+            if node.repair is not None:
+                self.repairs.begin(node, node.repair)
+            self.settle(node)
+            return
+        self._check_refusal(node, error)
+        self.note(f"{node.node_id} does not start: {error}")
+        self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
+
+    def restart(self, node: Node) -> None:
+        """Start the node's process unless it runs."""
+        if node.process is None and node.repair is None:
+            self.note(f"{node.node_id} starts")
+            self.start(node)
+
+    def look_for_damage(self, node: Node, pos: int) -> None:
+        """Open the node's log again so that everything is read: a read failed at ``pos``, or a scrub found it."""
+        if node.process is None:
+            return
+        node.process.note_damage(pos)
+        self.reopen(node, node.process)
+
+    def reopen(self, node: Node, process: Process | None) -> None:
+        """Stop a process in order and start the next one, unless it has ended already."""
+        if process is None or node.process is not process:
+            return
+        node.stop()
+        self.wires.node_ended(node.node_id)
+        self.restart(node)
+
+    def repair_fails(self, node: Node, error: SegmentError) -> None:
+        """The disk of a node whose log is being repaired refuses something."""
+        self._check_refusal(node, error)
+        self.note(f"{node.node_id} gives its repair up: {error}")
+        node.kill(power_cut=False)
+        self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
+
+    def _check_refusal(self, node: Node, error: SegmentError) -> None:
+        of_the_disk = isinstance(error, StorageFailed | StorageCorrupt | DirectoryUnusable)
+        if not of_the_disk or not self.nemesis.may_fail(node.node_id):
+            raise Violation(f"{node.node_id} does not start, and nothing is wrong with its disk: {error}") from error
+
+    def resume(self, node_id: NodeId) -> None:
+        """Let a paused node go on with everything that came in meanwhile."""
+        node, waiting = self.nodes[node_id], self.paused.pop(node_id, [])
+        node.awake()
+        if waiting and node.process is not None and self.buggify("read-first-after-pause"):
+            self.on(node, "is read", node.process.read)
+        for step in waiting:
+            step()
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        """Stop all faults, and bring everybody back but perhaps a minority."""
+        self.note("everything heals")
+        self.healing = True
+        self.buggify.calm = True
+        self.nemesis.heal(Heal())
+        spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 and not self._all_are_needed() else 0
+        for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
+            self.resume(node.node_id)
+            if node.flips:
+                self.at(self.now + 0.3, self.look_for_damage, node, 0)
+            if spare and node.process is None:
+                spare -= 1
+            else:
+                self.restart(node)
+
+    def _all_are_needed(self) -> bool:
+        """Whether a group without a minority of its nodes need not be able to elect anybody.
+
+        Who belongs to it may have changed; who may have forgotten something does not vote before there is a leader, and
+        who is damaged needs the bytes, or the word, of all others.
+        """
+        nodes = self.nodes.values()
+        may_forget = not self.scenario.config.durable_commit
+        abstaining = any(node.process is not None and node.process.core.abstaining for node in nodes)
+        return bool(self.scenario.spares) or may_forget or abstaining or any(node.flips for node in nodes)
+
+    def _check_liveness(self) -> None:
+        """A leader is elected in time and commits something new, and all that run come to agree.
+
+        With windows as small as some scenarios have them, agreeing may take long; but it must never stand still. What
+        followers have counts as far as it is their leader's: the rest of their logs they may have to cut off first.
+        """
+        patience = 10 * self.scenario.config.election_timeout_seconds_max
+        mark = range(0)
+        deadline = self.now + patience
+        # Leaders that go on replacing one another would make some progress each.
+        end = self.now + _PATIENCES_MAX * patience
+        best = (0, 0)
+        while self.now < min(deadline, end):
+            self._run_until(self.now + patience / 40)
+            running = [node.process for node in self.nodes.values() if node.process is not None]
+            leader = max((p for p in running if p.core.role is Role.LEADER), key=lambda p: p.core.term, default=None)
+            if leader is None:
+                continue
+            # Nodes that were removed, or have not joined, promise nothing more.
+            running = [process for process in running if process.node_id in leader.core.conf.members]
+            taken = sum(peer.match for peer in leader.core.status().peers)
+            progress = (leader.core.term, taken + sum(process.replica.applied_index for process in running))
+            if progress > best:
+                best = progress
+                deadline = self.now + patience
+            last_index = leader.log.last_index
+            if leader.replica.applied_index < last_index:
+                continue
+            if self.history.committed[-1].value not in mark:
+                mark = self._offer(leader.node, 1)
+            elif any(node.repair is not None for node in self.nodes.values()):
+                continue
+            elif all(p.replica.applied_index == p.log.last_index == last_index and not p.writer.busy for p in running):
+                self._check_end(running)
+                return
+        raise Violation(
+            f"liveness: {patience} s after everything healed nothing moves: "
+            + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
+        )
+
+    def _check_end(self, running: list[Process]) -> None:
+        """Nothing acknowledged is lost, and the logs are equal, byte by byte."""
+        files: dict[str, tuple[NodeId, bytes]] = {}
+        for process in running:
+            node = process.node
+            self.history.check_acknowledged(node.node_id, process.replica.applied_index)
+            start = process.log.end_pos - process.log.end_pos % self.scenario.segment_bytes
+            for name in node.disk.listdir(DIRECTORY):
+                if name.isdigit() and int(name) <= start:
+                    content = node.disk.content(f"{DIRECTORY}/{name}")
+                    first = files.setdefault(name, (node.node_id, content))
+                    if content != first[1]:
+                        raise Violation(f"agreement: segment {name} of {node.node_id} is not that of {first[0]}")
+
+    def outcome(self, broke: str | None) -> Outcome:
+        """What the run came to so far."""
+        terms = max((node.process.core.term for node in self.nodes.values() if node.process is not None), default=0)
+        return Outcome(
+            seed=self.scenario.seed,
+            seconds=self.now,
+            steps=self.steps,
+            committed=len(self.history.committed),
+            acknowledged=len(self.history.acked),
+            reads=self.history.reads,
+            terms=terms,
+            elections=self.elections,
+            repairs=self.repairs.finished,
+            resets=self.catch_up.finished,
+            digest=self._digest,
+            broke=broke,
+            injected=dict(self.nemesis.injected),
+            effective=dict(self.nemesis.effective),
+            asked=dict(self.buggify.asked),
+            happened=dict(self.buggify.happened),
+        )
+
+
+def simulate(
+    scenario: Scenario,
+    core_class: type[RaftCore] = RaftCore,
+    trace: Callable[[str], object] | None = None,
+) -> Outcome:
+    """Run a scenario; a broken promise ends it and is told in the outcome."""
+    return outcome_of(Cluster(scenario, core_class, trace))
+
+
+def outcome_of(cluster: Cluster) -> Outcome:
+    """Run a cluster; a broken promise ends it and is told in the outcome."""
+    try:
+        cluster.run()
+    except Exception as broken:
+        place = broken.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_qualname}:{place.tb_lineno}" if place is not None else "?"
+        return cluster.outcome(f"{type(broken).__name__} at {cluster.now:.6f} s in {where}: {broken}")
+    return cluster.outcome(None)

@@ -1,0 +1,173 @@
+"""Everything a simulated group has promised so far, and the checks that it keeps it.
+
+The rules are those of the Raft thesis, figure 3.2, and of a log that is appended to and read by clients:
+
+- one index holds one entry, on every node and for ever, and once seen it stays;
+- a value that was appended once sits at one index at most;
+- what was appended after an acknowledgement lies behind what was acknowledged;
+- every value was asked for, and was not refused;
+- a read that begins after an acknowledgement sees it, and no read sees less than one before it;
+- what was acknowledged is in the log of every node in the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from chaos.violation import Violation
+from raftlog.consensus.types import ConfState, HardState, NodeId
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A committed entry; ``value`` is None for one that no client asked for. ``chain`` vouches for all before it."""
+
+    index: int
+    term: int
+    kind: int
+    pos: int
+    chain: int
+    value: int | None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A client's append: what had been acknowledged when it began, and whether it was refused."""
+
+    acked_index: int
+    refused: bool = False
+
+
+Holders = Callable[[int, bytes], frozenset[NodeId]]
+"""``holders(pos, data)``: the nodes on whose disks ``data`` lies durably at physical offset ``pos``."""
+
+
+class History:
+    """Watches a group from outside; every method raises `Violation` when what it is told cannot be.
+
+    Args:
+        holders: looks at the disks.
+        durable: whether a commit promises that a majority has the entry on disk.
+    """
+
+    def __init__(self, holders: Holders, *, durable: bool = True) -> None:
+        self._holders = holders
+        self._durable = durable
+        self._leaders: dict[int, NodeId] = {}
+        self._votes: dict[tuple[int, NodeId], NodeId] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._index_of: dict[int, int] = {}
+        self.committed: list[Entry] = []
+        self._committed_in: list[int] = []
+        self.acked: dict[int, int] = {}
+        self.acked_index = 0
+        self._read_index = 0
+        self.reads = 0
+        self.refused = 0
+
+    # -- clients -----------------------------------------------------------------------------------------------
+
+    def asked(self, value: int) -> None:
+        """A client begins to append ``value``; it does so once."""
+        assert value not in self._asked, f"value {value} is asked for a second time"
+        self._asked[value] = _Asked(self.acked_index)
+
+    def refuse(self, value: int) -> None:
+        """A client was told that ``value`` was not appended and never will be."""
+        self._asked[value].refused = True
+        self.refused += 1
+
+    def acknowledge(self, value: int, index: int) -> None:
+        """A client was told that ``value`` is committed at ``index``."""
+        if self._index_of.get(value) != index:
+            raise Violation(f"acknowledged {value} at {index}, committed is {self._index_of.get(value)}")
+        self.acked[index] = value
+        self.acked_index = max(self.acked_index, index)
+
+    def read_floor(self) -> int:
+        """What a read that begins now must see at least."""
+        return max(self.acked_index, self._read_index)
+
+    def read(self, node: NodeId, floor: int, index: int) -> None:
+        """A read that began when ``floor`` was due is answered by ``node`` with everything up to ``index``."""
+        self.reads += 1
+        if index < floor:
+            raise Violation(f"stale read: {node} answers with everything up to {index}, {floor} was due")
+        self._read_index = max(self._read_index, index)
+
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def elected(self, node: NodeId, term: int, last_index: int, chain_at: Callable[[int], int]) -> None:
+        """Election safety and leader completeness: one leader per term, and it has everything committed before."""
+        if self._leaders.setdefault(term, node) != node:
+            raise Violation(f"election safety: {node} and {self._leaders[term]} both lead in term {term}")
+        # A late vote may still elect somebody to a term that others have left behind; that leader decides nothing, and
+        # need not have what was committed in later terms.
+        if not (before := bisect_left(self._committed_in, term)):
+            return
+        newest = self.committed[before - 1]
+        if last_index < newest.index:
+            raise Violation(f"leader completeness: {node} leads term {term} without {newest}, it ends at {last_index}")
+        if (chain := chain_at(newest.index)) != newest.chain:
+            raise Violation(f"leader completeness: {node} leads term {term}, not with {newest} but chain {chain}")
+
+    def voted(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
+        """A vote leaves once per term, and not before it is on disk."""
+        first = self._votes.setdefault((term, voter), candidate)
+        if first != candidate:
+            raise Violation(f"vote: {voter} voted for {first} and for {candidate} in term {term}")
+        if disk.term < term or (disk.term == term and disk.voted_for != candidate):
+            raise Violation(f"vote: {voter} voted for {candidate} in term {term}, on its disk is {disk}")
+
+    def applied(
+        self, node: NodeId, term: int, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]
+    ) -> None:
+        """State machine safety and durability: one entry per index, on the disks of a majority.
+
+        ``term`` is the node's; the entry was committed in it or before. ``data`` gives header and body; one of
+        ``confs`` says whose majority.
+        """
+        index = entry.index
+        if index <= len(self.committed):
+            if (before := self.committed[index - 1]) != entry:
+                raise Violation(f"commit: {node} has {entry}, committed was {before}")
+            return
+        if index != len(self.committed) + 1:
+            raise Violation(f"commit: {node} commits {entry}, the one before it was never committed")
+        if self._durable:
+            self._check_copies(node, entry, data(), confs)
+        if (value := entry.value) is not None:
+            self._check_value(node, entry, value)
+        self.committed.append(entry)
+        self._committed_in.append(max(term, self._committed_in[-1] if self._committed_in else 0))
+
+    def check_acknowledged(self, node: NodeId, applied_index: int) -> None:
+        """Everything that a client was told is in the log of ``node``, whose entries were all compared before."""
+        if applied_index < self.acked_index:
+            raise Violation(f"lost write: {node} ends at {applied_index}, acknowledged is {self.acked_index}")
+
+    def _check_copies(self, node: NodeId, entry: Entry, data: bytes, confs: Sequence[ConfState]) -> None:
+        holders = self._holders(entry.pos, data)
+        if not any(_has_majorities(conf, holders) for conf in confs):
+            raise Violation(
+                f"durability: {node} commits {entry}, on disk it is at {', '.join(sorted(holders)) or 'nobody'}, "
+                f"voters are {confs[-1]}"
+            )
+
+    def _check_value(self, node: NodeId, entry: Entry, value: int) -> None:
+        asked = self._asked.get(value)
+        if asked is None or asked.refused:
+            raise Violation(f"phantom: {node} commits {entry}, which was {'refused' if asked else 'never asked for'}")
+        if value in self._index_of:
+            raise Violation(f"duplicate: {node} commits {entry}, it is at {self._index_of[value]} already")
+        if entry.index <= asked.acked_index:
+            raise Violation(f"order: {entry} was asked for when {asked.acked_index} was acknowledged already")
+        self._index_of[value] = entry.index
+
+
+def _has_majorities(conf: ConfState, holders: frozenset[NodeId]) -> bool:
+    sets = [voters for voters in (conf.voters, conf.outgoing) if voters]
+    return bool(sets) and all(2 * sum(voter in holders for voter in voters) > len(voters) for voters in sets)

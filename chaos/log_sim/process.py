@@ -1,0 +1,384 @@
+"""A process on a simulated machine, which runs the production code unchanged.
+
+It is a `Replica` with its `RaftCore` and its `SegmentLog`; only clock, writer, disk, connections and application are
+simulated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from chaos.log_sim.forgery import forged
+from chaos.log_sim.history import Entry
+from chaos.log_sim.node import DIRECTORY, Node, World
+from chaos.log_sim.schedule import Scenario
+from chaos.log_sim.writer import SimWriter
+from chaos.values import body_of, value_of
+from chaos.violation import Violation
+from raftlog import replica as limits
+from raftlog.bootstrap import configurations, core_for
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
+from raftlog.lease_clock import LeaseClock
+from raftlog.net import frames as wire
+from raftlog.net.frames import Kind, WireError
+from raftlog.net.transport import Lane
+from raftlog.replica import CommittedEntry, Replica
+from raftlog.segment.codec import HEADER
+from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta_keys import DAMAGED
+
+CLUSTER_ID = "simulated"
+DISK_FULL_RATIO, DISK_PAUSE_RATIO = 0.90, 0.95
+DISK_POLL_SECONDS = 1.0
+_CHECK_TURNS = 4
+FORGED_SHARE = 0.01
+"""Part of the frames before which a forged copy comes in."""
+
+
+class Process:
+    """One start of a node: opens the log, builds the replica, and is its application and transport.
+
+    Raises:
+        SegmentError: the log cannot be opened.
+    """
+
+    def __init__(
+        self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
+    ) -> None:
+        self.node = node
+        self.node_id = node.node_id
+        self._world = world
+        self._rng = rng
+        self._durable_commit = scenario.config.durable_commit
+        self._segment_bytes = scenario.segment_bytes
+        self.writer = SimWriter(
+            later=lambda seconds, step: world.later(node, seconds, step),
+            latency=node.disk_latency,
+            clock=node.clock,
+            on_done=lambda ticket: self.replica.storage_done(ticket),
+            on_failed=lambda error: world.process_ends(node, error),
+            buggify=world.buggify,
+        )
+        self.log = SegmentLog.open(
+            DIRECTORY,
+            cluster_id=CLUSTER_ID,
+            node_id=node.node_id,
+            segment_bytes=scenario.segment_bytes,
+            disk=node.disk,
+            tail_bytes_max=scenario.log_tail_bytes_max,
+            writer=self.writer,
+            acknowledges_unsynced=not self._durable_commit,
+        )
+        log = self.log
+        self._damaged = False
+        log.tell_damage(self._found_damage)
+        initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
+        try:
+            self.confs = confs = configurations(log, initial)
+            self._open_application()
+        except StorageCorrupt as damage:
+            self.note_damage(damage.physical_offset)
+            log.close()
+            raise
+        self.clock: Callable[[], float] = node.clock
+        if scenario.config.lease_reads:
+            # Both clocks differ, and it is for the code under test to know which one a lease needs.
+            self.clock = LeaseClock(node.monotonic, node.monotonic, node.clock)
+        self.core = core_for(
+            log,
+            confs,
+            node_id=node.node_id,
+            config=node.config,
+            rng=rng,
+            now=self.clock(),
+            applied_index=node.checkpoint,
+            core_class=core_class,
+        )
+        self.replica = Replica(
+            core=self.core,
+            log=log,
+            transport=self,
+            application=self,
+            applied_index=node.checkpoint,
+            clock=self.clock,
+            wake=lambda: world.later(node, 0.0, lambda: None),
+            confs=confs,
+            on_conf=self._configured,
+            on_reset=lambda peer: world.offers(self, peer),
+            check_body=self.check_body,
+        )
+        self._applied = node.checkpoint
+        self._pending: dict[int, int] = {}
+        self._led_term = 0
+        self._turns = 0
+        self._forgeries = random.Random(f"forged frames for {node.node_id}")
+
+    def next_wake(self) -> float:
+        """When the process must have a turn at the latest, as the world counts time."""
+        return self.node.world_time(self.replica.next_deadline() + self.node.clock() - self.clock())
+
+    # -- for applications of another kind ------------------------------------------------------------------------
+
+    def _open_application(self) -> None:
+        """The log is open; find out what the application has taken of it, and leave that in ``node.checkpoint``."""
+        node, world, log = self.node, self._world, self.log
+        self._begin_anew_if_replaced()
+        if world.buggify("lost-checkpoint"):
+            node.checkpoint = max(log.base[0], self._rng.randint(0, node.checkpoint))
+        if world.buggify("replay-everything"):
+            node.checkpoint = log.base[0]
+
+    def _found_damage(self, damage: StorageCorrupt) -> None:
+        """As `raftlog.node` does it: hand leadership over, and end a moment later to be repaired."""
+        if not self._damaged:
+            self._damaged = True
+            self._world.later(self.node, 0.0, lambda: self.replica.transfer())
+            seconds = self._rng.choice((0.001, 0.05, 0.5))
+            self._world.later(self.node, seconds, lambda: self._world.process_ends(self.node, damage))
+
+    def check_body(self, body: memoryview, position: int) -> None:
+        """See `Replica`."""
+
+    def begun(self) -> None:
+        """The process runs: what it does from now on by itself begins."""
+        self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
+        self.started()
+
+    def started(self) -> None:
+        """The process runs; what it asks for from now on happens."""
+
+    def stops(self) -> None:
+        """The process is about to end in order."""
+
+    def ended(self, *, power_cut: bool) -> None:
+        """The process has ended, in whatever way."""
+
+    def snapshot(self) -> bytes | None:
+        """What a node needs that begins with the log's base; None while there is nothing to give."""
+        return b"%d" % self.replica.applied_index
+
+    def _end_turn(self) -> None:
+        self.replica.pump()
+
+    def _begin_anew_if_replaced(self) -> None:
+        """If other files were put in the log's place, the application begins with the snapshot that came with them."""
+        node, base_index = self.node, self.log.base[0]
+        if node.checkpoint < base_index:
+            snapshot = node.disk.durable(f"{DIRECTORY}/snapshot", 0, 32)
+            if not snapshot.isdigit() or int(snapshot) < base_index:
+                raise Violation(f"{self.node_id}: the log begins behind {base_index}, the snapshot is {snapshot!r}")
+        if node.checkpoint < base_index or node.replacing:
+            node.checkpoint = base_index
+        node.replacing = False
+
+    def _configured(self, index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
+        self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
+        """Take a frame as it came from the network; returns False when it was no frame."""
+        if not garbled and self._forgeries.random() < FORGED_SHARE:
+            self._expect_refusal(source, bytes(data))
+        try:
+            frames, consumed = wire.split_frames(memoryview(data))
+            if consumed != len(data):
+                raise WireError(f"a frame of {len(data)} bytes, {consumed} of which make sense")
+            ((kind, payload),) = frames
+            self.replica.receive(source, kind, payload)
+        except (WireError, FrameCorrupt) as error:
+            if not garbled:
+                raise Violation(f"{source} sent to {self.node_id} what cannot be read: {error}") from error
+            return False
+        finally:
+            # The buffer belongs to the connection; whoever keeps a part of it will notice.
+            data[:] = b"\xdd" * len(data)
+        if garbled and not (kind is Kind.APPEND and self._takes_no_entries):
+            raise Violation(f"{self.node_id} took a frame of {source} in which a bit was flipped")
+        return True
+
+    def _expect_refusal(self, source: NodeId, frame: bytes) -> None:
+        """Take a forged copy of a frame first. It must change nothing, so runs are the same with and without it."""
+        copy = forged(frame, self._forgeries)
+        if copy is None:
+            return
+        ((kind, payload),), _ = wire.split_frames(memoryview(copy))
+        try:
+            self.replica.receive(source, kind, payload)
+        except (WireError, FrameCorrupt):
+            return
+        if not (kind is Kind.APPEND and self._takes_no_entries):
+            raise Violation(f"{self.node_id} took a forged {kind.name} frame of {source}")
+
+    @property
+    def _takes_no_entries(self) -> bool:
+        """Whether requests with entries are dropped unread."""
+        unsynced = self.log.end_pos - self.log.durable_pos
+        return self.replica._paused or unsynced > limits.UNSYNCED_BYTES_MAX
+
+    def propose(self, values: Sequence[int], nbytes: int) -> None:
+        """Append entries as clients ask."""
+        history = self._world.history
+        for value in values:
+            history.asked(value)
+
+            def build(pos: int, value: int = value) -> tuple[bytes, bytes]:
+                return body_of(value, nbytes), b"%d" % value if value % 3 else b""
+
+            index = self.replica.append(nbytes, build)
+            if isinstance(index, Refusal):
+                history.refuse(value)
+            else:
+                self._pending[index] = value
+
+    def read(self) -> None:
+        """Read as a client does: what is applied when the answer comes must hold all that was due when it was asked."""
+        history = self._world.history
+        floor = history.read_floor()
+
+        def answered(certain: bool) -> None:
+            if certain:
+                history.read(self.node_id, floor, self._applied)
+
+        self.replica.read(answered)
+
+    def vouches_for(self, index: int, data: bytes) -> bool:
+        """Whether the log counts this very entry as durable."""
+        log = self.log
+        if self.node.flips or not log.base[0] < index <= log.durable_index:
+            return False
+        chain: int = HEADER.unpack_from(data)[6]
+        return log.chain_at(index) == chain
+
+    def range_for(self, pos: int, nbytes: int) -> bytes | None:
+        """Bytes of the log for a peer that fetches all of it, as far as they are on disk and known to be committed.
+
+        None when it never will have them, empty when it may have them later.
+        """
+        log = self.log
+        if pos < log.base_pos or pos >= log.durable_pos:
+            return None
+        settled = min(self.replica.commit_index, log.durable_index)
+        last = log.locate(settled) if settled > log.base[0] else None
+        end = min(pos + nbytes, 0 if last is None else last.pos + last.size)
+        return log.pread(pos, end - pos) if end > pos else b""
+
+    def drop_files(self, share: float, floor: int) -> bool:
+        """Let the log begin later, not above the entry ``floor``; returns whether it does."""
+        log = self.log
+        floor = min(floor, self.replica.applied_index, self.node.checkpoint, log.durable_index - 1)
+        files = [s.start for s in log.segments() if s.start > log.base_pos and s.first_index <= floor + 1]
+        if not files:
+            return False
+        return self.replica.drop_prefix(files[int(share * (len(files) - 1))])
+
+    def note_damage(self, pos: int) -> None:
+        """Let the next opening look at everything, since something cannot be read."""
+        self.log.set_note(DAMAGED, b"%d" % pos)
+        self.log.submit(self.log.last_ticket + 1)
+
+    def watch_disk(self) -> None:
+        """Look how full the disk is, now and from now on."""
+        try:
+            free, total = self.node.disk.usage(DIRECTORY)
+        except OSError:
+            return
+        self.replica.disk_usage(free, total, DISK_FULL_RATIO, DISK_PAUSE_RATIO)
+        self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
+
+    def pump(self) -> None:
+        """End a turn, and check what must hold between turns."""
+        replica, core, log = self.replica, self.core, self.log
+        self._end_turn()
+        self._turns += 1
+        if self._turns % _CHECK_TURNS == 0:
+            core.check_invariants()
+        if core.last_index != log.last_index:
+            raise Violation(f"{self.node_id}: the core's log ends at {core.last_index}, the disk's at {log.last_index}")
+        if self._durable_commit and core.durable > log.durable_index:
+            raise Violation(f"{self.node_id}: the core believes in {core.durable}, durable is {log.durable_index}")
+        if replica.applied_index != self._applied:
+            raise Violation(f"{self.node_id}: applied {self._applied}, the replica says {replica.applied_index}")
+
+    def check_durable(self) -> None:
+        """Raise `Violation` if the log counts bytes as durable that are in the cache only, after a sync that failed."""
+        disk, log = self.node.disk, self.log
+        if not disk.has_lost:
+            return
+        for start in (int(name) for name in disk.names(DIRECTORY) if name.isdigit()):
+            if log.base_pos <= start < log.durable_pos:
+                end = min(self._segment_bytes, log.durable_pos - start)
+                if (at := disk.first_undurable(f"{DIRECTORY}/{start:020d}", 0, end)) is not None:
+                    raise Violation(
+                        f"durability: {self.node_id} counts {log.durable_pos} bytes as durable, "
+                        f"its disk has not got what lies at {start + at}"
+                    )
+
+    # -- PeerSender --------------------------------------------------------------------------------------------
+
+    def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
+        """See `raftlog.replica.PeerSender`."""
+        frame = b"".join(buffers)
+        if len(frame) != nbytes:
+            raise Violation(f"{self.node_id} announces a frame of {nbytes} bytes and sends {len(frame)}")
+        if frame[4] in (Kind.VOTE, Kind.VOTE_RESPONSE):
+            self._check_vote(frame)
+        return self._world.wires.send(self.node_id, peer, lane, frame)
+
+    def _check_vote(self, frame: bytes) -> None:
+        ((kind, payload),), _ = wire.split_frames(memoryview(frame))
+        vote = wire.decode_cold(kind, payload)
+        history = self._world.history
+        if kind is Kind.VOTE:
+            history.voted(self.node_id, vote.term, self.node_id, self.node.hard_state())
+        elif vote.granted:
+            history.voted(self.node_id, vote.term, vote.dst, self.node.hard_state())
+
+    # -- Application -------------------------------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """See `raftlog.replica.Application`."""
+        history, log = self._world.history, self.log
+        confs = [conf for _, conf in self.confs[-2:]]
+        for entry in entries:
+            index = entry.index
+            if index != self._applied + 1:
+                raise Violation(f"{self.node_id} applies {index} behind {self._applied}")
+            value = value_of(entry.body) if entry.kind == EntryKind.NORMAL else None
+            if entry.annotation and entry.annotation != b"%d" % (value or 0):
+                raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
+            known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
+            history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)
+            self._applied = index
+            if (asked := self._pending.pop(index, None)) is not None:
+                if asked != value:
+                    raise Violation(f"{self.node_id} was to acknowledge {asked} at {index}, committed is {value}")
+                history.acknowledge(asked, index)
+        if self._applied <= log.durable_index and self._rng.random() < 0.2:
+            self.node.checkpoint = self._applied
+
+    def role_changed(self, change: RoleChange) -> None:
+        """See `raftlog.replica.Application`."""
+        if change.role is Role.LEADER and change.term > self._led_term:
+            self._led_term = change.term
+            self._world.history.elected(self.node_id, change.term, self.log.last_index, self._chain_at)
+            self._world.leads(self.node, change.term)
+        if change.role is not Role.LEADER and (left := [i for i in self._pending if i > self.replica.commit_index]):
+            raise Violation(f"{self.node_id} leads no more, the outcome of {left} is open")
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """See `raftlog.replica.Application`."""
+        for index in [index for index in self._pending if index >= first_index]:
+            del self._pending[index]
+
+    def _chain_at(self, index: int) -> int:
+        entry = self.log.entry(index)
+        return self.log.chain_at(index) if entry is None else entry.chain
+
+    def _bytes_of(self, index: int) -> bytes:
+        data = self.log.read_entries(index, 1)[1]
+        return data[: HEADER.unpack_from(data)[1]]

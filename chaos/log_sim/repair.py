@@ -1,0 +1,105 @@
+"""Repair of damaged logs in simulated time: the product's own requests and answers, only carried by nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from chaos.log_sim.node import Node
+from raftlog.consensus.types import NodeId
+from raftlog.net.frames import RangeReq, RangeResp
+from raftlog.range_server import GONE, RangeRefused, granted_bytes
+from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
+from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
+from raftlog.segment.repair import Repair
+
+if TYPE_CHECKING:
+    from chaos.log_sim.cluster import Cluster
+
+_STEP_SECONDS_MAX = 0.05
+_PIECES = (60, 1000, 1 << 30)
+"""Most bytes of an answer."""
+
+
+class Repairs:
+    """All repairs of a cluster; ``finished`` counts those that were completed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.finished = 0
+
+    def begin(self, node: Node, repair: Repair) -> None:
+        """A start found damage."""
+        cluster = self._cluster
+        cluster.note(f"{node.node_id} repairs {repair.missing}")
+        cluster.at(cluster.now + 0.01, self._step, node, _Talk(repair, cluster.now))
+
+    def _step(self, node: Node, talk: _Talk) -> None:
+        if node.repair is not talk.repair:
+            return
+        cluster = self._cluster
+        try:
+            if talk.repair.done:
+                self.finished += 1
+                node.finish_repair()
+                cluster.restart(node)
+                return
+            self._ask(node, talk)
+        except (StorageFailed, StorageCorrupt) as error:
+            cluster.repair_fails(node, error)
+            return
+        cluster.at(cluster.now + cluster.rng.uniform(0.001, _STEP_SECONDS_MAX), self._step, node, talk)
+
+    def _ask(self, node: Node, talk: _Talk) -> None:
+        """Ask one peer once."""
+        cluster, dialogue = self._cluster, talk.dialogue
+        if not talk.left:
+            dialogue.end_round(cluster.now)
+            talk.left = [other for other in cluster.nodes if other != node.node_id]
+            dialogue.begin_round(talk.left)
+            cluster.rng.shuffle(talk.left)
+        peer = cluster.nodes[talk.left[0]]
+        request = dialogue.request(peer.node_id)
+        answer = None
+        if request is not None and cluster.network.connected(node.node_id, peer.node_id):
+            answer = self._answer(peer, request)
+        if answer is not None:
+            came = answer.refusal or f"{len(answer.data)} bytes"
+            cluster.note(f"{node.node_id} asks {peer.node_id} for {answer.pos}: {came}")
+        if answer is None or not dialogue.take(peer.node_id, answer):
+            talk.left.pop(0)
+
+    def _answer(self, peer: Node, request: RangeReq) -> RangeResp | None:
+        """What a peer answers that runs, or is being repaired itself; None if it does not."""
+        request = msgspec.structs.replace(request, nbytes=min(request.nbytes, self._cluster.rng.choice(_PIECES)))
+        refusal, data = None, b""
+        try:
+            if peer.repair is not None:
+                data = damaged_log_bytes(peer.repair, request)
+            elif peer.process is not None:
+                log = peer.process.log
+                nbytes = granted_bytes(log, peer.process.replica.commit_index, request)
+                data = log.read_range(request.pos, nbytes)
+            else:
+                return None
+        except RangeRefused as refused:
+            refusal = str(refused)
+        except EntryGone:
+            refusal = GONE
+        except (StorageCorrupt, StorageFailed) as error:
+            if peer.process is not None:
+                self._cluster.process_ends(peer, error)
+            else:
+                self._cluster.repair_fails(peer, error)
+            return None
+        return RangeResp(request.source, request.pos, request.nbytes, data, refusal)
+
+
+class _Talk:
+    """One repair: its dialogue, and who is still to be asked in this round."""
+
+    def __init__(self, repair: Repair, now: float) -> None:
+        self.repair = repair
+        self.dialogue = RepairDialogue(repair, now)
+        self.left: list[NodeId] = []

@@ -1,0 +1,74 @@
+"""Damage of the same age on all nodes, so that none of them has a log that the others could simply copy."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from chaos.faults import SharedDamage
+from chaos.log_sim.node import DIRECTORY, Node
+from chaos.log_sim.process import Process
+
+if TYPE_CHECKING:
+    from chaos.log_sim.cluster import Cluster
+
+_BEHIND = 2
+"""Entries that are certainly intact behind the damage."""
+
+
+def damage_all(cluster: Cluster, fault: SharedDamage, rng: random.Random) -> bool:
+    """Let bits flip as ``fault`` says, and have every node look at its log; returns whether there was an entry for it.
+
+    Only while all nodes run and nothing else was ever damaged: then each byte is known to be intact somewhere, or not.
+    """
+    nodes = list(cluster.nodes.values())
+    processes = [node.process for node in nodes if node.process is not None and node.node_id not in cluster.paused]
+    if len(processes) < len(nodes) or any(node.flips for node in nodes):
+        return False
+    flipped: list[tuple[Node, int, int]] = []
+    with ExitStack() as withheld:
+        for node in nodes:
+            withheld.enter_context(node.disk.faults_withheld())  # those are for the code under test
+        first = 1 + max(process.log.base[0] for process in processes)
+        last = min(min(p.replica.commit_index, p.log.durable_index, _marked_index(p)) for p in processes) - _BEHIND
+        count = last - first + 1
+        if count < len(nodes):
+            return False
+        chosen = first + int(fault.place * count)
+        for number, process in enumerate(processes):
+            index = chosen if fault.same_entry else first + (chosen - first + number) % count
+            entry = process.log.locate(index)
+            at = entry.pos + rng.randrange(entry.size)
+            flipped.append((process.node, at, rng.randrange(8)))
+    for node, at, bit in flipped:
+        flip(cluster, node, at, bit)
+        node.flips.append(at)
+    for node, at, _ in flipped:
+        cluster.look_for_damage(node, at)
+    if fault.same_entry:
+        back = rng.choice(flipped)
+        cluster.at(cluster.now + fault.absence_seconds, _bring_back, cluster, *back)
+    return True
+
+
+def flip(cluster: Cluster, node: Node, at: int, bit: int) -> None:
+    """Flip one bit of a node's log, at a physical offset."""
+    start = at - at % cluster.scenario.segment_bytes
+    node.disk.flip_bit(f"{DIRECTORY}/{start:020d}", at - start, bit)
+
+
+def _bring_back(cluster: Cluster, node: Node, at: int, bit: int) -> None:
+    """An operator has found an old copy of a node's file."""
+    if node.repair is None and node.process is not None:
+        return  # cut, which is for the checks to judge
+    cluster.note(f"{node.node_id} gets back what was damaged at {at}")
+    node.kill(power_cut=False)
+    flip(cluster, node, at, bit)
+    cluster.restart(node)
+
+
+def _marked_index(process: Process) -> int:
+    """The last entry that is durable by what the disk itself says: behind it damage looks like a torn write."""
+    entry = process.log.entry_at(process.node.marked_pos() - 1)
+    return 0 if entry is None else entry.index

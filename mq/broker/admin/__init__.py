@@ -1,0 +1,1 @@
+"""Requests of operators: topics, groups, offsets, settings, members of the Raft group, statistics."""

@@ -1,0 +1,174 @@
+"""Settings of a running broker as operators' tools see and change them: request codes 25 and 26.
+
+A change is one of this process: the next start reads the settings again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+from pydantic import ValidationError
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.settings import BrokerSettings
+from mq.protocol.codes import ResponseCode
+from mq.protocol.encoding import encode_response
+from mq.protocol.names import TRACE_TOPIC
+from mq.protocol.operator_bodies import decode_properties, encode_properties
+from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
+from mq.protocol.registration import DataVersion
+
+Log = structlog.stdlib.BoundLogger
+
+CHANGEABLE: Final = {
+    "autoCreateTopicEnable": "auto_create_topics",
+    "fileReservedTime": "retention_hours",
+    "deleteWhen": "delete_when",
+}
+"""Settings that can change while the broker runs, by RocketMQ's names."""
+
+_FORBIDDEN: Final = frozenset({"brokerConfigPath", "configBlackList"})
+_OURS: Final = "raftmq."
+
+
+class RunningSettings:
+    """The settings in force, and the handlers around them.
+
+    Args:
+        leads: whether this replica leads.
+        version: that of topics and groups.
+        is_allowed: whether somebody at this address and port may change them.
+        on_changed: told of each change.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        leads: Callable[[], bool],
+        version: Callable[[], DataVersion],
+        is_allowed: Callable[[str], bool],
+        on_changed: Callable[[BrokerSettings], None],
+        log: Log,
+    ) -> None:
+        self._settings = settings
+        self._leads = leads
+        self._version = version
+        self._is_allowed = is_allowed
+        self._on_changed = on_changed
+        self._log = log
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves, each for itself."""
+        return {GetBrokerConfig: self.handle_get, UpdateBrokerConfig: self.handle_update}
+
+    def handle_get(
+        self, connection: ClientConnection, request: GetBrokerConfig, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 26."""
+        return encode_response(
+            request.opaque,
+            ResponseCode.SUCCESS,
+            ext={"version": self._version().encode().decode()},
+            body=encode_properties(self.properties()),
+            serialization=serialization,
+        )
+
+    def handle_update(
+        self, connection: ClientConnection, request: UpdateBrokerConfig, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 25: all that is asked for, or nothing."""
+        if not self._is_allowed(connection.peer):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"settings are not changed from {connection.peer}, see the setting admin_from",
+            )
+        wanted = decoded(decode_properties, body)
+        changes = self._checked(wanted)
+        if changes:
+            values = self._settings.model_dump(exclude_unset=True) | changes
+            try:
+                self._settings = BrokerSettings.model_validate(values)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{where}: {first['msg']}") from error
+            self._on_changed(self._settings)
+            self._log.warning("settings_changed", client=connection.peer, **changes)
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def properties(self) -> dict[str, str]:
+        """All settings: those that stock brokers have by their names, and all by ours."""
+        settings, leads = self._settings, self._leads()
+        return {
+            **{_OURS + name: _text(value) for name, value in settings.model_dump().items()},
+            **{stock: _text(getattr(settings, name)) for stock, name in CHANGEABLE.items()},
+            "fileReservedTime": f"{settings.retention_hours:g}",
+            "deleteWhen": f"{settings.delete_when:02d}",
+            "brokerClusterName": settings.cluster,
+            "brokerName": settings.group,
+            "brokerId": "0" if leads else str(int(settings.node_id[1:]) + 1),
+            "brokerRole": "SYNC_MASTER" if leads else "SLAVE",
+            "brokerIP1": (settings.advertise or settings.listen).rpartition(":")[0],
+            "listenPort": str(settings.listen_address[1]),
+            "namesrvAddr": settings.namesrv,
+            "storePathRootDir": str(settings.data_dir),
+            "storePathCommitLog": str(settings.log_dir),
+            "mappedFileSizeCommitLog": str(settings.segment_bytes),
+            "flushDiskType": "SYNC_FLUSH" if settings.durability == "quorum-fsync" else "ASYNC_FLUSH",
+            "maxMessageSize": str(settings.message_bytes_max),
+            "defaultTopicQueueNums": str(settings.default_topic_queues),
+            "autoCreateSubscriptionGroup": _text(settings.auto_create_groups),
+            "brokerPermission": "6",
+            "slaveReadEnable": "true",
+            "rejectTransactionMessage": _text(not settings.transactions),
+            "transactionTimeOut": str(round(settings.transaction_timeout_seconds * 1000)),
+            "transactionCheckInterval": str(round(settings.transaction_check_seconds * 1000)),
+            "transactionCheckMax": str(settings.transaction_checks_max),
+            "filterServerNums": "0",
+            "messageDelayLevel": settings.delay_levels,
+            "timerMaxDelaySec": str(settings.timer_delay_max_seconds),
+            "timerWheelEnable": "true",
+            "recallMessageEnable": "true",
+            "msgTraceTopicName": TRACE_TOPIC,
+            "storeReplyMessageEnable": _text(settings.store_reply_message),
+            "traceOn": "true",
+            "traceTopicEnable": "true",
+            "useTLS": "false",
+            "maxTransferCountOnMessageInMemory": str(settings.pull_messages_max),
+            "maxTransferBytesOnMessageInMemory": str(settings.pull_bytes_max),
+            "longPollingEnable": "true",
+            "registerNameServerPeriod": str(round(settings.register_seconds * 1000)),
+            "diskMaxUsedSpaceRatio": str(round(settings.disk_full_ratio * 100)),
+            "enableDLegerCommitLog": "true",
+            "dLegerGroup": settings.group,
+            "dLegerSelfId": settings.node_id,
+            "dLegerPeers": settings.peers,
+        }
+
+    def _checked(self, wanted: Mapping[str, str]) -> dict[str, Any]:
+        """What is to change, by our names. Raises RequestRefused."""
+        current = self.properties()
+        changes: dict[str, Any] = {}
+        for name, value in wanted.items():
+            if name in _FORBIDDEN:
+                raise RequestRefused(ResponseCode.NO_PERMISSION, f"the setting {name} cannot be changed")
+            if name not in current:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no setting {name[:80]}")
+            ours = CHANGEABLE.get(name, name.removeprefix(_OURS))
+            if ours in CHANGEABLE.values():
+                changes[ours] = value
+            elif value != current[name]:
+                raise RequestRefused(
+                    ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker is started anew"
+                )
+        return changes
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,205 @@
+"""Consumer groups as operators see them: request codes 200, 225 and 207 change them, 201 and 352 show them.
+
+Who is in a group: `mq.broker.consume.heartbeat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup, encode_command
+from mq.broker.state.metadata import GROUPS_MAX, Metadata
+from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.replicate import replicate
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+from mq.protocol.operator_bodies import (
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupTable,
+)
+from mq.protocol.operator_requests import (
+    DeleteSubscriptionGroup,
+    GetAllSubscriptionGroupConfig,
+    GetSubscriptionGroupConfig,
+    UpdateAndCreateSubscriptionGroup,
+    UpdateAndCreateSubscriptionGroupList,
+)
+from mq.protocol.registration import DataVersion
+
+GROUPS_PER_REQUEST_MAX = 1000
+
+
+class SubscriptionGroups:
+    """The handlers around the configuration of consumer groups.
+
+    Args:
+        version: that of topics and groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        appender: Appender,
+        read: Read,
+        version: Callable[[], DataVersion],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._metadata = metadata
+        self._appender = appender
+        self._read = read
+        self._version = version
+        self._wall_clock_ms = wall_clock_ms
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            GetAllSubscriptionGroupConfig: self.handle_all,
+            GetSubscriptionGroupConfig: self.handle_one,
+        }
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {
+            UpdateAndCreateSubscriptionGroup: self.handle_put,
+            UpdateAndCreateSubscriptionGroupList: self.handle_put_list,
+            DeleteSubscriptionGroup: self.handle_delete,
+        }
+
+    def handle_put(
+        self, connection: ClientConnection, request: UpdateAndCreateSubscriptionGroup, body: bytes, serialization: int
+    ) -> None:
+        """Create a group or change it; answered when it is replicated."""
+        wanted = decoded(SubscriptionGroupConfig.decode, body)
+        self._put(connection, request, body, serialization, [wanted])
+
+    def handle_put_list(
+        self,
+        connection: ClientConnection,
+        request: UpdateAndCreateSubscriptionGroupList,
+        body: bytes,
+        serialization: int,
+    ) -> None:
+        """Request code 225: all of them, or none if one is refused."""
+        groups = decoded(SubscriptionGroupList.decode, body).groups
+        if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(groups)} groups in one request, allowed are 1 to {GROUPS_PER_REQUEST_MAX}",
+            )
+        self._put(connection, request, body, serialization, groups)
+
+    def handle_delete(
+        self, connection: ClientConnection, request: DeleteSubscriptionGroup, body: bytes, serialization: int
+    ) -> None:
+        """Delete a group, on demand with its offsets; answered when that is replicated."""
+        ext = request.ext
+        try:
+            command = encode_command(
+                DeleteGroup(
+                    name=ext.group_name,
+                    timestamp_ms=self._wall_clock_ms(),
+                    remove_offsets=ext.remove_offset or ext.clean_offset,
+                )
+            )
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        replicate(self._appender, [command], connection, request, body, serialization, what="a group's deletion")
+
+    def handle_all(
+        self, connection: ClientConnection, request: GetAllSubscriptionGroupConfig, body: bytes, serialization: int
+    ) -> None:
+        """Request code 201."""
+
+        def answer() -> bytes:
+            groups = {name: _shown(config) for name, config in self._metadata.groups.items()}
+            table = SubscriptionGroupTable(groups, self._version())
+            return encode_response(
+                request.opaque,
+                ResponseCode.SUCCESS,
+                ext={"totalGroupNum": str(len(groups))},
+                body=table.encode(),
+                serialization=serialization,
+            )
+
+        when_current(self._read, connection, request, serialization, answer)
+
+    def handle_one(
+        self, connection: ClientConnection, request: GetSubscriptionGroupConfig, body: bytes, serialization: int
+    ) -> None:
+        """Request code 352."""
+
+        def answer() -> bytes:
+            config = self._metadata.groups.get(request.ext.group)
+            if config is None:
+                raise RequestRefused(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {request.ext.group[:127]} does not exist"
+                )
+            return encode_response(
+                request.opaque, ResponseCode.SUCCESS, body=_shown(config).encode(), serialization=serialization
+            )
+
+        when_current(self._read, connection, request, serialization, answer)
+
+    def _put(
+        self,
+        connection: ClientConnection,
+        request: Any,
+        body: bytes,
+        serialization: int,
+        groups: Sequence[SubscriptionGroupConfig],
+    ) -> None:
+        now_ms = self._wall_clock_ms()
+        try:
+            commands = [encode_command(PutGroup(config=_config(wanted), timestamp_ms=now_ms)) for wanted in groups]
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        names = {wanted.group_name for wanted in groups}
+        if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > GROUPS_MAX:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
+
+        def check() -> None:
+            # Others may have come first since.
+            if not all(map(self._metadata.has_room_for_group, names)):
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
+
+        replicate(self._appender, commands, connection, request, body, serialization, what="a group", check=check)
+
+    def _full(self) -> str:
+        return f"there are {len(self._metadata.groups)} groups already, allowed are {GROUPS_MAX}"
+
+
+def _config(wanted: SubscriptionGroupConfig) -> GroupConfig:
+    return GroupConfig(
+        name=wanted.group_name,
+        consume_enable=wanted.consume_enable,
+        consume_from_min_enable=wanted.consume_from_min_enable,
+        consume_broadcast_enable=wanted.consume_broadcast_enable,
+        retry_queues=wanted.retry_queue_nums,
+        retry_times_max=wanted.retry_max_times,
+        broker_id=wanted.broker_id,
+        which_broker_when_consume_slowly=wanted.which_broker_when_consume_slowly,
+        notify_consumer_ids_changed_enable=wanted.notify_consumer_ids_changed_enable,
+        consume_orderly=wanted.consume_message_orderly,
+    )
+
+
+def _shown(config: GroupConfig) -> SubscriptionGroupConfig:
+    return SubscriptionGroupConfig(
+        group_name=config.name,
+        consume_enable=config.consume_enable,
+        consume_from_min_enable=config.consume_from_min_enable,
+        consume_broadcast_enable=config.consume_broadcast_enable,
+        retry_queue_nums=config.retry_queues,
+        retry_max_times=config.retry_times_max,
+        broker_id=config.broker_id,
+        which_broker_when_consume_slowly=config.which_broker_when_consume_slowly,
+        notify_consumer_ids_changed_enable=config.notify_consumer_ids_changed_enable,
+        consume_message_orderly=config.consume_orderly,
+    )

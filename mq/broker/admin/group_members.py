@@ -1,0 +1,355 @@
+"""Who is in which group, and what the members say of themselves, for tools and consoles.
+
+Each replica answers from the heartbeats that came to itself; clients send them to all replicas of a group. What a
+member knows it is asked, on its own connection, and the tool waits meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from mq.broker.consume.clients import ClientRegistry, ConsumerGroup, GroupSubscription, Member
+from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.metadata import Metadata
+from mq.protocol import fastjson
+from mq.protocol.bodies import SubscriptionData, TopicList
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import BodyError
+from mq.protocol.group_bodies import (
+    ClientConnectionData,
+    ConsumerConnection,
+    GroupNames,
+    GroupSubscriptionData,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTable,
+)
+from mq.protocol.group_requests import (
+    ConsumeMessageDirectly,
+    GetAllProducerInfo,
+    GetConsumerConnectionList,
+    GetConsumerRunningInfo,
+    GetProducerConnectionList,
+    InvokeBrokerToGetConsumerStatus,
+    QuerySubscriptionByConsumer,
+    QueryTopicConsumeByWho,
+    QueryTopicsByConsumer,
+)
+from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.headers import Response, encode_response
+from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
+
+STATUS_SECONDS = 5.0
+RELAY_SECONDS = 10.0
+RELAYED_LENGTH_MAX = 8192
+"""Characters in the header of an answer that is passed on."""
+RELAY_VERSION_MIN = 62
+"""Clients before 3.1.8 know nothing of what is relayed to them."""
+
+_LONG = range(-(2**63), 2**63)
+
+Tables = dict[str, Mapping[QueueRef, int]]
+
+
+class Members:
+    """The handlers of a broker about the members of groups.
+
+    Args:
+        record_at: the committed record at a physical offset, None if there is none.
+        clock, wall_clock_ms: heartbeats have the one, answers the other.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        clients: ClientRegistry[ClientConnection],
+        metadata: Metadata,
+        record_at: Callable[[int], bytes | None],
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._broker_name = broker_name
+        self._clients = clients
+        self._metadata = metadata
+        self._record_at = record_at
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            GetConsumerConnectionList: self.handle_consumers,
+            GetProducerConnectionList: self.handle_producers,
+            GetAllProducerInfo: self.handle_all_producers,
+            QueryTopicConsumeByWho: self.handle_groups_of_topic,
+            QueryTopicsByConsumer: self.handle_topics_of_group,
+            QuerySubscriptionByConsumer: self.handle_subscription,
+            InvokeBrokerToGetConsumerStatus: self.handle_status,
+            GetConsumerRunningInfo: self.handle_running_info,
+            ConsumeMessageDirectly: self.handle_consume_directly,
+        }
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    def handle_consumers(
+        self, connection: ClientConnection, request: GetConsumerConnectionList, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 203."""
+        name = request.ext.consumer_group
+        group = self._clients.consumer_group(name)
+        if group is None:
+            raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        answer = ConsumerConnection(
+            connections=_connections(group.members),
+            subscriptions={topic: _data(each) for topic, each in group.subscriptions.items()},
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            consume_from_where=group.consume_from_where,
+        )
+        return _success(request, serialization, answer.encode())
+
+    def handle_producers(
+        self, connection: ClientConnection, request: GetProducerConnectionList, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 204."""
+        name = request.ext.producer_group
+        members = self._clients.producer_members(name)
+        if not members:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        return _success(request, serialization, ProducerConnection(_connections(members)).encode())
+
+    def handle_all_producers(
+        self, connection: ClientConnection, request: GetAllProducerInfo, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 328."""
+        now, now_ms = self._clock(), self._wall_clock_ms()
+        table = {
+            name: [
+                ProducerInfo(
+                    client_id=member.client_id,
+                    remote_ip=at.peer.rpartition(":")[0],
+                    language=member.language or "OTHER",
+                    version=member.version,
+                    last_update_ms=now_ms - int((now - member.last_heartbeat) * 1000),
+                )
+                for at, member in members.items()
+            ]
+            for name, members in self._clients.producer_groups()
+        }
+        return _success(request, serialization, ProducerTable(table).encode())
+
+    def handle_groups_of_topic(
+        self, connection: ClientConnection, request: QueryTopicConsumeByWho, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 300: groups that subscribe a topic, or have offsets in it."""
+        topic = request.ext.topic
+        stored = {group for group, name in self._metadata.consumer_offsets if name == topic}
+        return _success(
+            request, serialization, GroupNames(sorted(stored.union(self._clients.groups_of_topic(topic)))).encode()
+        )
+
+    def handle_topics_of_group(
+        self, connection: ClientConnection, request: QueryTopicsByConsumer, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 343: topics that a group has offsets in."""
+        topics = sorted(topic for group, topic in self._metadata.consumer_offsets if group == request.ext.group)
+        return _success(request, serialization, TopicList(topics).encode())
+
+    def handle_subscription(
+        self, connection: ClientConnection, request: QuerySubscriptionByConsumer, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 345."""
+        ext = request.ext
+        group = self._clients.consumer_group(ext.group)
+        known = None if group is None else group.subscriptions.get(ext.topic)
+        answer = GroupSubscriptionData(ext.group, ext.topic, None if known is None else _data(known))
+        return _success(request, serialization, answer.encode())
+
+    # -- what they say -----------------------------------------------------------------------------------------------
+
+    def handle_status(
+        self, connection: ClientConnection, request: InvokeBrokerToGetConsumerStatus, body: bytes, serialization: int
+    ) -> None:
+        """Request code 223: the offsets that members have in memory, by client id; of those who answer in time."""
+        ext = request.ext
+        group = self._clients.consumer_group(ext.group)
+        if ext.topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no topic {ext.topic}")
+        if group is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer of the group {ext.group} is online")
+        asked = {
+            member.client_id: at
+            for at, member in group.members.items()
+            if ext.client_id in (None, "", member.client_id)
+        }
+        if not asked:
+            raise _not_online(ext.group, ext.client_id)
+        tables: Tables = {}
+        open_questions = len(asked)
+
+        def answered(client_id: str, response: Response | NoAnswer, text: bytes) -> None:
+            nonlocal open_questions
+            open_questions -= 1
+            if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
+                try:
+                    tables[client_id] = _read_offsets(text)
+                except BodyError:
+                    pass  # as one that did not answer
+            if not open_questions:
+                connection.answer(request, _success(request, serialization, _status(tables)))
+
+        for client_id, at in asked.items():
+            fields = {"topic": ext.topic, "group": ext.group}
+            code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+            at.ask(code, fields, b"", STATUS_SECONDS, partial(answered, client_id))
+
+    def handle_running_info(
+        self, connection: ClientConnection, request: GetConsumerRunningInfo, body: bytes, serialization: int
+    ) -> None:
+        """Request code 307, relayed to the client."""
+        ext = request.ext
+        fields = {
+            "clientId": ext.client_id,
+            "consumerGroup": ext.consumer_group,
+            "jstackEnable": str(ext.stack).lower(),
+        }
+        self._relay(connection, request, serialization, ext.client_id, fields, body)
+
+    def handle_consume_directly(
+        self, connection: ClientConnection, request: ConsumeMessageDirectly, body: bytes, serialization: int
+    ) -> None:
+        """Request code 309, relayed to the client with the record."""
+        ext = request.ext
+        if ext.message_id:
+            try:
+                place = parse_offset_message_id(ext.message_id)
+            except MessageIdRefused as error:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            record = self._record_at(place.physical_offset)
+            if record is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no message {ext.message_id}")
+            body = record
+        given = {
+            "clientId": ext.client_id,
+            "consumerGroup": ext.consumer_group,
+            "msgId": ext.message_id,
+            "brokerName": self._broker_name,
+            "topic": ext.topic,
+        }
+        fields = {name: value for name, value in given.items() if value is not None}
+        self._relay(connection, request, serialization, ext.client_id, fields, body)
+
+    def _relay(
+        self,
+        connection: ClientConnection,
+        request: GetConsumerRunningInfo | ConsumeMessageDirectly,
+        serialization: int,
+        client_id: str | None,
+        fields: dict[str, str],
+        body: bytes,
+    ) -> None:
+        name = request.ext.consumer_group
+        at, member = self._member(name, client_id)
+        if member.version < RELAY_VERSION_MIN:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{name}> Version <{member.version}> too low to finish, please upgrade it to V3_1_8",
+            )
+
+        def answered(response: Response | NoAnswer, text: bytes) -> None:
+            if isinstance(response, Response) and not _fits(response):
+                code, remark = (
+                    ResponseCode.SYSTEM_ERROR,
+                    f"consumer <{name}> <{client_id}> answered with what cannot be passed on",
+                )
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+            elif isinstance(response, Response):
+                reply = encode_response(
+                    request.opaque,
+                    response.code,
+                    remark=response.remark,
+                    ext=response.ext,
+                    body=text,
+                    serialization=serialization,
+                )
+            else:
+                timeout = response is NoAnswer.TIMEOUT
+                code = ResponseCode.CONSUME_MSG_TIMEOUT if timeout else ResponseCode.SYSTEM_ERROR
+                remark = f"consumer <{name}> <{client_id}> did not answer: {response.name}"
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+            connection.answer(request, reply)
+
+        at.ask(request.code, fields, body, RELAY_SECONDS, answered)
+
+    def _member(self, name: str, client_id: str | None) -> tuple[ClientConnection, Member]:
+        group = self._clients.consumer_group(name)
+        for at, member in () if group is None else reversed(group.members.items()):
+            if member.client_id == client_id:
+                return at, member
+        raise _not_online(name, client_id)
+
+
+def subscribes(group: ConsumerGroup[ClientConnection] | None, topic: str) -> bool:
+    """Whether a group consumes a topic, as far as one can tell of a group that is not online."""
+    return group is None or not group.subscriptions or topic in group.subscriptions
+
+
+def _fits(response: Response) -> bool:
+    """Whether a client's answer can be passed on in both encodings, and be read by everybody."""
+    texts = sum(len(name) + len(value) for name, value in response.ext.items()) + len(response.remark or "")
+    return -32768 <= response.code <= 32767 and texts <= RELAYED_LENGTH_MAX
+
+
+def _not_online(group: str, client_id: str | None) -> RequestRefused:
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+
+
+def _connections(members: Mapping[ClientConnection, Member]) -> list[ClientConnectionData]:
+    return [
+        ClientConnectionData(
+            client_id=member.client_id,
+            client_addr=at.peer,
+            language=member.language or "OTHER",
+            version=member.version,
+        )
+        for at, member in members.items()
+    ]
+
+
+def _data(known: GroupSubscription) -> SubscriptionData:
+    parsed = known.parsed
+    return SubscriptionData(
+        topic=known.topic,
+        expression=known.expression,
+        tags=() if parsed is None else tuple(sorted(parsed.tags)),
+        codes=() if parsed is None else tuple(sorted(parsed.codes)),
+        version=known.version,
+        expression_type=known.expression_type,
+    )
+
+
+def _read_offsets(text: bytes) -> Mapping[QueueRef, int]:
+    value = fastjson.parse(text) if text else {}
+    table = read_queue_table(value.get("messageQueueTable") or {}) if isinstance(value, dict) else {}
+    return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset in _LONG}
+
+
+def _status(tables: Tables) -> bytes:
+    rows: Iterable[bytes] = (
+        msgspec.json.encode(client_id)
+        + b":"
+        + queue_table((ref, b"%d" % offset) for ref, offset in sorted(table.items()))
+        for client_id, table in sorted(tables.items())
+    )
+    return b'{"consumerTable":{' + b",".join(rows) + b'},"messageQueueTable":{}}'
+
+
+def _success(request: Any, serialization: int, body: bytes) -> bytes:
+    return encode_response(request.opaque, ResponseCode.SUCCESS, body=body, serialization=serialization)

@@ -1,0 +1,427 @@
+"""How far consumer groups are, and how people move them: by time, or to where another group is.
+
+A reset counts whether anybody of the group is online or not. Members are told at once (request code 220), and one that
+does not hear it is sent to the new offset with its next pull, see `mq.broker.consume.offsets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mq.broker.admin.group_members import subscribes
+from mq.broker.consume.clients import BROADCASTING, ClientRegistry
+from mq.broker.consume.offsets import Offsets
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.net.slow_answers import Answer, Gradually, check_length, joined
+from mq.broker.query.by_offset_and_time import Lookup
+from mq.broker.state.commands import ForbidTopic, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.replicate import no_room
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
+from mq.protocol.group_requests import (
+    CloneGroupOffset,
+    GetBrokerConsumeStats,
+    GetConsumeStats,
+    InvokeBrokerToResetOffset,
+    QueryCorrectionOffset,
+    ResetOffsetExt,
+    UpdateAndGetGroupForbidden,
+)
+from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
+from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
+from mq.store.queue_store import QueueStore
+
+END = -1
+"""Instead of a time: behind the last message."""
+
+_BEYOND = 2**63 - 1
+
+
+@dataclass(slots=True)
+class _Behind:
+    messages: int = 0
+    """Those that are still to be consumed."""
+    in_flight: int = 0
+    """Of those, the ones that consumers have popped."""
+
+
+class Progress:
+    """The handlers of a broker about where groups are.
+
+    Args:
+        broker_name, address: for the names of queues, and for tools.
+        read: see `mq.broker.write_path.replicate`.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        address: str,
+        metadata: Metadata,
+        store: QueueStore,
+        clients: ClientRegistry[ClientConnection],
+        offsets: Offsets,
+        lookup: Lookup,
+        appender: Appender,
+        read: Read,
+        gradually: Gradually,
+    ) -> None:
+        self._broker_name = broker_name
+        self._address = address
+        self._metadata = metadata
+        self._store = store
+        self._clients = clients
+        self._offsets = offsets
+        self._lookup = lookup
+        self._appender = appender
+        self._read = read
+        self._gradually = gradually
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            GetConsumeStats: self.handle_stats,
+            GetBrokerConsumeStats: self.handle_all_stats,
+            QueryCorrectionOffset: self.handle_correction,
+        }
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {
+            InvokeBrokerToResetOffset: self.handle_reset,
+            CloneGroupOffset: self.handle_clone,
+            UpdateAndGetGroupForbidden: self.handle_forbidden,
+        }
+
+    # -- where they are ----------------------------------------------------------------------------------------------
+
+    def handle_stats(
+        self, connection: ClientConnection, request: GetConsumeStats, body: bytes, serialization: int
+    ) -> None:
+        """Request code 208."""
+        ext = request.ext
+
+        def answer() -> Answer:
+            if ext.topic:
+                topics: Iterable[str] = [ext.topic]
+            elif ext.topic_list:
+                topics = dict.fromkeys(filter(None, ext.topic_list.split(";")))
+            else:
+                topics = self._topics_of(ext.consumer_group)
+            rows = yield from joined(self._rows(ext.consumer_group, topics))
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=_stats(rows), serialization=serialization)
+
+        self._gradually.when_current(self._read, connection, request, serialization, answer)
+
+    def handle_all_stats(
+        self, connection: ClientConnection, request: GetBrokerConsumeStats, body: bytes, serialization: int
+    ) -> None:
+        """Request code 317: 208 for all groups, topic by topic."""
+
+        behind = _Behind()
+
+        def answer() -> Answer:
+            groups: list[bytes] = []
+            nbytes = 0
+            for group, topics in self._topics_by_group().items():
+                if group not in self._metadata.groups:
+                    continue
+                tables: list[bytes] = []
+                for topic in sorted(topics):
+                    yield
+                    config = self._metadata.topics.get(topic)
+                    if config is not None and config.order == request.ext.is_order:
+                        rows = yield from joined(self._rows(group, [topic], behind))
+                        tables.append(_stats(rows))
+                        nbytes += len(rows)
+                        check_length(nbytes)
+                if tables:
+                    groups.append(b'{"%s":[%s]}' % (group.encode(), b",".join(tables)))
+            text = b'{"brokerAddr":"%s","consumeStatsList":[%s],"totalDiff":%d,"totalInflightDiff":%d}' % (
+                self._address.encode(),
+                b",".join(groups),
+                behind.messages,
+                behind.in_flight,
+            )
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+        self._gradually.when_current(self._read, connection, request, serialization, answer)
+
+    def _topics_by_group(self) -> dict[str, list[str]]:
+        topics: dict[str, list[str]] = {}
+        for group, topic in sorted(self._metadata.consumer_offsets):
+            topics.setdefault(group, []).append(topic)
+        return topics
+
+    def _topics_of(self, group: str) -> list[str]:
+        if group == TRANSACTION_GROUP:
+            return [HALF_TOPIC, HALF_OP_TOPIC]
+        return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
+
+    def _stored(self, group: str, topic: str) -> Mapping[int, int]:
+        """The next offset of a group in each queue of a topic; tools look there for how far transactions are."""
+        if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
+            return {0: self._metadata.marks.of(HALF_TOPIC, 0).low}
+        if group == TRANSACTION_GROUP and topic == HALF_OP_TOPIC:
+            return {0: self._store.max_offset(HALF_OP_TOPIC, 0)}
+        return self._metadata.consumer_offsets.get((group, topic), {})
+
+    def _rows(self, group: str, topics: Iterable[str], behind: _Behind | None = None) -> Iterator[bytes]:
+        """How far a group is in each queue; ``behind`` adds up how much it lacks."""
+        online = self._clients.consumer_group(group)
+        for topic in topics:
+            config = self._metadata.topics.get(topic)
+            if config is None or not subscribes(online, topic):
+                continue
+            stored = self._stored(group, topic)
+            for queue_id in range(config.read_queues):
+                end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
+                # What was popped and is still open is counted as not consumed yet, wherever it is.
+                pulled, open_of = offset, self._metadata.pops.of((group, topic, queue_id))
+                ordered = open_of.ordered
+                if ordered is not None and ordered.first_open == offset:
+                    pulled = max(pulled, ordered.next_offset)
+                    open_count = open_of.message_count()
+                else:  # an ordered pop from before a reset: the group reads on from the stored offset
+                    open_count = open_of.unordered_count()
+                offset = max(0, pulled - open_count)
+                if behind is not None:
+                    behind.messages += max(0, end - offset)
+                    behind.in_flight += pulled - offset
+                at_ms = max(0, self._lookup.store_time(topic, queue_id, offset - 1)) if offset else 0
+                value = b'{"brokerOffset":%d,"consumerOffset":%d,"lastTimestamp":%d,"pullOffset":%d}'
+                yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, pulled))
+
+    def handle_correction(
+        self, connection: ClientConnection, request: QueryCorrectionOffset, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 308: the lowest offset of all groups but some; unreachably high where another group is less far.
+
+        A group's offset below the first message of its queue is of no meaning and does not count.
+        """
+        ext = request.ext
+        left_out = set((ext.filter_groups or "").split(","))
+        lowest: dict[int, int] = {}
+        for (group, topic), offsets in self._metadata.consumer_offsets.items():
+            if topic != ext.topic or group in left_out:
+                continue
+            for queue_id, offset in offsets.items():
+                queue = self._store.get(topic, queue_id)
+                if offset >= (0 if queue is None else queue.min_offset):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, _BEYOND))
+        compared = self._metadata.consumer_offsets.get((ext.compare_group, ext.topic), {})
+        for queue_id, offset in compared.items():
+            if lowest.get(queue_id, _BEYOND) > offset:
+                lowest[queue_id] = _BEYOND
+        text = CorrectionOffsets(lowest).encode()
+        return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+    # -- where they shall be -----------------------------------------------------------------------------------------
+
+    def handle_reset(
+        self, connection: ClientConnection, request: InvokeBrokerToResetOffset, body: bytes, serialization: int
+    ) -> None:
+        """Request code 222: set the offsets of a group by store time. Raises RequestRefused."""
+        ext = request.ext
+        self._appender.check_room()
+        self._check_group(ext.group)
+        queues = self._queues_to_reset(ext)
+
+        def answer() -> Generator[None, None, None]:
+            wanted: dict[int, int] = {}
+            for queue_id in queues:
+                wanted[queue_id] = self._wanted_offset(ext, queue_id)
+                yield
+            if self._appender.is_open:
+                self._reset(connection, request, serialization, wanted)
+            else:  # it was lost meanwhile
+                connection.dispatch(request, body, serialization)
+
+        self._gradually.work(connection, request, serialization, answer())
+
+    def _reset(
+        self,
+        connection: ClientConnection,
+        request: InvokeBrokerToResetOffset,
+        serialization: int,
+        wanted: dict[int, int],
+    ) -> None:
+        ext = request.ext
+        stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
+        if not ext.force and ext.offset is None:
+            wanted = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in wanted.items()}
+        changed = {queue_id: offset for queue_id, offset in wanted.items() if stored.get(queue_id) != offset}
+        table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in wanted.items()}
+
+        def committed(known: bool) -> None:
+            if known:
+                self._tell_members(ext, table, as_list=request.language == "CPP")
+                text = offset_table_body(table)
+                reply = encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+                connection.answer(request, reply)
+            else:
+                connection.close("leadership was lost while offsets were being reset")
+
+        online = self._clients.consumer_group(ext.group)
+        # The members of a broadcast group have offsets of their own and commit none.
+        restart = online is None or online.message_model != BROADCASTING
+        # Where the stored offset is right already, members may still be further on than they have committed.
+        self._offsets.reset(
+            ext.group,
+            ext.topic,
+            wanted if ext.force else changed,
+            committed,
+            restart=restart,
+            on_refused=no_room(connection, request, serialization),
+        )
+
+    def _check_group(self, name: str) -> None:
+        try:
+            check_group(name)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        known = name in self._metadata.groups or self._clients.consumer_group(name) is not None
+        if not known and not self._topics_of(name):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the consumer group <{name}> does not exist")
+
+    def _queues_to_reset(self, ext: ResetOffsetExt) -> Iterable[int]:
+        config = self._metadata.topics.get(ext.topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"[reset-offset] there is no topic {ext.topic}")
+        if not self._metadata.has_room_for_offsets(ext.group, ext.topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "there are too many groups with offsets already")
+        queues = max(config.read_queues, config.write_queues)
+        if ext.queue_id >= queues:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"queue id {ext.queue_id} is illegal, {ext.topic} has {queues} queues"
+            )
+        if ext.timestamp_ms < END:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"timestamp {ext.timestamp_ms}: a time, or -1 for the end")
+        return [ext.queue_id] if ext.queue_id >= 0 else range(queues)
+
+    def _wanted_offset(self, ext: ResetOffsetExt, queue_id: int) -> int:
+        queue = self._store.get(ext.topic, queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        if ext.offset is not None and ext.offset >= 0:
+            return min(max(ext.offset, low), high)
+        if ext.timestamp_ms == END:
+            return high
+        return self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
+
+    def _tell_members(self, ext: ResetOffsetExt, table: Mapping[QueueRef, int], *, as_list: bool) -> None:
+        group = self._clients.consumer_group(ext.group)
+        if group is None:
+            return
+        fields = {
+            "topic": ext.topic,
+            "group": ext.group,
+            "timestamp": str(ext.timestamp_ms),
+            "isForce": str(ext.force).lower(),
+        }
+        frame = encode_request(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            0,
+            ext=fields,
+            body=offset_table_body(table, as_list=as_list),
+            oneway=True,
+        )
+        for member in list(group.members):
+            if not member.closed:
+                member.send(frame)
+
+    def handle_clone(
+        self, connection: ClientConnection, request: CloneGroupOffset, body: bytes, serialization: int
+    ) -> None:
+        """Request code 314: let one group go on where another one is. Raises RequestRefused."""
+        ext = request.ext
+        self._appender.check_room()
+        try:
+            check_group(ext.target)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        online = None if ext.offline else self._clients.consumer_group(ext.target)
+        topics = [ext.topic] if ext.topic else self._topics_of(ext.source)
+        chosen = [
+            topic
+            for topic in topics
+            if topic in self._metadata.topics
+            and subscribes(online, topic)
+            and self._metadata.has_room_for_offsets(ext.target, topic)
+        ]
+
+        refuse = no_room(connection, request, serialization)
+        unknown = False
+        refused: list[str] = []
+
+        def reset(known: bool) -> None:
+            nonlocal unknown
+            unknown |= not known
+
+        def committed(known: bool) -> None:
+            if not known or unknown:
+                connection.close("leadership was lost while offsets were being cloned")
+            elif refused:
+                refuse(refused[0])
+            else:
+                reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+                connection.answer(request, reply)
+
+        def clone() -> Generator[None, None, None]:
+            for topic in chosen:
+                if not self._appender.is_open:  # leadership was lost meanwhile; to clone twice is to clone once
+                    connection.dispatch(request, body, serialization)
+                    return
+                self._appender.check_room()  # there may be fifty thousand topics
+                offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
+                if topic in self._metadata.topics:
+                    self._offsets.reset(
+                        ext.target, topic, dict(offsets), reset, restart=False, on_refused=refused.append
+                    )
+                yield
+            self._offsets.replicate(committed, on_refused=refuse)
+
+        self._gradually.work(connection, request, serialization, clone())
+
+    def handle_forbidden(
+        self, connection: ClientConnection, request: UpdateAndGetGroupForbidden, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 353: may a group read a topic. Raises RequestRefused."""
+        ext = request.ext
+
+        def answer() -> bytes:
+            text = GroupForbidden(ext.group, ext.topic, (ext.group, ext.topic) not in self._metadata.forbidden).encode()
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.answer(request, answer())
+            else:
+                connection.close("leadership was lost while a permission was being stored")
+
+        if ext.readable is None:
+            when_current(self._read, connection, request, serialization, answer)
+            return None
+        if ext.topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {ext.topic}")
+        if not self._metadata.has_room_for_forbidden(ext.group, ext.topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "there are too many groups with forbidden topics already")
+        try:
+            command = encode_command(ForbidTopic(group=ext.group, topic=ext.topic, forbidden=not ext.readable))
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._appender.check_room()
+        self._appender.add_command(command, committed, on_refused=no_room(connection, request, serialization))
+        return None
+
+
+def _stats(rows: bytes) -> bytes:
+    return b'{"consumeTps":0.0,"offsetTable":{%s}}' % rows

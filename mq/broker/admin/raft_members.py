@@ -1,0 +1,281 @@
+"""Request 9001: operators look at the members of a group and change them.
+
+A change is answered when it is over: committed, and for a change of voters committed in both of its steps. One whose
+outcome this replica will not learn is answered so.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import structlog
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
+from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
+from mq.protocol.headers import ManageGroup, encode_response
+from raftlog import (
+    CauseKind,
+    ConfChange,
+    ConfChangeKind,
+    ConfState,
+    NodeId,
+    Refusal,
+    Replica,
+    Role,
+    RoleChange,
+    parse_address,
+    why_invalid,
+)
+
+Log = structlog.stdlib.BoundLogger
+
+CHANGE_SECONDS_MAX = 30.0
+"""A change that is not committed for so long is answered as one of unknown outcome; it stays under way."""
+
+_NODE_ID = re.compile(r"[a-z][0-9]{1,8}")
+
+_KINDS = {
+    "add": ConfChangeKind.ADD_LEARNER,
+    "promote": ConfChangeKind.PROMOTE,
+    "remove": ConfChangeKind.REMOVE,
+    "replace": ConfChangeKind.REPLACE,
+}
+
+
+class _Waiting(NamedTuple):
+    """Somebody who waits for the end of a change that began with entry ``first_index``, or of a transfer (0)."""
+
+    first_index: int
+    since: float
+    text: str
+    answer: Callable[[bool, str, str], None]
+
+
+class GroupAdmin:
+    """The handler of operators' commands.
+
+    Args:
+        disk_used: which part of the disk is in use, 0 to 1.
+        connect_failure: why no connection to a member could be opened last, empty while one stands.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        replica: Replica,
+        disk_used: Callable[[], float],
+        connect_failure: Callable[[str], str],
+        clock: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self._settings = settings
+        self._replica = replica
+        self._disk_used = disk_used
+        self._connect_failure = connect_failure
+        self._clock = clock
+        self._log = log
+        self._waiting: list[_Waiting] = []
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {ManageGroup: self.handle}
+
+    def handle(
+        self, connection: ClientConnection, request: ManageGroup, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 9001. Raises RequestRefused."""
+        if not self.is_allowed(connection.peer):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"group commands are not taken from {connection.peer}, see the setting admin_from",
+            )
+        try:
+            command = GroupCommand.decode(body)
+        except BodyError as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+
+        def reply(done: bool, code: str, text: str) -> bytes:
+            if command.action != "status":
+                self._log.info("group_command", command=command.action, node_id=command.node, code=code, outcome=text)
+            answer = GroupAnswer(done=done, code=code, text=text, view=self.view())
+            return encode_response(
+                request.opaque, ResponseCode.SUCCESS, body=answer.encode(), serialization=serialization
+            )
+
+        def answer_later(done: bool, code: str, text: str) -> None:
+            connection.send(reply(done, code, text))
+
+        if command.action == "status":
+            return reply(True, "", "")
+        outcome = self._transfer(command) if command.action == "transfer" else self._change(command)
+        if isinstance(outcome, _Waiting):
+            self._waiting.append(outcome._replace(answer=answer_later))
+            return None
+        return reply(*outcome)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _change(self, command: GroupCommand) -> _Waiting | tuple[bool, str, str]:
+        change = ConfChange(
+            _KINDS[command.action],
+            NodeId(command.node),
+            address=command.address,
+            replaced=NodeId(command.replaced) if command.replaced else None,
+        )
+        if _NODE_ID.fullmatch(change.node) is None:
+            text = f"{change.node[:40]!r} is no node id: a letter and a number of up to 8 digits"
+            return False, Refusal.INVALID_CHANGE.name, text
+        if change.kind is ConfChangeKind.ADD_LEARNER:
+            try:
+                parse_address(change.address)
+            except ValueError as error:
+                return False, Refusal.INVALID_CHANGE.name, str(error)
+        index = self._replica.change(change)
+        if isinstance(index, Refusal):
+            return False, index.name, self._why(index, change)
+        done = {
+            ConfChangeKind.ADD_LEARNER: f"{change.node} at {change.address} is a learner now",
+            ConfChangeKind.PROMOTE: f"{change.node} is a voter now",
+            ConfChangeKind.REMOVE: f"{change.node} is no member any more",
+            ConfChangeKind.REPLACE: f"{change.node} is a voter now in the place of {change.replaced}",
+        }[change.kind]
+        return _Waiting(index, self._clock(), done, _nobody)
+
+    def _transfer(self, command: GroupCommand) -> _Waiting | tuple[bool, str, str]:
+        to = NodeId(command.node) if command.node else None
+        status = self._replica.core.status()
+        if to == status.node_id and status.role is Role.LEADER:
+            return True, "", f"{to} leads already"
+        refusal = self._replica.transfer(to)
+        if refusal is not None:
+            return False, refusal.name, self._why(refusal, None if to is None else ConfChange(_KINDS["promote"], to))
+        return _Waiting(0, self._clock(), "", _nobody)
+
+    def _why(self, refusal: Refusal, change: ConfChange | None) -> str:
+        """The reason in words, with the numbers that belong to it."""
+        status = self._replica.core.status()
+        if refusal is Refusal.NOT_LEADER:
+            return f"{status.node_id} does not lead the group, {status.leader_id or 'nobody it knows of'} does"
+        if refusal is Refusal.NOT_READY:
+            return f"{status.node_id} leads only since a moment ago; try again"
+        if refusal is Refusal.INVALID_CHANGE and change is not None:
+            return why_invalid(status.conf, change) or f"{refusal.value}: the configuration would be too large"
+        if refusal is Refusal.UNKNOWN_NODE and change is not None:
+            return f"{change.node} is no voter; voters are {', '.join(status.conf.voters)}"
+        if refusal is Refusal.NOT_CAUGHT_UP:
+            wanted = [peer for peer in status.peers if change is None or peer.peer == change.node]
+            facts = [
+                f"{peer.peer} {'lacks' if peer.active else 'is silent and lacks'} "
+                f"{max(0, status.last.index - peer.match):,} of {status.last.index:,} entries"
+                + ("" if peer.disk_ok else ", and its disk is full")
+                for peer in wanted
+            ]
+            return "; ".join(facts) or f"{status.node_id} has no peer"
+        return str(refusal.value)
+
+    # -- what the log says -------------------------------------------------------------------------------------------
+
+    def configured(self, index: int, conf: ConfState) -> None:
+        """A configuration entry was committed; whoever waited for it is answered, unless a second step follows."""
+        if not conf.is_joint:
+            self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)
+
+    def role_changed(self, change: RoleChange) -> None:
+        """Another replica leads, or nobody does."""
+        if change.role is Role.LEADER or not self._waiting:
+            return
+        if change.cause is None or change.cause.kind is not CauseKind.NOT_A_VOTER:
+            text = "leadership was lost before the change was committed; it may or may not happen"
+            self._answer(lambda waiting: waiting.first_index > 0, False, "OUTCOME_UNKNOWN", text)
+        # Otherwise it stops leading because the change is committed; `configured` comes next and answers.
+        if change.leader_id is not None and change.leader_id != self._replica.core.node_id:
+            took = max((self._clock() - waiting.since for waiting in self._waiting), default=0.0)
+            text = f"{change.leader_id} leads in term {change.term}, after {took * 1000:.0f} ms"
+            self._answer(lambda waiting: waiting.first_index == 0, True, "", text)
+
+    def expire(self) -> None:
+        """Answer those whose change hangs and those whose transfer did not happen; called by a timer."""
+        if not self._waiting:
+            return
+        now = self._clock()
+        core = self._replica.core
+        if core.role is Role.LEADER and not core.transferring:
+            text = f"the other node did not take over in time; {core.node_id} leads as before"
+            self._answer(lambda waiting: waiting.first_index == 0, False, "TRANSFER_FAILED", text)
+        text = f"not over after {CHANGE_SECONDS_MAX:g} s; it is still under way"
+        self._answer(lambda waiting: now - waiting.since > CHANGE_SECONDS_MAX, False, "OUTCOME_UNKNOWN", text)
+
+    def _answer(self, which: Callable[[_Waiting], bool], done: bool, code: str, text: str | None) -> None:
+        chosen = [waiting for waiting in self._waiting if which(waiting)]
+        self._waiting = [waiting for waiting in self._waiting if not which(waiting)]
+        for waiting in chosen:
+            waiting.answer(done, code, waiting.text if text is None else text)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def view(self) -> GroupView:
+        """The group as this replica sees it."""
+        status = self._replica.core.status()
+        peers = {peer.peer: peer for peer in status.peers}
+        addresses = dict(status.conf.addresses)
+        members = []
+        for name, role in member_roles(status.conf).items():
+            node = NodeId(name)
+            member = MemberView(node_id=node, role=role, address=addresses.get(node, ""))
+            if node == status.node_id:
+                member.active, member.state, member.priority = True, status.role.value, self._settings.priority
+                member.match_index, member.lag_entries = status.last.index, 0
+            elif (peer := peers.get(node)) is not None and status.role is Role.LEADER:
+                member.active, member.state, member.disk_ok = peer.active, peer.state.value, peer.disk_ok
+                member.match_index, member.priority = peer.match, peer.priority or 0
+                member.lag_entries = max(0, status.last.index - peer.match)
+            if node != status.node_id:
+                member.reason = self._connect_failure(node)
+            members.append(member)
+        return GroupView(
+            node_id=status.node_id,
+            cluster=self._settings.cluster,
+            group=self._settings.group,
+            role=status.role.value,
+            term=status.term,
+            leader=status.leader_id or "",
+            base_index=status.base.index,
+            last_index=status.last.index,
+            commit_index=status.commit,
+            abstaining=status.abstaining,
+            disk_used=round(self._disk_used(), 4),
+            members=members,
+        )
+
+    def is_allowed(self, peer: str) -> bool:
+        """Whether somebody at ``peer``, an address and a port, may change the group."""
+        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]").partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return address.is_loopback or any(address in network for network in self._settings.admin_networks)
+
+
+def _nobody(done: bool, code: str, text: str) -> None:
+    raise AssertionError("the answer has no receiver yet")
+
+
+def member_roles(conf: ConfState) -> dict[str, MemberRole]:
+    """What each member is in a configuration."""
+    return {node: _role(conf, node) for node in sorted(conf.members)}
+
+
+def _role(conf: ConfState, node: NodeId) -> MemberRole:
+    if node in conf.learners:
+        return "learner"
+    if conf.is_joint and node not in conf.outgoing:
+        return "incoming"
+    return "voter" if node in conf.voters else "outgoing"

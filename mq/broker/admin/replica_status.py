@@ -1,0 +1,97 @@
+"""GET_BROKER_RUNTIME_INFO (request code 28): what a replica knows of itself and its group, as text pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.admin.raft_members import member_roles
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.settings import BrokerSettings
+from mq.protocol import bodies
+from mq.protocol.codes import MQ_VERSION, ResponseCode
+from mq.protocol.headers import GetBrokerRuntimeInfo, encode_response
+from raftlog import Replica
+
+
+class Status:
+    """The status handler of a broker.
+
+    Args:
+        runtime: figures that stock tools look for.
+        counters: figures of the running process, added to the answer as they are.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        replica: Replica,
+        runtime: Callable[[], dict[str, str]],
+        counters: Callable[[], dict[str, int]],
+    ) -> None:
+        self._settings = settings
+        self._replica = replica
+        self._runtime = runtime
+        self._counters = counters
+
+    def table(self) -> dict[str, str]:
+        """Everything as name and text."""
+        settings, replica = self._settings, self._replica
+        core, log = replica.core, replica.log
+        status = core.status()
+        runtime = self._runtime()
+        commit_position = log.end_pos
+        if replica.commit_index < log.last_index:
+            ref = log.locate(replica.commit_index + 1)
+            commit_position = ref.pos
+        peers = {
+            peer.peer: {"matchIndex": peer.match, "active": peer.active, "state": peer.state.name.lower()}
+            for peer in status.peers
+        }
+        return {
+            "brokerVersionDesc": "V4_9_8",
+            "brokerVersion": str(MQ_VERSION),
+            **runtime,
+            "raftmq.cluster": settings.cluster,
+            "raftmq.group": settings.group,
+            "raftmq.nodeId": settings.node_id,
+            "raftmq.role": core.role.name.lower(),
+            "raftmq.term": str(core.term),
+            "raftmq.leaderId": core.leader_id or "",
+            "raftmq.lastIndex": str(core.last_index),
+            "raftmq.commitIndex": str(replica.commit_index),
+            "raftmq.appliedIndex": str(replica.applied_index),
+            "raftmq.durableIndex": str(core.durable),
+            "raftmq.commitPosition": str(commit_position),
+            "raftmq.baseIndex": str(status.base.index),
+            "raftmq.basePosition": str(log.base_pos),
+            "raftmq.priority": str(settings.priority),
+            "raftmq.abstaining": str(status.abstaining).lower(),
+            "raftmq.diskUsed": runtime["commitLogDiskRatio"],
+            "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
+            "raftmq.endPosition": str(log.end_pos),
+            "raftmq.durability": settings.durability,
+            "raftmq.peers": json.dumps(peers, separators=(",", ":")),
+            **{f"raftmq.{name}": str(value) for name, value in self._counters().items()},
+        }
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {GetBrokerRuntimeInfo: self.handle}
+
+    def handle(
+        self,
+        connection: ClientConnection,
+        request: GetBrokerRuntimeInfo,
+        body: bytes,
+        serialization: int,
+    ) -> bytes:
+        """Request code 28."""
+        return encode_response(
+            request.opaque,
+            ResponseCode.SUCCESS,
+            body=bodies.KVTable(self.table()).encode(),
+            serialization=serialization,
+        )

@@ -1,0 +1,143 @@
+"""VIEW_BROKER_STATS_DATA (request code 315): how much was put into topics and got by groups.
+
+What was put is not counted when it comes: the ends of the queues say it. They are looked at once a second, some at a
+time, so that all of them are within a few seconds, and when somebody asks, unless there are many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mq.broker.base.counters import Figures, Over, Series
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
+from mq.protocol.operator_requests import ViewBrokerStatsData
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import entry_sizes
+from mq.store.errors import QueueFileDamaged
+from mq.store.queue_store import QueueStore
+
+_LOOK_SECONDS_MIN: Final = 1.0
+_QUEUES_AT_ONCE: Final = 1000
+_SIZES_MAX: Final = 64
+"""Of more new messages in one queue, only the last so many are asked for their sizes; the others count as these do."""
+
+
+class Stats:
+    """The figures of one broker, kept up to date.
+
+    Args:
+        cluster: the key of the figures of the whole broker.
+        clock: monotonic seconds.
+        day: a number that is another one after each midnight.
+    """
+
+    def __init__(
+        self, *, cluster: str, store: QueueStore, clock: Callable[[], float], day: Callable[[], int] = lambda: _today()
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._clock = clock
+        self._day = day
+        self.figures = Figures(self.now_ms, day())
+        self._round: deque[ConsumeQueue] = deque()
+        self._ends: dict[tuple[str, int], int] = {}
+        self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in store.queues()}
+        self._looked_at = clock()
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the figures."""
+        return round(self._clock() * 1000)
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {ViewBrokerStatsData: self.handle}
+
+    def sample(self) -> None:
+        """Note how much there is now; called by a timer."""
+        self.figures.sample(self.now_ms, self._day())
+
+    def look_on(self) -> None:
+        """Look at the next queues; called by a timer, and from the first one again when all have been seen."""
+        if not self._round:
+            self._round.extend(self._store.queues())
+            self._ends, self._seen = self._seen, {}
+        for _ in range(min(_QUEUES_AT_ONCE, len(self._round))):
+            self._look_at(self._round.popleft())
+
+    def look(self) -> None:
+        """Bring the figures up to date, unless they nearly are, or there are too many queues for that."""
+        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
+            self._looked_at = self._clock()
+            self.look_on()
+        self.figures.add_up()
+
+    def handle(
+        self, connection: ClientConnection, request: ViewBrokerStatsData, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 315."""
+        ext = request.ext
+        self.look()
+        topic, _, group = ext.stats_key.partition("@")
+        figures = self.figures
+        whole: Mapping[str, Series] = {self._cluster: figures.puts}
+        read: Mapping[str, Series] = {self._cluster: figures.gets}
+        known: dict[str, tuple[Series | None, bool]] = {
+            "TOPIC_PUT_NUMS": (figures.by_topic.get(ext.stats_key), False),
+            "TOPIC_PUT_SIZE": (figures.by_topic.get(ext.stats_key), True),
+            "GROUP_GET_NUMS": (figures.by_group.get((topic, group)), False),
+            "GROUP_GET_SIZE": (figures.by_group.get((topic, group)), True),
+            "SNDBCK_PUT_NUMS": (figures.sent_back.get((topic, group)), False),
+            "BROKER_PUT_NUMS": (whole.get(ext.stats_key), False),
+            "BROKER_GET_NUMS": (read.get(ext.stats_key), False),
+        }
+        if ext.stats_name not in known:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{ext.stats_name[:80]}> not exist")
+        series, sizes = known[ext.stats_name]
+        if series is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{ext.stats_key[:300]}> not exist")
+        now_ms = self.now_ms
+        data = BrokerStatsData(
+            stats_minute=_shown(series.over_minute(now_ms), sizes),
+            stats_hour=_shown(series.over_hour(now_ms), sizes),
+            stats_day=_shown(series.over_day(now_ms), sizes),
+        )
+        return encode_response(request.opaque, ResponseCode.SUCCESS, body=data.encode(), serialization=serialization)
+
+    def _look_at(self, queue: ConsumeQueue) -> None:
+        key = (queue.topic, queue.queue_id)
+        end = self._seen[key] = queue.max_offset
+        # A queue that is new here, or was deleted and is there again, began with the first entry it has.
+        before = self._ends.get(key, queue.min_offset)
+        if before > end or before < queue.min_offset:
+            before = queue.min_offset
+        if end > before:
+            self.figures.note_put(queue.topic, end - before, _sizes(queue, before, end))
+
+
+def _sizes(queue: ConsumeQueue, start: int, end: int) -> int:
+    """Bytes of the records of these entries."""
+    count = end - start
+    counted = min(count, _SIZES_MAX)
+    try:
+        sizes = entry_sizes(queue.read(end - counted, counted))
+    except (OSError, QueueFileDamaged):
+        return 0  # whoever needs the queue will say what is wrong with it
+    return sum(sizes) * count // counted
+
+
+def _shown(over: Over, sizes: bool) -> StatsOver:
+    total, rate = (over.nbytes, over.bytes_per_second) if sizes else (over.nums, over.per_second)
+    each = (over.nbytes / over.nums if sizes else 1.0) if over.nums else 0.0
+    return StatsOver(sum=total, tps=round(rate, 3), avgpt=round(each, 3))
+
+
+def _today() -> int:
+    return time.localtime().tm_yday

@@ -1,0 +1,150 @@
+"""Looking at topics and offsets as a whole: request codes 21, 351, 202, 305, 43 and 45.
+
+Served by every replica, once it has applied all that was committed when it was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.net.slow_answers import Answer, Gradually, joined
+from mq.broker.state.metadata import Metadata, as_registered
+from mq.protocol import bodies
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import GetAllTopicConfig, encode_response
+from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
+from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
+from mq.protocol.operator_requests import (
+    TOPIC_IDENTITY,
+    GetAllConsumerOffset,
+    GetAllDelayOffset,
+    GetSystemTopicListFromBroker,
+    GetTopicConfig,
+    GetTopicStatsInfo,
+)
+from mq.protocol.queue_tables import QueueRef, queue_row
+from mq.store.queue_store import QueueStore
+
+OFFSET_TABLES_SHOWN_MAX = 50_000
+"""Pairs of a group and a topic in one answer; with more it would be longer than a frame may be."""
+
+
+class TopicQueries:
+    """The handlers that show topics.
+
+    Args:
+        broker_name: for the names of queues.
+        store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 when there is none.
+        version: that of topics and groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        metadata: Metadata,
+        store: QueueStore,
+        read: Read,
+        gradually: Gradually,
+        store_time: Callable[[str, int, int], int],
+        version: Callable[[], bodies.DataVersion],
+    ) -> None:
+        self._broker_name = broker_name
+        self._metadata = metadata
+        self._store = store
+        self._read = read
+        self._gradually = gradually
+        self._store_time = store_time
+        self._version = version
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            GetAllTopicConfig: self._served_by(self._all_topics),
+            GetTopicConfig: self._served_by(self._topic),
+            GetTopicStatsInfo: self._served_gradually(self._topic_stats),
+            GetSystemTopicListFromBroker: self._served_by(self._system_topics),
+            GetAllConsumerOffset: self._served_gradually(self._consumer_offsets),
+            GetAllDelayOffset: self._served_by(self._delay_offsets),
+        }
+
+    def _served_by(self, answer: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
+        def handle(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+            def reply() -> bytes:
+                text, ext = answer(request)
+                return encode_response(
+                    request.opaque, ResponseCode.SUCCESS, ext=ext, body=text, serialization=serialization
+                )
+
+            when_current(self._read, connection, request, serialization, reply)
+
+        return handle
+
+    def _served_gradually(self, answer: Callable[[Any], Answer]) -> Handler:
+        def handle(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+            def reply() -> Answer:
+                text = yield from answer(request)
+                return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+            self._gradually.when_current(self._read, connection, request, serialization, reply)
+
+        return handle
+
+    def _all_topics(self, request: GetAllTopicConfig) -> tuple[bytes, dict[str, str] | None]:
+        topics = self._metadata.topic_table()
+        version = self._version()
+        return bodies.TopicConfigTable(topics, version).encode(), {"totalTopicNum": str(len(topics))}
+
+    def _topic(self, request: GetTopicConfig) -> tuple[bytes, dict[str, str] | None]:
+        config = self._metadata.topics.get(request.ext.topic)
+        if config is None:
+            raise _no_topic(request.ext.topic)
+        # A field of the header, since stock clients know each field of the body.
+        return as_registered(config).encode(), {TOPIC_IDENTITY: self._metadata.topic_identity(config.name)}
+
+    def _topic_stats(self, request: GetTopicStatsInfo) -> Answer:
+        topic = request.ext.topic
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            raise _no_topic(topic)
+        rows = yield from joined(
+            queue_row(QueueRef(topic, self._broker_name, each), self._ends(topic, each).encode())
+            for each in range(config.write_queues)
+        )
+        return topic_stats_of(rows)
+
+    def _ends(self, topic: str, queue_id: int) -> QueueEnds:
+        queue = self._store.get(topic, queue_id)
+        if queue is None:
+            return QueueEnds()
+        newest = self._store_time(topic, queue_id, queue.max_offset - 1)
+        return QueueEnds(queue.min_offset, queue.max_offset, max(newest, 0))
+
+    def _system_topics(self, request: GetSystemTopicListFromBroker) -> tuple[bytes, dict[str, str] | None]:
+        return bodies.TopicList(
+            sorted((SYSTEM_TOPICS | self._metadata.system_topics) - {METADATA_TOPIC})
+        ).encode(), None
+
+    def _consumer_offsets(self, request: GetAllConsumerOffset) -> Answer:
+        tables = self._metadata.consumer_offsets
+        if len(tables) > OFFSET_TABLES_SHOWN_MAX:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"offsets of {len(tables)} pairs of group and topic, shown are at most {OFFSET_TABLES_SHOWN_MAX}",
+            )
+        rows = yield from joined(
+            b'"%s@%s":{%s}' % (topic.encode(), group.encode(), b",".join(b'"%d":%d' % each for each in offsets.items()))
+            for (group, topic), offsets in sorted(tables.items())
+        )
+        return b'{"dataVersion":%s,"offsetTable":{%s}}' % (self._version().encode(), rows)
+
+    def _delay_offsets(self, request: GetAllDelayOffset) -> tuple[bytes, dict[str, str] | None]:
+        return DelayOffsets(dict(self._metadata.delay_offsets)).encode(), None
+
+
+def _no_topic(topic: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic[:127]} does not exist")

@@ -1,0 +1,189 @@
+"""Changing topics: request codes 17, 18 for several at once, and 215, which deletes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.state.commands import (
+    DeleteTopic,
+    PutTopic,
+    TopicConfig,
+    encode_command,
+)
+from mq.broker.state.metadata import TOPICS_MAX, Metadata
+from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.replicate import replicate
+from mq.protocol import bodies
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
+from mq.protocol.names import NameRefused, check_topic, is_system_topic
+from mq.protocol.operator_bodies import TopicConfigList
+from mq.protocol.operator_requests import UpdateAndCreateTopicList
+
+QUEUES_MAX = 1024
+TOPICS_PER_REQUEST_MAX = 1000
+
+
+class Topics:
+    """The handlers that change topics."""
+
+    def __init__(
+        self, *, metadata: Metadata, appender: Appender, tails: QueueTails, wall_clock_ms: Callable[[], int]
+    ) -> None:
+        self._metadata = metadata
+        self._appender = appender
+        self._tails = tails
+        self._wall_clock_ms = wall_clock_ms
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {
+            UpdateAndCreateTopic: self.handle_put,
+            UpdateAndCreateTopicList: self.handle_put_list,
+            DeleteTopicInBroker: self.handle_delete,
+        }
+
+    def handle_put(
+        self, connection: ClientConnection, request: UpdateAndCreateTopic, body: bytes, serialization: int
+    ) -> None:
+        """Create a topic or change it; answered when it is replicated."""
+        ext = request.ext
+        wanted = bodies.TopicConfig(
+            topic_name=ext.topic,
+            read_queue_nums=ext.read_queue_nums,
+            write_queue_nums=ext.write_queue_nums,
+            perm=ext.perm,
+            topic_filter_type=ext.topic_filter_type,
+            topic_sys_flag=ext.topic_sys_flag or 0,
+            order=ext.order,
+            attributes=_attribute_changes(ext.attributes or ""),
+        )
+        self._put(connection, request, body, serialization, [wanted])
+
+    def handle_put_list(
+        self, connection: ClientConnection, request: UpdateAndCreateTopicList, body: bytes, serialization: int
+    ) -> None:
+        """Request code 18: all of them, or none if one is refused."""
+        topics = decoded(TopicConfigList.decode, body).topics
+        if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(topics)} topics in one request, allowed are 1 to {TOPICS_PER_REQUEST_MAX}",
+            )
+        self._put(connection, request, body, serialization, topics)
+
+    def handle_delete(
+        self, connection: ClientConnection, request: DeleteTopicInBroker, body: bytes, serialization: int
+    ) -> None:
+        """Delete a topic, its queues and all offsets in it; answered when that is replicated."""
+        topic = request.ext.topic
+        _check_name(topic)
+        if self._is_system(topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
+        # Also one that is not there: its creation may be on its way.
+        command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
+        replicate(
+            self._appender,
+            [command],
+            connection,
+            request,
+            body,
+            serialization,
+            what="a topic's deletion",
+            on_framed=partial(self._tails.begin_anew, topic),
+        )
+
+    def _put(
+        self,
+        connection: ClientConnection,
+        request: Any,
+        body: bytes,
+        serialization: int,
+        topics: Sequence[bodies.TopicConfig],
+    ) -> None:
+        now_ms = self._wall_clock_ms()
+        try:
+            commands = [
+                encode_command(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics
+            ]
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        names = {wanted.topic_name for wanted in topics}
+        if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > TOPICS_MAX:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
+
+        def check() -> None:
+            # Others may have come first since.
+            if not all(map(self._metadata.has_room_for_topic, names)):
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
+
+        replicate(self._appender, commands, connection, request, body, serialization, what="a topic", check=check)
+
+    def _full(self) -> str:
+        return f"there are {len(self._metadata.topics)} topics already, allowed are {TOPICS_MAX}"
+
+    def _checked(self, wanted: bodies.TopicConfig) -> TopicConfig:
+        """The configuration that is asked for. Raises RequestRefused."""
+        name = wanted.topic_name
+        _check_name(name)
+        if self._is_system(name):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"the topic {name} is conflict with system reserved words"
+            )
+        for field, count in (("readQueueNums", wanted.read_queue_nums), ("writeQueueNums", wanted.write_queue_nums)):
+            if not 1 <= count <= QUEUES_MAX:
+                raise RequestRefused(
+                    ResponseCode.INVALID_PARAMETER, f"{field} is {count}, allowed are 1 to {QUEUES_MAX}"
+                )
+        if not 0 <= wanted.perm <= 7:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {wanted.perm}, allowed are 0 to 7")
+        known = self._metadata.topics.get(name)
+        return TopicConfig(
+            name=name,
+            read_queues=wanted.read_queue_nums,
+            write_queues=wanted.write_queue_nums,
+            perm=wanted.perm,
+            filter_type=wanted.topic_filter_type,
+            sys_flag=wanted.topic_sys_flag,
+            order=wanted.order,
+            attributes=_changed(known.attributes if known is not None else {}, wanted.attributes),
+        )
+
+    def _is_system(self, topic: str) -> bool:
+        known = self._metadata.topics.get(topic)
+        return is_system_topic(topic) or (known is not None and known.system)
+
+
+def _check_name(topic: str) -> None:
+    try:
+        check_topic(topic)
+    except NameRefused as error:
+        raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+
+
+def _attribute_changes(text: str) -> dict[str, str]:
+    """``+name=value,-name`` as a table whose keys have the sign. Raises RequestRefused."""
+    changes: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, separator, value = part.partition("=")
+        if not name[1:].strip() or name[0] not in "+-" or bool(separator) is not (name[0] == "+"):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attribute {part[:80]!r} is no +name=value or -name")
+        changes[name.strip()] = value.strip()
+    return changes
+
+
+def _changed(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Attributes after changes: a name with + or without a sign is set, one with - is removed."""
+    result = dict(attributes)
+    for name, value in changes.items():
+        if name.startswith("-"):
+            result.pop(name[1:], None)
+        else:
+            result[name.removeprefix("+")] = value
+    return result

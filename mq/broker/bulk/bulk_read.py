@@ -1,0 +1,362 @@
+"""Request 9007: messages of several queues of a topic in the order of the log, for those who read a topic as a whole.
+
+Followers serve it, so that the leader does not notice a scan; a leader does only if the request allows it. What is in
+consume queues is committed, so an answer never has anything else. Worker threads read and verify the log
+(`bulk_selection`); the event loop looks into consume queues only. How many reads are at work, how many wait, how many
+bytes a second they are given and how many answers a client may leave unread is limited; beyond that a request is
+answered with BUSY and when to come again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PERM_READ, TopicConfig
+from mq.broker.state.metadata import Metadata
+from mq.filter.subscription import SubscriptionError, parse_tags
+from mq.protocol.bulk import (
+    BULK_BYTES_MAX,
+    BulkStatus,
+    ReadRange,
+    decode_ranges,
+    encode_no_records,
+    encode_offsets,
+)
+from mq.protocol.bulk_requests import BulkRead, BulkReadExt
+from mq.protocol.codes import ResponseCode
+from mq.protocol.frames import encode_prefix
+from mq.protocol.headers import RESPONSE_FLAG, encode_header
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
+from mq.store.errors import QueueFileDamaged
+from mq.store.queue_store import QueueStore
+from raftlog import Job, Replica
+from raftlog.segment import EntryGone, SegmentError, StorageCorrupt
+
+WAITING_FACTOR: Final = 8
+"""For each read that may be at work so many may wait for their turn, and as many for messages."""
+UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A client that has not read so many bytes of answers gets no further ones."""
+WAIT_MS_MAX: Final = 30_000
+CLIENTS_COUNTED_MAX: Final = 64
+CLIENT_ID_LENGTH_MAX: Final = 255
+
+_PAUSE_MS: Final = 20
+_PEEK_ENTRIES: Final = 16
+_PEEK_QUEUES: Final = 8
+_ENTRIES_MAX: Final = 64 * 1024
+"""Of consume queues, looked at for one answer."""
+_NAME: Final = re.compile(r"[^A-Za-z0-9_.@%-]")
+_NAME_LENGTH_MAX: Final = 64
+_OTHERS: Final = "others"
+
+
+class _Read(NamedTuple):
+    """A request that is not answered yet. ``codes`` are the tag codes that are wanted, all if there are none."""
+
+    connection: ClientConnection
+    request: BulkRead
+    serialization: int
+    ranges: list[ReadRange]
+    codes: frozenset[int]
+    deadline: float
+
+
+class _Found(NamedTuple):
+    """What consume queues say: entries of those queues that have some, or why there is nothing to read."""
+
+    spans: list[QueueSpan]
+    nothing: bytes = b""
+    is_behind: bool = False
+
+
+_Wanted = tuple[ConsumeQueue, int, int]
+"""A queue, and of its offsets those that are wanted and there."""
+
+
+class BulkReads:
+    """The handler of bulk reads.
+
+    Args:
+        other_replicas: where the other replicas of the group serve clients.
+        in_background: carries out a job in a worker thread, and its end on the event loop.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        replica: Replica,
+        metadata: Metadata,
+        store: QueueStore,
+        other_replicas: Callable[[], list[str]],
+        in_background: Callable[[Job], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._replica = replica
+        self._metadata = metadata
+        self._store = store
+        self._other_replicas = other_replicas
+        self._in_background = in_background
+        self._clock = clock
+        self._running = 0
+        self._queue: deque[_Read] = deque()
+        self._held: deque[_Read] = deque()
+        self._free_at = 0.0
+        """Until then the bytes that were given out so far take up what may be given out in a second."""
+        self._counts: dict[str, int] = dict.fromkeys(
+            ("bulkReads", "bulkReadsBusy", "bulkReadsBehind", "bulkReadsDamaged"), 0
+        )
+        for role in ("Leader", "Follower"):
+            self._counts |= {f"bulk{what}As{role}": 0 for what in ("Rows", "Bytes")}
+        self._by_client: dict[str, int] = {}
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {BulkRead: self.handle}
+
+    def counters(self) -> dict[str, int]:
+        """Figures: requests, and rows and bytes by role and by client."""
+        return {**self._counts, "bulkReadsWaiting": len(self._queue) + len(self._held), **self._by_client}
+
+    def handle(self, connection: ClientConnection, request: BulkRead, body: bytes, serialization: int) -> bytes | None:
+        """Request code 9007. Raises RequestRefused."""
+        ext = request.ext
+        self._checked_topic(ext)
+        ranges = decoded(decode_ranges, body)
+        if not 1 <= ext.bytes_max <= BULK_BYTES_MAX or not 0 <= ext.wait_ms <= WAIT_MS_MAX:
+            remark = (
+                f"bytesMax is {ext.bytes_max} and waitMs {ext.wait_ms}, allowed are 1 to {BULK_BYTES_MAX} and 0 to "
+                f"{WAIT_MS_MAX}"
+            )
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+        if len(ext.client_id) > CLIENT_ID_LENGTH_MAX:
+            remark = f"the client id has {len(ext.client_id)} characters, allowed are {CLIENT_ID_LENGTH_MAX}"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+        try:
+            codes = parse_tags(ext.topic, ext.tags).codes
+        except SubscriptionError as error:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        self._counts["bulkReads"] += 1
+        deadline = self._clock() + ext.wait_ms / 1000
+        read = _Read(connection, request, serialization, ranges, codes, deadline)
+        if (pause_ms := self._pause_ms(connection)) > 0:
+            self._counts["bulkReadsBusy"] += 1
+            return self._frame(read, encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
+        connection.held_pulls += 1
+        self._queue.append(read)
+        self._go_on()
+        return None
+
+    def expire(self) -> None:
+        """Look again at requests that wait for messages; called by a timer."""
+        held, self._held = self._held, deque()
+        self._queue.extend(held)
+        self._go_on()
+
+    @property
+    def _waiting_max(self) -> int:
+        return WAITING_FACTOR * self._settings.bulk_reads_max
+
+    def _pause_ms(self, connection: ClientConnection) -> int:
+        if connection.waiting_bytes > UNREAD_BYTES_MAX:
+            return _PAUSE_MS
+        if len(self._queue) >= self._waiting_max:
+            return _PAUSE_MS
+        return max(0, round((self._free_at - self._clock()) * 1000))
+
+    def _checked_topic(self, ext: BulkReadExt) -> TopicConfig:
+        config = self._metadata.topics.get(ext.topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic[:127]} does not exist")
+        if not config.perm & PERM_READ:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
+        return config
+
+    # -- a request after the other -----------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        while self._queue and self._running < self._settings.bulk_reads_max:
+            read = self._queue.popleft()
+            if read.connection.closed:
+                continue
+            try:
+                answer = self._begin(read)
+            except Exception as error:
+                self._refuse(read, error)
+            else:
+                if answer:
+                    self._send(read, answer, [])
+
+    def _begin(self, read: _Read) -> bytes:
+        """Start to read, or hold the request, or return its answer. Raises RequestRefused, SegmentError, OSError."""
+        ext = read.request.ext
+        config = self._checked_topic(ext)
+        for each in read.ranges:
+            if each.queue_id >= config.read_queues:
+                remark = f"queue id {each.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues"
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+        identity = self._metadata.topic_identity(ext.topic)
+        if ext.topic_identity and identity and ext.topic_identity != identity:
+            return encode_no_records(BulkStatus.RECREATED, text=identity)
+        if self._replica.is_leader and not ext.allow_leader:
+            return self._not_follower()
+        bytes_max = min(ext.bytes_max, self._settings.bulk_bytes_max)
+        limit_pos = self._replica.log.durable_pos
+        try:
+            offsets_only = ext.offsets_only and not read.codes
+            found = self._look(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
+        except QueueFileDamaged as damage:
+            return self._damaged(damage)
+        if found.is_behind and self._clock() < read.deadline:
+            if len(self._held) >= self._waiting_max:
+                # Those who wait for messages keep nobody from reading what is there.
+                self._counts["bulkReadsBusy"] += 1
+                return encode_no_records(BulkStatus.BUSY, pause_ms=_PAUSE_MS)
+            self._held.append(read)
+            return b""
+        if found.nothing:
+            self._counts["bulkReadsBehind"] += found.is_behind
+            return found.nothing
+        self._start(read, found.spans, bytes_max, limit_pos)
+        return b""
+
+    def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: int) -> None:
+        bodies, codes, read_runs = read.request.ext.bodies, read.codes, self._replica.log.read_runs
+
+        def job() -> Callable[[], None]:
+            try:
+                selection = select(spans, codes, bytes_max, limit_pos)
+                head, records = read_answer(selection, read_runs, bodies=bodies)
+            except SegmentError as error:
+                failure = error
+                return lambda: self._failed(read, failure)
+            return lambda: self._done(read, selection, head, records)
+
+        self._running += 1
+        self._in_background(job)
+
+    def _done(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
+        self._running -= 1
+        if self._replica.is_leader and not read.request.ext.allow_leader:
+            head, records = self._not_follower(), []  # it has become the leader meanwhile
+        else:
+            self._count(read, len(selection.sizes), sum(map(len, records)))
+        rate = self._settings.bulk_bytes_per_second
+        self._free_at = max(self._free_at, self._clock() - 1.0) + sum(selection.sizes) / rate
+        self._send(read, head, records)
+        self._go_on()
+
+    def _failed(self, read: _Read, error: SegmentError) -> None:
+        self._running -= 1
+        ext = read.request.ext
+        if isinstance(error, EntryGone):
+            # The log was shortened, and the queues are not told yet.
+            try:
+                for each in read.ranges:
+                    if (queue := self._store.get(ext.topic, each.queue_id)) is not None:
+                        queue.expire(error.first)
+                self._queue.append(read)
+            except QueueFileDamaged as damage:
+                self._send(read, self._damaged(damage), [])
+            except OSError as failure:
+                self._refuse(read, failure)
+        elif isinstance(error, StorageCorrupt):
+            self._send(read, self._damaged(error), [])
+        else:
+            self._refuse(read, error)
+        self._go_on()
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def _look(
+        self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: int, *, offsets_only: bool
+    ) -> _Found:
+        """Consume queue entries for an answer of ``bytes_max``, or all of an answer without records.
+
+        Raises QueueFileDamaged, OSError.
+        """
+        get = self._store.get
+        gone: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        there: list[_Wanted] = []
+        for queue_id, start, end in ranges:
+            queue = get(topic, queue_id)
+            if queue is None or start >= queue.max_offset:
+                ends[queue_id] = 0 if queue is None else queue.max_offset
+            elif start < queue.min_offset:
+                gone[queue_id] = queue.min_offset
+            else:
+                there.append((queue, start, min(end, queue.max_offset)))
+        if gone:
+            return _Found([], encode_no_records(BulkStatus.GONE, offsets=gone))
+        if offsets_only and there:
+            return _Found([], encode_offsets({queue.queue_id: end for queue, _, end in there}))
+        spans = list(self._spans(there, bytes_max, limit_pos))
+        if spans:
+            return _Found(spans)
+        ends |= {queue.queue_id: start for queue, start, _ in there}  # committed, and not on this disk yet
+        return _Found([], encode_no_records(BulkStatus.BEHIND, offsets=ends), is_behind=True)
+
+    def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: int) -> Iterator[QueueSpan]:
+        if not there:
+            return
+        peeked = [queue.read(start, min(_PEEK_ENTRIES, end - start)) for queue, start, end in there[:_PEEK_QUEUES]]
+        sizes = entry_sizes(b"".join(peeked))
+        average = max(1, sum(sizes) // max(1, len(sizes)))
+        total = sum(end - start for _, start, end in there)
+        # A quarter more than fits, so that queues which get less than their share do not end the answer early.
+        wanted = min(_ENTRIES_MAX, bytes_max * 5 // (4 * average) + _PEEK_ENTRIES)
+        for queue, start, end in there:
+            count = min(end - start, wanted * (end - start) // total + _PEEK_ENTRIES)
+            entries = queue.read(start, count)
+            if QUEUE_ENTRY.unpack_from(entries)[0] < limit_pos:
+                yield QueueSpan(queue.queue_id, start, entries, len(entries) // QUEUE_ENTRY_BYTES == end - start)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def _not_follower(self) -> bytes:
+        return encode_no_records(BulkStatus.NOT_FOLLOWER, text=",".join(self._other_replicas()))
+
+    def _damaged(self, damage: Exception) -> bytes:
+        self._counts["bulkReadsDamaged"] += 1
+        return encode_no_records(BulkStatus.DAMAGED, text=str(damage))
+
+    def _count(self, read: _Read, rows: int, nbytes: int) -> None:
+        role = "Leader" if self._replica.is_leader else "Follower"
+        name = _NAME.sub("_", read.request.ext.client_id)[:_NAME_LENGTH_MAX] or _OTHERS
+        self._counts[f"bulkRowsAs{role}"] += rows
+        self._counts[f"bulkBytesAs{role}"] += nbytes
+        keys = f"bulkRowsAs{role}.{name}", f"bulkBytesAs{role}.{name}"
+        if keys[0] not in self._by_client and len(self._by_client) >= 2 * CLIENTS_COUNTED_MAX:
+            keys = f"bulkRowsAs{role}.{_OTHERS}", f"bulkBytesAs{role}.{_OTHERS}"
+        for key, value in zip(keys, (rows, nbytes), strict=True):
+            self._by_client[key] = self._by_client.get(key, 0) + value
+
+    def _refuse(self, read: _Read, error: Exception) -> None:
+        read.connection.held_pulls -= 1
+        read.connection.refuse(read.request, read.serialization, error)
+
+    def _send(self, read: _Read, head: bytes, records: list[bytes | memoryview]) -> None:
+        connection = read.connection
+        connection.held_pulls -= 1
+        if not connection.closed:
+            frame = self._frame(read, head, sum(map(len, records)))
+            connection.send_all([frame, *records], len(frame) + sum(map(len, records)))
+
+    def _frame(self, read: _Read, body: bytes, more_bytes: int = 0) -> bytes:
+        """Prefix, header and ``body``; ``more_bytes`` of the body follow."""
+        header = encode_header(
+            ResponseCode.SUCCESS, read.request.opaque, RESPONSE_FLAG, serialization=read.serialization
+        )
+        prefix = encode_prefix(read.serialization, len(header), len(body) + more_bytes)
+        return b"".join((prefix, header, body))

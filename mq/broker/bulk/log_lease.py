@@ -1,0 +1,77 @@
+"""Request 9008: a reader holds the files of the log from some position on, so that retention does not overtake it.
+
+A lease is this replica's own and lies in its memory: a reader asks each replica that it reads from, and asks again
+before its time is over. What a restart forgets, readers ask for anew. A disk that is almost full counts for more than
+any lease, see `raftlog.segment.retention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.protocol.bulk_requests import HoldLog
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+
+NOTHING: Final = 2**63 - 1
+LEASE_ID_LENGTH_MAX: Final = 128
+
+
+class LogLeases:
+    """The leases of one replica.
+
+    Args:
+        base_pos: where the log begins now.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, settings: BrokerSettings, base_pos: Callable[[], int], clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._base_pos = base_pos
+        self._clock = clock
+        self._leases: dict[str, tuple[int, float]] = {}
+        """By lease id: the physical offset, and until when."""
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {HoldLog: self.handle}
+
+    def counters(self) -> dict[str, int]:
+        """Figures."""
+        self._drop_over()
+        return {"logLeases": len(self._leases)}
+
+    def first_pos(self) -> int:
+        """The lowest physical offset that a reader holds, NOTHING if none does."""
+        self._drop_over()
+        return min((position for position, _ in self._leases.values()), default=NOTHING)
+
+    def handle(self, connection: ClientConnection, request: HoldLog, body: bytes, serialization: int) -> bytes:
+        """Request code 9008. Raises RequestRefused."""
+        ext = request.ext
+        if not 1 <= len(ext.lease_id) <= LEASE_ID_LENGTH_MAX:
+            remark = f"the lease id has {len(ext.lease_id)} characters, allowed are 1 to {LEASE_ID_LENGTH_MAX}"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+        if ext.position < 0 or ext.seconds < 0:
+            remark = f"a lease of position {ext.position} for {ext.seconds} s"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+        self._drop_over()
+        base_pos = self._base_pos()
+        seconds = min(float(ext.seconds), self._settings.log_lease_seconds_max)
+        if not ext.seconds:
+            self._leases.pop(ext.lease_id, None)
+        elif ext.lease_id not in self._leases and len(self._leases) >= self._settings.log_leases_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{len(self._leases)} readers hold the log already")
+        else:
+            self._leases[ext.lease_id] = max(ext.position, base_pos), self._clock() + seconds
+        fields = {"seconds": str(int(seconds)), "basePosition": str(base_pos)}
+        return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+
+    def _drop_over(self) -> None:
+        now = self._clock()
+        for lease_id in [lease_id for lease_id, (_, until) in self._leases.items() if until <= now]:
+            del self._leases[lease_id]

@@ -1,0 +1,105 @@
+"""Request 9009: where the queues of many topics begin and end, in one answer.
+
+Streams ask it many times a second. Nothing is read from a file for it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.linearizable_reads import Read
+from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.state.commands import PERM_READ
+from mq.broker.state.metadata import Metadata
+from mq.protocol.bulk_requests import AskTopicEnds
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
+from mq.store.queue_store import QueueStore
+from raftlog import Replica
+
+_AT_A_STRETCH: Final = 16
+"""Topics between two looks at the clock."""
+_NAMED_MAX: Final = 10
+"""Topics in a remark."""
+
+
+class AllEnds:
+    """The handler of questions for the ends of many topics.
+
+    Args:
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+    """
+
+    def __init__(
+        self, *, replica: Replica, metadata: Metadata, store: QueueStore, read: Read, gradually: Gradually
+    ) -> None:
+        self._replica = replica
+        self._metadata = metadata
+        self._store = store
+        self._read = read
+        self._gradually = gradually
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {AskTopicEnds: self.handle}
+
+    def handle(self, connection: ClientConnection, request: AskTopicEnds, body: bytes, serialization: int) -> None:
+        """Request code 9009. Raises RequestRefused."""
+        topics = decoded(decode_topics, body)
+
+        def answer() -> Answer:
+            return self._answer(request, topics, serialization)
+
+        if request.ext.current:
+            self._gradually.when_current(self._read, connection, request, serialization, answer)
+        else:
+            self._gradually.work(connection, request, serialization, answer())
+
+    def _answer(self, request: AskTopicEnds, topics: list[str], serialization: int) -> Answer:
+        configs = self._metadata.topics
+        if unknown := [topic for topic in topics if topic not in configs]:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown(unknown)}")
+        if hidden := [topic for topic in topics if not configs[topic].perm & PERM_READ]:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_shown(hidden)}")
+        found: list[TopicEnds] = []
+        left = ENDS_QUEUES_MAX
+        for topic in topics:
+            config = configs.get(topic)
+            if config is None:  # deleted while this answer was made
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown([topic])}")
+            left -= config.read_queues
+            if left < 0 and found:
+                break
+            found.append(self._ends(topic, config.read_queues))
+            if len(found) % _AT_A_STRETCH == 0:
+                yield
+        role = "leader" if self._replica.is_leader else "follower"
+        return encode_response(
+            request.opaque,
+            ResponseCode.SUCCESS,
+            ext={"role": role},
+            body=encode_ends(found),
+            serialization=serialization,
+        )
+
+    def _ends(self, topic: str, queues: int) -> TopicEnds:
+        get = self._store.get
+        firsts: list[int] = []
+        ends: list[int] = []
+        for queue_id in range(queues):
+            queue = get(topic, queue_id)
+            first = 0 if queue is None else queue.min_offset
+            firsts.append(first)
+            # A queue that was dropped a moment ago has no end.
+            ends.append(0 if queue is None else max(first, queue.max_offset))
+        return TopicEnds(self._metadata.topic_identity(topic), firsts, ends)
+
+
+def _shown(topics: list[str]) -> str:
+    more = len(topics) - _NAMED_MAX
+    return ", ".join(topic[:127] for topic in islice(topics, _NAMED_MAX)) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,147 @@
+"""Request 9006: what this replica has of a topic, for whoever plans to read all of it.
+
+Where a queue begins and ends is known without a look at any file. How large queues are, and which queue offsets they
+have where log files begin, is looked up in consume queues, between other work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.linearizable_reads import Read
+from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PERM_READ
+from mq.broker.state.metadata import Metadata
+from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
+from mq.protocol.bulk_requests import PlanTopic
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
+from mq.store.queue_store import QueueStore
+from raftlog import Replica
+
+QUEUES_PER_PAGE: Final = RANGES_MAX
+OFFSETS_MAX: Final = 16 * 1024
+"""Of all queues at all places in one answer, 128 KiB. With more queues there are fewer places."""
+PLACES_MAX: Final = 1024
+
+_SAMPLE_ENTRIES: Final = 32
+_AT_A_STRETCH: Final = 64
+
+
+class TopicPlans:
+    """The handler of planning requests.
+
+    Args:
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        replica: Replica,
+        metadata: Metadata,
+        store: QueueStore,
+        read: Read,
+        gradually: Gradually,
+    ) -> None:
+        self._settings = settings
+        self._replica = replica
+        self._metadata = metadata
+        self._store = store
+        self._read = read
+        self._gradually = gradually
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {PlanTopic: self.handle}
+
+    def handle(self, connection: ClientConnection, request: PlanTopic, body: bytes, serialization: int) -> None:
+        """Request code 9006."""
+
+        def answer() -> Answer:
+            return self._answer(request, serialization)
+
+        if request.ext.current:
+            self._gradually.when_current(self._read, connection, request, serialization, answer)
+        else:
+            self._gradually.work(connection, request, serialization, answer())
+
+    def _answer(self, request: PlanTopic, serialization: int) -> Answer:
+        ext = request.ext
+        config = self._metadata.topics.get(ext.topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic[:127]} does not exist")
+        if not config.perm & PERM_READ:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
+        count = config.read_queues
+        if not 0 <= ext.first_queue < max(count, 1):
+            remark = f"queue id {ext.first_queue} is illegal, {ext.topic} has {count} read queues"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+        identity = self._metadata.topic_identity(ext.topic)
+        end = min(count, ext.first_queue + QUEUES_PER_PAGE)
+        queues = [self._store.get(ext.topic, queue_id) for queue_id in range(ext.first_queue, end)]
+        rows: list[PlannedQueue] = []
+        for queue_id, queue in enumerate(queues, ext.first_queue):
+            rows.append(_row(queue_id, queue, with_size=ext.detail))
+            if ext.detail or queue_id % _AT_A_STRETCH == 0:
+                yield
+        places: list[PlannedPlace] = []
+        if ext.detail:
+            lows = [row.first for row in rows]
+            for position in self._places(min(count, QUEUES_PER_PAGE)):
+                for number, queue in enumerate(queues):
+                    lows[number] = _offset_at(queue, position, lows[number], rows[number].end)
+                    yield
+                places.append(PlannedPlace(position, tuple(lows)))
+        fields = {
+            "topicIdentity": identity,
+            "logIdentity": self._settings.identity,
+            "role": "leader" if self._replica.is_leader else "follower",
+            "readQueues": str(count),
+            "nextQueue": str(end if end < count else -1),
+            "basePosition": str(self._replica.log.base_pos),
+        }
+        plan = encode_plan(rows, places)
+        return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, body=plan, serialization=serialization)
+
+    def _places(self, queues: int) -> Iterator[int]:
+        """Where log files begin, but for the first one: as many as fit into an answer about so many queues."""
+        starts: Sequence[int] = [segment.start for segment in self._replica.log.segments()[1:]]
+        step = -(-len(starts) // max(1, min(PLACES_MAX, OFFSETS_MAX // max(queues, 1)))) or 1
+        return iter(starts[::step])
+
+
+def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> PlannedQueue:
+    if queue is None:
+        return PlannedQueue(queue_id, 0, 0)
+    first = queue.min_offset
+    end = max(first, queue.max_offset)  # a queue that was dropped a moment ago has none
+    if not with_size or first >= end:
+        return PlannedQueue(queue_id, first, end)
+    samples = b"".join(
+        queue.read(max(first, at), _SAMPLE_ENTRIES) for at in (first, (first + end) // 2, end - _SAMPLE_ENTRIES)
+    )
+    sizes = entry_sizes(samples)
+    return PlannedQueue(queue_id, first, end, sum(sizes) * (end - first) // len(sizes))
+
+
+def _offset_at(queue: ConsumeQueue | None, position: int, low: int, high: int) -> int:
+    """The first queue offset from ``low`` on whose message lies at a physical offset or behind it; else ``high``."""
+    if queue is None:
+        return low
+    while low < high:
+        middle = (low + high) // 2
+        entry = queue.read(middle, 1)
+        if entry and QUEUE_ENTRY.unpack(entry)[0] >= position:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,1 @@
+"""Consumer groups: members, rebalancing, queue locks, offsets and pulls."""

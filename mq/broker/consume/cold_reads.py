@@ -1,0 +1,206 @@
+"""Old records are verified and brought into memory by worker threads before the event loop reads them.
+
+A read that waits for the disk on the event loop, or for a checksum of megabytes, lets everything else wait:
+acknowledgements, heartbeats, all other clients. So a handler that is about to read what may be on the disk only has it
+loaded first, and reads then, at the speed of memory. A client that reads on where somebody has read before, or behind
+it, gets whole chunks of the log, and the one behind them is loaded as well: consumers that read old messages in order
+hardly wait. One that reads here and there gets the entries of its records alone. What is in memory anyway is read at
+once.
+
+Nothing depends on it for being right: the log verifies what it hands out in any case, see
+`raftlog.segment.verified_reads`. Where too many wait already, or the disk fails, or so much is read that a chunk is
+forgotten again, records are read as if nobody had loaded them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from mq.broker.consume.record_reader import Place
+from raftlog import Job
+from raftlog.segment import SegmentError
+
+CHUNK_BYTES = 256 * 1024
+CHUNKS_MAX = 8
+"""Records that lie in more chunks are brought by themselves: few of what lies around them would be read."""
+SEEN_MAX = 1024
+"""So many chunks are remembered that somebody has read of: 256 MiB of the log."""
+AHEAD_MAX = 4
+"""Nothing is brought ahead of those who read in order while so many chunks are under way."""
+WAITING_MAX = 1024
+"""So many reads may wait for what is brought."""
+
+_GAP_BYTES_MAX = 32 * 1024
+_RUN_BYTES_MAX = 1024 * 1024
+"""What lies between two records is read along with them if it is less, by those who read them later as well."""
+
+
+class ColdLog(Protocol):
+    """A log as far as it is needed here; see `raftlog.segment.log_reader.LogReads`. `load` is for any thread."""
+
+    @property
+    def base_pos(self) -> int: ...
+    @property
+    def trusted_pos(self) -> int: ...
+    @property
+    def memory_pos(self) -> int: ...
+    def has(self, pos: int, length: int, /) -> bool: ...
+    def load(self, pos: int, length: int, /) -> None: ...
+
+
+class _Waiting:
+    """A read that waits for as many chunks."""
+
+    __slots__ = ("missing", "then")
+
+    def __init__(self, missing: int, then: Callable[[], None]) -> None:
+        self.missing = missing
+        self.then = then
+
+
+class ColdReads:
+    """Brings records into memory.
+
+    Args:
+        in_background: carries out a job in a thread of its own, and its end on the event loop.
+
+    Attributes:
+        waiting: how many reads wait.
+        brought: how many times something was brought.
+    """
+
+    def __init__(self, *, log: ColdLog, in_background: Callable[[Job], None]) -> None:
+        self._log = log
+        self._in_background = in_background
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        """Chunks that were read of lately, the newest last."""
+        self._under_way: dict[int, list[_Waiting]] = {}
+        self.waiting = 0
+        self.brought = 0
+
+    @property
+    def start_pos(self) -> int:
+        """What lies before this physical offset must be verified when it is read from disk."""
+        return self._log.trusted_pos
+
+    def are_there(self, begin: int, end: int) -> bool:
+        """Whether all between two physical offsets is in memory, and what those need who read on behind it.
+
+        Quick, so that most who read in order need not look closer; False says nothing.
+        """
+        first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
+        return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
+
+    def bring(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+        """Have the records of ascending places brought into memory, and call ``then`` once that has been tried.
+
+        Returns False if they may as well be read at once; then ``then`` is not called.
+        """
+        if places[0][0] >= self._log.memory_pos or self.waiting >= WAITING_MAX:
+            return False
+        chunks = _chunks_of(places)
+        if len(chunks) > CHUNKS_MAX:
+            return self._bring_alone(places, then)
+        missing = [chunk for chunk in chunks if not self._has_chunk(chunk)]
+        is_read_in_order = bool(missing) and (missing[0] in self._seen or missing[0] - 1 in self._seen)
+        for chunk in chunks:
+            self._note(chunk)
+        if missing and not is_read_in_order:
+            return self._bring_alone(places, then)
+        if missing:
+            self.waiting += 1
+            waiting = _Waiting(len(missing), then)
+            # All of them know of it before the first one can come.
+            new = [chunk for chunk in missing if chunk not in self._under_way]
+            for chunk in missing:
+                self._under_way.setdefault(chunk, []).append(waiting)
+            for chunk in new:
+                self._bring_chunk(chunk)
+        ahead = chunks[-1] + 1
+        if len(self._under_way) < AHEAD_MAX and ahead not in self._under_way and not self._has_chunk(ahead):
+            self._under_way[ahead] = []
+            self._bring_chunk(ahead)
+        return bool(missing)
+
+    def _has_chunk(self, chunk: int) -> bool:
+        begin = chunk * CHUNK_BYTES
+        return chunk not in self._under_way and self._has([(begin, begin + CHUNK_BYTES)])
+
+    def _has(self, runs: list[tuple[int, int]]) -> bool:
+        has = self._log.has
+        return all(has(begin, stop - begin) for begin, stop in self._on_disk(runs))
+
+    def _note(self, chunk: int) -> None:
+        self._seen[chunk] = None
+        self._seen.move_to_end(chunk)
+        if len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
+
+    def _bring_alone(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+        runs = self._on_disk(_runs_of(places))
+        if self._has(runs):
+            return False
+        self.waiting += 1
+        self._start(runs, partial(self._arrived, _Waiting(1, then)))
+        return True
+
+    def _bring_chunk(self, chunk: int) -> None:
+        begin = chunk * CHUNK_BYTES
+        self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._chunk_arrived, chunk))
+
+    def _on_disk(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those parts that have to be read from files, and can be."""
+        low, high = self._log.base_pos, self._log.memory_pos
+        return [(max(begin, low), min(stop, high)) for begin, stop in runs if begin < high and low < stop]
+
+    def _start(self, runs: list[tuple[int, int]], end: Callable[[], None]) -> None:
+        log = self._log
+        self.brought += 1
+
+        def job() -> Callable[[], None]:
+            with suppress(SegmentError):  # who reads it next is told
+                for begin, stop in runs:
+                    log.load(begin, stop - begin)
+            return end
+
+        self._in_background(job)
+
+    def _chunk_arrived(self, chunk: int) -> None:
+        for waiting in self._under_way.pop(chunk):
+            self._arrived(waiting)
+
+    def _arrived(self, waiting: _Waiting) -> None:
+        waiting.missing -= 1
+        if waiting.missing == 0:
+            self.waiting -= 1
+            waiting.then()
+
+
+def _chunks_of(places: Sequence[Place]) -> list[int]:
+    """The chunks in which they lie, ascending; not all of them if there are more than `CHUNKS_MAX`."""
+    chunks: list[int] = []
+    behind = 0
+    for position, size in places:
+        last = (position + size - 1) // CHUNK_BYTES
+        if last >= behind:
+            chunks += range(max(behind, position // CHUNK_BYTES), last + 1)
+            behind = last + 1
+            if len(chunks) > CHUNKS_MAX:
+                break
+    return chunks
+
+
+def _runs_of(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """The places from their beginnings to their ends, those joined that lie close to each other."""
+    runs: list[tuple[int, int]] = []
+    for position, size in places:
+        stop = position + size
+        if runs and position - runs[-1][1] <= _GAP_BYTES_MAX and stop - runs[-1][0] <= _RUN_BYTES_MAX:
+            runs[-1] = runs[-1][0], stop
+        else:
+            runs.append((position, stop))
+    return runs

@@ -1,0 +1,143 @@
+"""Which subscription a pull has, and whether its group may consume at all; CHECK_CLIENT_CONFIG (46).
+
+A pull brings its subscription with it, or has the one of its group's latest heartbeat. An expression that cannot be
+compiled is refused where the consumer asks about it (46) or brings it along. In a heartbeat it would break the other
+groups of the client, so it is only remembered that there is no filter, and the pulls of its group are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.consume.clients import BROADCASTING, ClientRegistry
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import GroupConfig
+from mq.broker.state.metadata import Metadata
+from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse_subscription
+from mq.protocol.bodies import CheckClientConfigBody
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
+from mq.protocol.headers import CheckClientConfig, PullExt, encode_response
+from mq.protocol.pop_requests import PopExt
+
+_SUBSCRIPTION = 4
+_ALL = "*"
+_SCAN_ENTRIES_MAX = 800
+_SQL_WORK_MAX = 100_000
+"""Characters of an SQL expression times messages that are looked at in one piece: 5 ms, in which all others wait."""
+
+
+def scanned_max(subscription: Subscription) -> int:
+    """How many messages of a queue are looked at for one request that does not take every message."""
+    if subscription.sql is None:
+        return _SCAN_ENTRIES_MAX
+    return min(_SCAN_ENTRIES_MAX, max(1, _SQL_WORK_MAX // len(subscription.expression)))
+
+
+class Subscriptions:
+    """What a pull may get, and the handler of request code 46.
+
+    Args:
+        note_group: told of a consumer group that does not exist, to be created.
+        refresh: asks a client for its subscriptions to a group.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        clients: ClientRegistry[ClientConnection],
+        note_group: Callable[[str], None],
+        refresh: Callable[[ClientConnection, str], None],
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._clients = clients
+        self._note_group = note_group
+        self._refresh = refresh
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {CheckClientConfig: self.handle_check}
+
+    def handle_check(
+        self, connection: ClientConnection, request: CheckClientConfig, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 46: would this subscription be accepted."""
+        try:
+            wanted = CheckClientConfigBody.decode(body).subscription
+        except BodyError as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if wanted is not None:
+            self._parsed(wanted.topic, wanted.expression, wanted.expression_type)
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
+        """What this pull wants of its topic, which was checked before.
+
+        Raises RequestRefused. If the pull knows a newer subscription than the group's heartbeats, its client is asked
+        for it, and may pull again.
+        """
+        group = ext.consumer_group
+        config = self._group(group)
+        if ext.sys_flag & _SUBSCRIPTION:
+            return self._parsed(ext.topic, ext.subscription or _ALL, ext.expression_type)
+        members = self._clients.consumer_group(group)
+        if members is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"nobody of group {group} is connected")
+        if config is not None and not config.consume_broadcast_enable and members.message_model == BROADCASTING:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {group} may not consume by broadcast")
+        known = members.subscriptions.get(ext.topic)
+        if known is None:
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {group} does not subscribe topic {ext.topic}"
+            )
+        if known.version < ext.sub_version:
+            self._refresh(connection, group)
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of group {group} is of version {known.version}, the pull knows {ext.sub_version}",
+            )
+        if known.expression_type == SQL92:
+            self._check_sql()
+        if known.parsed is None:
+            raise RequestRefused(ResponseCode.FILTER_DATA_NOT_EXIST, f"group {group} has no filter: {known.fault}")
+        return known.parsed
+
+    def of_pop(self, ext: PopExt) -> Subscription:
+        """What this pop wants; its group exists, or is about to. Raises RequestRefused."""
+        group = ext.consumer_group
+        if self._group(group) is None and not self._metadata.has_room_for_group(group):
+            count = len(self._metadata.groups)
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"there is no consumer group {group}, and there are {count} already",
+            )
+        return self._parsed(ext.topic, ext.expression or _ALL, ext.expression_type)
+
+    def _group(self, name: str) -> GroupConfig | None:
+        """A group that may consume; None if nobody knows it yet and it may be. Raises RequestRefused."""
+        config = self._metadata.groups.get(name)
+        if config is None:
+            if not self._settings.auto_create_groups:
+                raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"there is no consumer group {name}")
+            self._note_group(name)
+        elif not config.consume_enable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume")
+        return config
+
+    def _parsed(self, topic: str, expression: str, expression_type: str | None) -> Subscription:
+        if expression_type == SQL92:
+            self._check_sql()
+        try:
+            return parse_subscription(topic, expression, expression_type)
+        except SubscriptionError as error:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+
+    def _check_sql(self) -> None:
+        if not self._settings.sql_filter:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this broker does not filter by SQL92: `sql_filter` is off")

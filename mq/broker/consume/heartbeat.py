@@ -1,0 +1,209 @@
+"""Who is connected: HEART_BEAT (34), UNREGISTER_CLIENT (35) and the members of a group (38).
+
+When the members or the topics of a consumer group change, every member is told to rebalance (request code 40).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mq.broker.consume.change_notices import Notices
+from mq.broker.consume.clients import CheckedSubscriptions, ClientRegistry, HeartbeatRefused
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.appender import Appender
+from mq.protocol import bodies
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import ProtocolError
+from mq.protocol.headers import (
+    GetConsumerListByGroup,
+    HeartBeat,
+    UnregisterClient,
+    encode_response,
+)
+from mq.protocol.names import retry_topic
+
+_LARGE_BYTES = 64 * 1024
+"""A heartbeat that is longer is taken a little at a time; that of a client with a hundred topics has about 15 KiB."""
+
+_VERY_LARGE_BYTES = 256 * 1024
+"""One that is longer than this is not even decoded in the client's turn: that takes up to 20 ms."""
+
+
+class Groups:
+    """The handlers around clients and groups of one broker."""
+
+    def __init__(
+        self,
+        *,
+        clients: ClientRegistry[ClientConnection],
+        metadata: Metadata,
+        appender: Appender,
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        gradually: Gradually,
+    ) -> None:
+        self._clients = clients
+        self._gradually = gradually
+        self._metadata = metadata
+        self._appender = appender
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._notices = Notices()
+        self._creating: set[str] = set()
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            HeartBeat: self.handle_heartbeat,
+            UnregisterClient: self.handle_unregister,
+            GetConsumerListByGroup: self.handle_consumer_list,
+        }
+
+    def forget(self) -> None:
+        """This replica does not lead any more; what it was creating may never be."""
+        self._creating.clear()
+
+    def handle_heartbeat(
+        self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 34. What many subscriptions came with is taken between other requests, and answered then."""
+        if connection.closed:
+            # Closed with more of its requests at hand: registered now, nobody would take it out again.
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
+        if len(body) > _LARGE_BYTES:
+            try:
+                self._clients.check_bytes(len(body))
+            except HeartbeatRefused as error:
+                raise _refusal(error) from error
+            steps = self._take_slowly(connection, request, body, serialization)
+            may_begin = len(body) <= _VERY_LARGE_BYTES
+            self._gradually.work(connection, request, serialization, steps, may_begin=may_begin)
+            return None
+        return self._take(connection, request, body, serialization)
+
+    def _take_slowly(self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int) -> Answer:
+        """Take a heartbeat with many subscriptions, between other work."""
+        try:
+            heartbeat = bodies.HeartbeatData.decode(body)
+            yield
+            self._clients.check_limits(connection, heartbeat)
+            checked = yield from self._clients.check_subscriptions(heartbeat)
+        except (ProtocolError, HeartbeatRefused) as error:
+            raise _refusal(error) from error
+        return self._take(connection, request, heartbeat, serialization, checked)
+
+    def _take(
+        self,
+        connection: ClientConnection,
+        request: HeartBeat,
+        body: bytes | bodies.HeartbeatData,
+        serialization: int,
+        checked: CheckedSubscriptions | None = None,
+    ) -> bytes:
+        try:
+            heartbeat = bodies.HeartbeatData.decode(body) if isinstance(body, bytes) else body
+            outcome = self._clients.heartbeat(
+                self._clock(), connection, heartbeat, request.language, request.version, checked
+            )
+        except (ProtocolError, HeartbeatRefused) as error:
+            raise _refusal(error) from error
+        for group in outcome.consumer_groups:
+            self.note_group(group)
+            self._note_retry_topic(group)
+        self.notify(outcome.notify, sender=connection)
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def handle_unregister(
+        self, connection: ClientConnection, request: UnregisterClient, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 35."""
+        ext = request.ext
+        self.notify(self._clients.unregister(connection, ext.client_id, ext.producer_group, ext.consumer_group))
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def handle_consumer_list(
+        self,
+        connection: ClientConnection,
+        request: GetConsumerListByGroup,
+        body: bytes,
+        serialization: int,
+    ) -> bytes:
+        """Request code 38."""
+        members = self._clients.consumer_ids(request.ext.consumer_group)
+        if not members:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.ext.consumer_group}")
+        return encode_response(
+            request.opaque,
+            ResponseCode.SUCCESS,
+            body=bodies.ConsumerList(members).encode(),
+            serialization=serialization,
+        )
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Forget the clients behind a connection."""
+        self.notify(self._clients.connection_closed(connection))
+
+    def expire_some(self) -> None:
+        """Forget those of some clients that were silent for too long; called by a timer."""
+        self.notify(self._clients.expire_some(self._clock()))
+
+    def notify_more(self) -> None:
+        """Tell those members of large groups that were not told yet; called by a timer."""
+        self._notices.go_on()
+
+    def notify(
+        self,
+        groups: Iterable[tuple[str, Iterable[ClientConnection]]],
+        *,
+        sender: ClientConnection | None = None,
+    ) -> None:
+        """Tell the members of groups to rebalance, ``sender`` last, unless a group is configured to stay quiet."""
+        for group, connections in groups:
+            config = self._metadata.groups.get(group)
+            if config is not None and not config.notify_consumer_ids_changed_enable:
+                continue
+            self._notices.tell(group, connections, sender=sender)
+
+    def note_group(self, group: str) -> None:
+        """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it.
+
+        Raises RequestRefused for a name that no group can have.
+        """
+        if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
+            return
+        config = GroupConfig(name=group)
+        try:
+            put_group = encode_command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if not self._metadata.has_room_for_group(group):
+            return  # it can consume all the same, but nobody will remember it
+        self._creating.add(group)
+        if retry_topic(group) not in self._metadata.topics:
+            self._appender.add_command(self._put_retry_topic(config))
+        self._appender.add_command(put_group, lambda known: self._creating.discard(group))
+
+    def _note_retry_topic(self, group: str) -> None:
+        """Create the retry topic of a group that people have made; other groups come with theirs."""
+        config = self._metadata.groups.get(group)
+        if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._creating:
+            return
+        name = retry_topic(group)
+        if name not in self._metadata.topics and self._metadata.has_room_for_topic(name):
+            self._creating.add(group)
+            self._appender.add_command(self._put_retry_topic(config), lambda known: self._creating.discard(group))
+
+    def _put_retry_topic(self, config: GroupConfig) -> bytes:
+        queues = config.retry_queues
+        topic = TopicConfig(name=retry_topic(config.name), read_queues=queues, write_queues=queues)
+        return encode_command(PutTopic(config=topic, timestamp_ms=self._wall_clock_ms(), unless_there=True))
+
+
+def _refusal(error: ProtocolError | HeartbeatRefused) -> RequestRefused:
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}")

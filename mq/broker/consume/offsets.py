@@ -1,0 +1,470 @@
+"""Consumer offsets (request codes 14 and 15) and the ends of queues (30 and 31).
+
+Consumer offsets are replicated like messages. One-way commits gather for a moment and go into the log as one command;
+a commit that wants an answer, and a query about an offset that is on its way, are answered when it is committed. So an
+offset that anybody was told cannot go back by itself, whoever leads next. It goes back when an operator resets it, or
+when whoever reads the queue does so from further back (`Offsets.note_pull`); both are commands in the log.
+
+What is asked for is answered by followers as well, once they have applied all that was committed when they were asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from mq.broker.consume.queue_locks import Locks
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.replicate import no_room
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import (
+    GetMaxOffset,
+    GetMinOffset,
+    QueryConsumerOffset,
+    UpdateConsumerOffset,
+    encode_response,
+)
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
+from mq.store.queue_store import QueueStore
+
+PENDING_MAX = 100_000
+"""Queues with a gathered commit; further one-way commits are ignored until these are replicated."""
+
+COMMAND_ROWS_MAX = 200
+"""Offsets in one command: with the longest names it still fits the smallest file of a log."""
+
+Key = tuple[str, str, int]
+
+
+class Offsets:
+    """The offset handlers of a broker, with the commits that are not replicated yet (leader only).
+
+    Args:
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+        locks: whose commits do not count.
+        client_id: the id under which a connection is a member of a group, None if it is not known as one.
+        has_members: whether a group has members that are known here.
+        in_memory: whether the log can be read at a physical offset without waiting for the disk.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        read: Callable[[Callable[[bool], None]], None],
+        locks: Locks,
+        client_id: Callable[[ClientConnection, str], str | None],
+        has_members: Callable[[str], bool],
+        in_memory: Callable[[int], bool],
+    ) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._read = read
+        self._locks = locks
+        self._client_id = client_id
+        self._has_members = has_members
+        self._in_memory = in_memory
+        # Who reads a queue from further back than its offset, and from where on.
+        self._rereading: dict[Key, tuple[str | ClientConnection, int]] = {}
+        self._resetting: dict[Key, object] = {}
+        self._restarted: set[Key] = set()
+        self._gathered: dict[Key, int] = {}
+        self._replicating: dict[Key, int] = {}
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            QueryConsumerOffset: self.handle_query,
+            GetMaxOffset: self.handle_max,
+            GetMinOffset: self.handle_min,
+        }
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {UpdateConsumerOffset: self.handle_update}
+
+    def forget(self) -> None:
+        """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
+        self._gathered.clear()
+        self._replicating.clear()
+        self._resetting.clear()
+        self._restarted.clear()
+        self._rereading.clear()
+
+    def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a commit that nobody waits for, such as one that came with a pull. A negative offset is ignored."""
+        if offset < 0 or not self._appender.is_open:
+            return
+        if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
+            return
+        key = (group, topic, queue_id)
+        if self._rereading and self._rereads(connection, key, offset) and not self._awaits_restart(key):
+            self._move_back(key, offset, lambda _: None)
+            return
+        self.gather(group, topic, queue_id, offset)
+
+    def note_pull(
+        self,
+        connection: ClientConnection,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        forward_only: bool = False,
+    ) -> None:
+        """A client pulls at ``offset``. Below the group's offset it has gone back, by `seek` or so.
+
+        Until another client reads the queue, what it commits from there on counts although it is less. Not with
+        ``forward_only``: the client has not gone back, the former owner of the queue committed late.
+        """
+        if not self._appender.is_open:
+            return
+        key = (group, topic, queue_id)
+        if offset < self._highest(key) and not forward_only:
+            if key not in self._resetting and (key in self._rereading or len(self._rereading) < PENDING_MAX):
+                self._rereading[key] = self._sender(connection, group), offset
+        elif self._rereading and (known := self._rereading.get(key)) and known[0] != self._sender(connection, group):
+            del self._rereading[key]
+
+    def reset_to(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        """Where a consumer has to go on that asks for ``offset`` of a queue which was reset; None where it is.
+
+        Once it has begun there, what it commits counts again. Ask only if there are resets; followers do not know.
+        """
+        wanted = self._metadata.offset_resets.get((group, topic), {}).get(queue_id)
+        key = (group, topic, queue_id)
+        if wanted is None or not self._appender.is_open or key in self._restarted:
+            return None
+        if offset != wanted:
+            return wanted
+        self._restarted.add(key)
+        return None
+
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        on_committed: Callable[[bool], None],
+        *,
+        restart: bool,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        """Replicate the offsets of a group in the queues of a topic, backwards too.
+
+        With ``restart`` consumers at work have to begin there. ``on_refused`` is called in place of ``on_committed`` if
+        the disk has no room; some of the queues may be reset then. Raises CommandRefused for what is no offset; nothing
+        has happened then.
+        """
+        keys = [(group, topic, queue_id) for queue_id in offsets]
+        # Before anything is noted: a reset that is noted and never added would hold up all commits behind it.
+        commands = [
+            encode_command(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart))
+            for queue_id, offset in offsets.items()
+        ]
+        this = object()
+        self._resetting.update(dict.fromkeys(keys, this))
+        self._restarted.difference_update(keys)
+
+        def settle() -> None:
+            # A later reset of the same queue may be on its way, and whoever has begun again meanwhile did so elsewhere.
+            done = [key for key in keys if self._resetting.get(key) is this]
+            for key in done:
+                del self._resetting[key]
+            self._restarted.difference_update(done)
+
+        def committed(known: bool) -> None:
+            settle()
+            on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is None:
+                on_committed(False)
+            else:
+                on_refused(remark)
+
+        for key in keys:
+            self._gathered.pop(key, None)
+            self._rereading.pop(key, None)
+        for command in commands:
+            self._appender.add_command(command)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed, on_refused=refused)
+
+    def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a commit."""
+        if not self._appender.is_open or not self._plausible(group, topic, queue_id):
+            return
+        key = (group, topic, queue_id)
+        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            return
+        if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
+            return
+        if offset > self._highest(key):
+            self._gathered[key] = offset
+
+    def replicate(
+        self,
+        on_committed: Callable[[bool], None] | None = None,
+        on_returned: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        """Put what was gathered into the log; ``on_committed`` is told when all of it is committed.
+
+        ``on_returned`` is called in its place when another replica leads before it had begun, ``on_refused`` when the
+        disk has no room: then what was gathered is void, and consumers repeat it.
+        """
+        if not self._appender.is_open:
+            if on_committed is not None:
+                on_committed(False)
+            return
+        gathered, self._gathered = self._gathered, {}
+        self._replicating.update(gathered)
+
+        def settle() -> None:
+            for key, offset in gathered.items():
+                if self._replicating.get(key) == offset:
+                    del self._replicating[key]
+
+        def committed(known: bool) -> None:
+            settle()
+            if on_committed is not None:
+                on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is not None:
+                on_refused(remark)
+            elif on_committed is not None:
+                on_committed(False)
+
+        rows = [(*key, offset) for key, offset in gathered.items()]
+        if not rows and on_committed is None:
+            return
+        while len(rows) > COMMAND_ROWS_MAX:
+            self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
+            rows = rows[COMMAND_ROWS_MAX:]
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed, on_returned, refused)
+
+    def replicate_gathered(self) -> None:
+        """`replicate`, if there is anything; called by a timer."""
+        if self._gathered:
+            self.replicate()
+
+    def handle_update(
+        self,
+        connection: ClientConnection,
+        request: UpdateConsumerOffset,
+        body: bytes,
+        serialization: int,
+    ) -> bytes | None:
+        """Request code 15."""
+        ext = request.ext
+        try:
+            check_group(ext.consumer_group)
+            check_topic(ext.topic)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
+        if request.flag & 2:
+            self.commit(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+            return None
+        if ext.commit_offset < 0:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}")
+        if self._locks.fences(connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
+            )
+        self._appender.check_room()
+        key = (ext.consumer_group, ext.topic, ext.queue_id)
+        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            # The change may be a reset, or a commit of the reader that has gone back.
+            what = (
+                "is being changed right now: commit again"
+                if key in self._resetting
+                else "was reset, and no consumer has gone on from there yet"
+            )
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the offset of {ext.consumer_group} in queue {ext.queue_id} of {ext.topic} {what}",
+            )
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
+            else:
+                connection.close("leadership was lost while an offset was being stored")
+
+        refused = no_room(connection, request, serialization)
+        if not ext.forward_only and ext.commit_offset < (known := self._highest(key)):
+            self._check_may_move_back(connection, key, ext.commit_offset, known)
+            self._move_back(key, ext.commit_offset, committed, refused)
+            return None
+        if len(self._gathered) >= PENDING_MAX:
+            self.replicate()  # who is answered is not ignored
+        self.gather(*key, ext.commit_offset)
+        again = partial(connection.dispatch, request, body, serialization)
+        self.replicate(committed, again, refused)
+        return None
+
+    def _check_may_move_back(self, connection: ClientConnection, key: Key, offset: int, known: int) -> None:
+        """Raise RequestRefused unless the sender is the queue's reader, or nobody is known to consume in the group.
+
+        A member that does not read from there lost the queue to another one, and comes late.
+        """
+        group, topic, queue_id = key
+        if self._rereads(connection, key, offset):
+            return
+        if self._client_id(connection, group) is not None or self._has_members(group):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the offset of {group} in queue {queue_id} of {topic} is {known}; while the group has members, only a"
+                f" client that reads the queue from {offset} or before can move it back to {offset}. A reset can, too",
+            )
+
+    def _rereads(self, connection: ClientConnection, key: Key, offset: int) -> bool:
+        """Whether a commit of less than is known comes from who reads the queue, and has gone back to there."""
+        reader = self._rereading.get(key)
+        if reader is None or not reader[1] <= offset < self._highest(key):
+            return False
+        return reader[0] == self._sender(connection, key[0])
+
+    def _sender(self, connection: ClientConnection, group: str) -> str | ClientConnection:
+        """What tells who sends from others: the member's id, or its connection."""
+        return self._client_id(connection, group) or connection
+
+    def _move_back(
+        self,
+        key: Key,
+        offset: int,
+        on_committed: Callable[[bool], None],
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        group, topic, queue_id = key
+        self.reset(group, topic, {queue_id: offset}, on_committed, restart=False, on_refused=on_refused)
+
+    def handle_query(
+        self, connection: ClientConnection, request: QueryConsumerOffset, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 14.
+
+        A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
+        """
+        ext = request.ext
+        key = (ext.consumer_group, ext.topic, ext.queue_id)
+
+        def known(is_known: bool) -> None:
+            if not is_known:
+                return
+            try:
+                answer = self._answer(request, key, serialization)
+            except (StoreError, OSError) as error:
+                connection.close(f"the queue cannot be read: {error}")
+            else:
+                connection.send(answer)
+
+        is_on_its_way = key in self._gathered or key in self._replicating or key in self._resetting
+        if is_on_its_way and self._appender.has_room:
+            again = partial(connection.dispatch, request, body, serialization)
+            self.replicate(known, again, lambda _: self._read(known))  # there is no room for later ones
+        else:
+            self._read(known)
+        return None
+
+    def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> None:
+        """Request code 30."""
+        self._answer_end(connection, request, serialization, lambda queue: queue.max_offset)
+
+    def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> None:
+        """Request code 31."""
+        self._answer_end(connection, request, serialization, lambda queue: queue.min_offset)
+
+    def _answer_end(
+        self,
+        connection: ClientConnection,
+        request: GetMaxOffset | GetMinOffset,
+        serialization: int,
+        end_of: Callable[[ConsumeQueue], int],
+    ) -> None:
+        def known(is_known: bool) -> None:
+            if is_known:
+                queue = self._store.get(request.ext.topic, request.ext.queue_id)
+                reply = _offset_reply(request.opaque, 0 if queue is None else end_of(queue), serialization)
+            else:
+                code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell"
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+            connection.send(reply)
+
+        self._read(known)
+
+    def _answer(self, request: QueryConsumerOffset, key: Key, serialization: int) -> bytes:
+        stored = self._known(key)
+        if stored >= 0:
+            return _offset_reply(request.opaque, stored, serialization)
+        if request.ext.set_zero_if_not_found is not False and self._begins_at_zero(*key[1:]):
+            return _offset_reply(request.opaque, 0, serialization)
+        return encode_response(
+            request.opaque,
+            ResponseCode.QUERY_NOT_FOUND,
+            remark="Not found, maybe this group consumer boot first",
+            serialization=serialization,
+        )
+
+    def _begins_at_zero(self, topic: str, queue_id: int) -> bool:
+        """Whether a group without an offset begins at 0, as with RocketMQ 4.9: in young queues and in empty ones.
+
+        If it were to ask for the end of an empty queue instead, it would skip a message that comes in between.
+        """
+        config = self._metadata.topics.get(topic)
+        if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
+            return False
+        queue = self._store.get(topic, queue_id)
+        return queue is None or queue.max_offset == 0 or self.is_young(queue)
+
+    def is_young(self, queue: ConsumeQueue) -> bool:
+        """Whether a group without an offset begins at the first message: it is there, and quickly read."""
+        if queue.min_offset > 0 or queue.max_offset == 0:
+            return False
+        physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(0, 1))
+        return self._in_memory(physical_offset)
+
+    def _awaits_restart(self, key: Key) -> bool:
+        if key in self._resetting:
+            return True
+        return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
+
+    def _highest(self, key: Key) -> int:
+        """The group's offset with all commits that are on their way, -1 for none."""
+        return max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1))
+
+    def _known(self, key: Key) -> int:
+        group, topic, queue_id = key
+        return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, -1)
+
+    def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
+        config = self._metadata.topics.get(topic)
+        if (group, topic) not in self._metadata.consumer_offsets:
+            try:
+                check_group(group)  # a pull that commits may name what is no group
+            except NameRefused:
+                return False
+            if not self._metadata.has_room_for_offsets(group, topic):
+                return False
+        return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
+
+
+def _offset_reply(opaque: int, offset: int, serialization: int) -> bytes:
+    return encode_response(opaque, ResponseCode.SUCCESS, ext={"offset": str(offset)}, serialization=serialization)

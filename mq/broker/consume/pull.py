@@ -1,0 +1,382 @@
+"""PULL_MESSAGE (request codes 11 and 361): committed records straight from the log, held when there are none yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from mq.broker.base.counters import Figures
+from mq.broker.consume.cold_reads import ColdReads
+from mq.broker.consume.filters import Subscriptions, scanned_max
+from mq.broker.consume.follower_reads import LEADER_ID, SlowConsumers
+from mq.broker.consume.long_polling import LongPolling
+from mq.broker.consume.record_reader import Place, RecordReader, Selection
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
+from mq.filter.subscription import Subscription
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
+from mq.store.errors import QueueFileDamaged
+from mq.store.queue_store import QueueStore
+from raftlog.segment import EntryGone, StorageCorrupt
+
+COMMIT_OFFSET, SUSPEND = 1, 2
+_READABLE = 4
+_OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
+"""So many, with so many bytes of messages, for an SQL92 expression on old messages: all of these are brought into
+memory, wanted or not."""
+_OLD_TEXT_BYTES_MAX = 64 * 1024
+"""A pull with more text does not wait for its messages to be brought, so that all who wait have 64 MiB at most."""
+_SUSPEND_SECONDS_MAX = 60.0
+_WAITING_BYTES_MAX = 4 * 1024 * 1024
+"""A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
+_DRAIN_SECONDS = 0.05
+_REPAIR_SECONDS = 0.25
+"""A pull waits so long for a damaged queue file before its client is to ask again, or another replica."""
+
+PullRequest = PullMessage | LitePullMessage
+
+
+class HeldPull(NamedTuple):
+    """A pull that waits for a message; re-run when one comes, or when its time is over.
+
+    ``offset`` is what it asks for, or further on if nothing up to there was wanted. ``deadline`` is the monotonic time
+    in seconds until which it may be held, 0 if it was not held yet. ``is_brought`` says that its messages were brought
+    into memory if they were old, ``has_waited`` that it waited for a damaged queue file to be restored.
+    """
+
+    connection: ClientConnection
+    request: PullRequest
+    serialization: int
+    subscription: Subscription
+    offset: int
+    deadline: float = 0.0
+    is_brought: bool = False
+    has_waited: bool = False
+
+    def matches(self, code: int) -> bool:
+        """Whether a message with this tag code may be wanted."""
+        return self.subscription.matches_code(code)
+
+    @property
+    def text_bytes(self) -> int:
+        """About how much memory the texts of the request take that may be long, and what was made of them."""
+        ext = self.request.ext
+        nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
+        return nbytes + self.subscription.parsed_bytes
+
+
+class Pulls:
+    """The pull handler of a broker.
+
+    Args:
+        read, read_each: of the log, as `RecordReader` needs them.
+        cold_reads: brings old messages into memory before they are read.
+        log_end: the physical offset at which the log ends.
+        store_offset: takes the consumer offset that a pull carries.
+        note_pull: told of each pull that is served, before it is answered.
+        reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
+        confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+        figures: told what is handed out.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        store: QueueStore,
+        subscriptions: Subscriptions,
+        slow_consumers: SlowConsumers,
+        polling: LongPolling[HeldPull],
+        read: Callable[[int, int], bytes],
+        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        cold_reads: ColdReads,
+        log_end: Callable[[], int],
+        store_offset: Callable[[ClientConnection, str, str, int, int], None],
+        reset_to: Callable[[str, str, int, int], int | None],
+        note_pull: Callable[[ClientConnection, str, str, int, int, bool], None],
+        confirm: Callable[[Callable[[bool], None]], None],
+        figures: Figures,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._store = store
+        self._subscriptions = subscriptions
+        self._slow_consumers = slow_consumers
+        self._polling = polling
+        self._records = RecordReader(read, read_each, settings.segment_bytes)
+        self._cold_reads = cold_reads
+        self._log_end = log_end
+        self._store_offset = store_offset
+        self._reset_to = reset_to
+        self._note_pull = note_pull
+        self._confirm = confirm
+        self._note_got = figures.note_got
+        self._missed = figures.missed
+        self._clock = clock
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {PullMessage: self.handle, LitePullMessage: self.handle}
+
+    def handle(
+        self, connection: ClientConnection, request: PullRequest, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Answer a pull, or hold it. Raises RequestRefused."""
+        ext = request.ext
+        subscription = self._checked(connection, ext)
+        pull = HeldPull(connection, request, serialization, subscription, ext.queue_offset)
+        place = ext.consumer_group, ext.topic, ext.queue_id
+        if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
+            self._store_offset(connection, *place, ext.commit_offset)
+        if self._metadata.offset_resets and (wanted := self._reset_to(*place, ext.queue_offset)) is not None:
+            return self._moved(pull, wanted)
+        self._note_pull(connection, *place, ext.queue_offset, ext.forward_only)
+        if not self._is_behind_the_end(ext):
+            return self._serve(pull, may_hold=True)
+
+        def confirmed(knows_the_end: bool) -> None:
+            if not connection.closed:
+                self._answer(pull, may_hold=True, knows_the_end=knows_the_end)
+
+        # To this replica the message may still come; a consumer that is sent back would get all again.
+        self._confirm(confirmed)
+        return None
+
+    def resume(self, pull: HeldPull) -> None:
+        """Answer a pull that was held, with whatever there is now."""
+        connection = pull.connection
+        connection.held_pulls -= 1
+        if not connection.closed:
+            self._answer(pull, may_hold=False)
+
+    def _moved(self, pull: HeldPull, wanted: int) -> bytes:
+        queue = self._store.get(pull.request.ext.topic, pull.request.ext.queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, wanted, low, high, "OFFSET_RESET")
+
+    def _answer(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> None:
+        try:
+            reply = self._serve(pull, may_hold=may_hold, knows_the_end=knows_the_end)
+        except Exception as error:
+            # Called while entries are applied: a disk that fails to give a message fails this pull and nothing else.
+            pull.connection.refuse(pull.request, pull.serialization, error)
+            return
+        if reply is not None:
+            pull.connection.send(reply)
+
+    def _is_behind_the_end(self, ext: PullExt) -> bool:
+        queue = self._store.get(ext.topic, ext.queue_id)
+        return ext.queue_offset > (0 if queue is None else queue.max_offset)
+
+    def _checked(self, connection: ClientConnection, ext: PullExt) -> Subscription:
+        config = self._metadata.topics.get(ext.topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
+        if not config.perm & _READABLE:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
+        if self._metadata.forbidden and (ext.consumer_group, ext.topic) in self._metadata.forbidden:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{ext.consumer_group}] is forbidden for topic[{ext.topic}]",
+            )
+        if not 0 <= ext.queue_id < config.read_queues:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue id {ext.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues",
+            )
+        return self._subscriptions.of_pull(connection, ext)
+
+    def _serve(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> bytes | None:
+        ext = pull.request.ext
+        queue = self._store.get(ext.topic, ext.queue_id)
+        offset = pull.offset
+        low = 0 if queue is None else queue.min_offset
+        high = 0 if queue is None else queue.max_offset
+        if offset > high and not knows_the_end:
+            pass
+        elif queue is None or high == 0:
+            if offset != 0:
+                return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, 0, low, high, "NO_MESSAGE_IN_QUEUE")
+        elif offset < low:
+            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+        elif offset > high:
+            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, high, low, high, "OFFSET_OVERFLOW_BADLY")
+        elif offset < high:
+            if pull.connection.waiting_bytes < _WAITING_BYTES_MAX:
+                try:
+                    return self._found(pull, queue, offset, low, high)
+                except QueueFileDamaged:
+                    return self._while_restored(pull, offset, low, high)
+            if self._hold(pull, self._clock() + _DRAIN_SECONDS):
+                return None
+            return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "CLIENT_READS_TOO_SLOWLY")
+        if may_hold and ext.sys_flag & SUSPEND:
+            seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, _SUSPEND_SECONDS_MAX)
+            deadline = self._clock() + seconds
+            if self._hold(pull._replace(deadline=deadline), deadline):
+                return None
+        return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
+
+    def _while_restored(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
+        """Answer a pull of what a damaged queue file has: it waits for a moment, then it may try another replica."""
+        if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
+            return None
+        other = self._slow_consumers.other_replica()
+        suggested = LEADER_ID if other is None else other
+        return self._empty(
+            pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested
+        )
+
+    def _hold(self, pull: HeldPull, until: float) -> bool:
+        if pull.connection.closed:
+            return False
+        ext = pull.request.ext
+        key = ext.topic, ext.queue_id
+        held = self._polling.hold(key, pull.offset, until, pull, pull.connection, pull.text_bytes)
+        if held:
+            pull.connection.held_pulls += 1
+        return held
+
+    def _found(self, pull: HeldPull, queue: ConsumeQueue, offset: int, low: int, high: int) -> bytes | None:
+        ext = pull.request.ext
+        settings = self._settings
+        subscription = pull.subscription
+        takes_all = subscription.all_tags and subscription.sql is None
+        most = max(1, min(ext.max_messages, settings.pull_messages_max))
+        entries = queue.read(offset, most if takes_all else scanned_max(subscription))
+        first = QUEUE_ENTRY.unpack_from(entries)[0]
+        lag = self._log_end() - first
+        lag_max = self._slow_consumers.lag_max
+        is_old = first < self._cold_reads.start_pos
+        if lag <= lag_max:
+            wanted, budget = most, settings.pull_bytes_max
+        else:
+            wanted, budget = min(most, settings.slow_pull_messages_max), settings.slow_pull_bytes_max
+            is_old = True
+        if ext.max_bytes is not None and 0 < ext.max_bytes < budget:
+            budget = ext.max_bytes
+        if is_old:
+            if subscription.sql is not None:
+                entries = _few(entries)
+            position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+            is_there = pull.is_brought or self._cold_reads.are_there(first, position + size)
+            if not is_there and self._bring(pull, entries, wanted, budget):
+                return None
+        try:
+            if subscription.sql is None:
+                picked = self._pick(entries, subscription, wanted, budget)
+            else:
+                places = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
+                picked = self._records.select(places, subscription.sql, wanted, budget)
+        except EntryGone as gone:
+            # The log was shortened, and this queue is not told yet.
+            low = queue.expire(gone.first)
+            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+        except StorageCorrupt:
+            # This replica is about to repair its log; another one has the message.
+            position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+            other = self._slow_consumers.other_replica(position + size)
+            if other is None:
+                raise
+            return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "DAMAGED_HERE", other)
+        records, nbytes, scanned, end, count, _ = picked
+        next_offset = offset + scanned
+        if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
+            return None
+        suggested = LEADER_ID
+        if 2 * lag > lag_max:
+            suggested = self._slow_consumers.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
+        code, status = ResponseCode.SUCCESS, "FOUND"
+        if not records:
+            code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"
+            self._missed.nums += 1
+        else:
+            self._note_got(ext.topic, ext.consumer_group, count, nbytes)
+        header = pull_response_header(
+            pull.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.serialization
+        )
+        pull.connection.send_all([header, *records], len(header) + nbytes)
+        return None
+
+    def _bring(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
+        """Have the messages for a pull brought into memory, and resume it then; False if they can be read at once."""
+        if pull.text_bytes > _OLD_TEXT_BYTES_MAX:
+            return False
+        subscription = pull.subscription
+        if subscription.sql is None:
+            places, *_ = _choose(entries, subscription, wanted, budget)
+            if not places:
+                return False
+        else:
+            places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
+        connection = pull.connection
+        connection.held_pulls += 1
+        if self._cold_reads.bring(places, partial(self.resume, pull._replace(is_brought=True))):
+            return True
+        connection.held_pulls -= 1
+        return False
+
+    def _may_wait_on(self, pull: HeldPull, next_offset: int, high: int) -> bool:
+        """Hold a pull again that was held, because what came was for others."""
+        is_due = pull.deadline <= self._clock()
+        return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
+
+    def _pick(self, entries: bytes, subscription: Subscription, wanted: int, budget: int) -> Selection:
+        """Messages by their tag codes; their records are read in one piece."""
+        if subscription.all_tags:
+            sizes = entry_sizes(entries)
+            count, nbytes = len(sizes), sum(sizes)
+            if count <= wanted and nbytes <= budget:
+                records = self._records.read_entries(entries, nbytes)
+                position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+                return Selection([records], nbytes, count, position + size, count)
+        places, nbytes, scanned, end = _choose(entries, subscription, wanted, budget)
+        return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scanned, end, len(places))
+
+    def _empty(
+        self,
+        pull: HeldPull,
+        code: ResponseCode,
+        offset: int,
+        low: int,
+        high: int,
+        remark: str,
+        suggested: int = LEADER_ID,
+    ) -> bytes:
+        self._missed.nums += 1
+        return pull_response_header(
+            pull.request.opaque, code, offset, low, high, suggested, remark, 0, pull.serialization
+        )
+
+
+def _few(entries: bytes) -> bytes:
+    """The first ones, at least one, that are little enough to be brought into memory."""
+    entries = entries[: _OLD_SCAN_ENTRIES_MAX * QUEUE_ENTRY_BYTES]
+    count = sum(nbytes <= _OLD_SCAN_BYTES_MAX for nbytes in accumulate(entry_sizes(entries)))
+    return entries[: max(1, count) * QUEUE_ENTRY_BYTES]
+
+
+def _choose(entries: bytes, subscription: Subscription, wanted: int, budget: int) -> tuple[list[Place], int, int, int]:
+    """Messages by their tag codes: their places, their bytes, how many were looked at, and where the last one ends."""
+    codes = subscription.codes
+    places: list[Place] = []
+    nbytes = scanned = end = 0
+    for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
+        if not codes or code in codes:
+            if len(places) == wanted or (places and nbytes + size > budget):
+                break
+            nbytes += size
+            places.append((position, size))
+        scanned += 1
+        end = position + size
+    return places, nbytes, scanned, end

@@ -1,0 +1,351 @@
+"""Queues that one client of a group has for itself, for ordered consumption: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
+
+Who holds a queue is replicated. How long it holds it without a further request is the leader's business: 60 s, and a
+new leader, which cannot know when the last request came, counts each lock from the moment when it began to lead. So a
+lock may last longer than it should, never shorter.
+
+A client that was away for so long does not know that its queue is another one's by now. Therefore locks are *fences* as
+well: as long as a lock is in force, no other client's offset gets past it, and no message is taken back from another
+client. It would come twice, and the second time out of its order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from mq.broker.consume.clients import ROUND_CALLS
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.replicate import no_room
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import ProtocolError
+from mq.protocol.group_bodies import LockedQueues, QueueLocks
+from mq.protocol.headers import LockBatchMq, UnlockBatchMq, encode_response
+from mq.protocol.names import check_group
+from mq.protocol.queue_tables import QueueRef
+
+Log = structlog.stdlib.BoundLogger
+
+LOCK_SECONDS = 60.0
+"""A queue is free for others when its holder was not heard for so long."""
+
+QUEUES_MAX = 16_384
+"""Queues in one request: as many as one topic may have."""
+
+LOCKS_MAX = 100_000
+"""Locked queues of all groups; beyond it no further ones are given out."""
+
+COMMAND_ROWS_MAX = 200
+"""Queues in one command: with the longest names it still fits the smallest file of a log."""
+
+_REPORTS_MAX = 1000
+
+_Key = tuple[str, str, int]
+"""Group, topic and queue id."""
+
+
+class Locks:
+    """The lock handlers of a broker (leader only).
+
+    Args:
+        client_id: who the client behind a connection is in a consumer group; None where that is not known.
+        read: calls back with True once it is certain that this replica led when it was called.
+
+    Attributes:
+        fenced: how many offset commits did not count, and how many messages were not taken back, because another client
+            held the queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        appender: Appender,
+        client_id: Callable[[ClientConnection, str], str | None],
+        read: Callable[[Callable[[bool], None]], None],
+        clock: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self._metadata = metadata
+        self._appender = appender
+        self._client_id = client_id
+        self._read = read
+        self._clock = clock
+        self._log = log
+        self._led_since = 0.0
+        self._renewed: dict[tuple[str, str], dict[int, float]] = {}
+        self._to_expire: deque[tuple[str, str]] = deque()
+        self._expire_count = 0
+        self._granting: dict[_Key, str] = {}
+        self._releasing: set[_Key] = set()
+        self._reported: set[tuple[str, str]] = set()
+        self.fenced = 0
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {LockBatchMq: self.handle_lock, UnlockBatchMq: self.handle_unlock}
+
+    def lead(self) -> None:
+        """This replica leads from now on; all locks are as if just renewed."""
+        self._led_since = self._clock()
+        self.forget()
+
+    def forget(self) -> None:
+        """This replica does not lead any more."""
+        self._renewed.clear()
+        self._granting.clear()
+        self._releasing.clear()
+
+    def handle_lock(
+        self, connection: ClientConnection, request: LockBatchMq, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 41: answered with those queues that are the client's, when that is certain."""
+        self._appender.check_room()
+        wanted = self._decoded(body)
+        client_id, group = wanted.client_id, wanted.group
+        free: list[tuple[str, int]] = []
+        for ref in wanted.queues:
+            key = (group, ref.topic, ref.queue_id)
+            if self._exists(ref) and (self._is_free(key) or self._granting.get(key) == client_id):
+                if self._metadata.lock_count + len(self._granting) >= LOCKS_MAX and key not in self._granting:
+                    continue
+                self._granting[key] = client_id
+                free.append((ref.topic, ref.queue_id))
+
+        def settle() -> None:
+            for topic, queue_id in free:
+                self._granting.pop((group, topic, queue_id), None)
+
+        def refused(remark: str) -> None:
+            settle()
+            no_room(connection, request, serialization)(remark)
+
+        def confirmed(known: bool) -> None:
+            settle()
+            if known:
+                reply = LockedQueues(self._renew(wanted)).encode()
+                connection.answer(
+                    request,
+                    encode_response(request.opaque, ResponseCode.SUCCESS, body=reply, serialization=serialization),
+                )
+            else:
+                self._serve_elsewhere(connection, request, body, serialization)
+
+        if not free:
+            self._read(confirmed)
+            return None
+        for rows in _chunks(free):
+            command = encode_command(LockQueues(group=group, client_id=client_id, queues=rows))
+            if rows[-1] is free[-1]:
+                self._appender.add_command(command, confirmed, on_refused=refused)
+            else:
+                self._appender.add_command(command)
+        return None
+
+    def handle_unlock(
+        self, connection: ClientConnection, request: UnlockBatchMq, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 42: a client gives queues back. Those that it does not hold are left alone."""
+        given = self._decoded(body)
+        client_id, group = given.client_id, given.group
+        # What is on its way to another client is not this one's to give back, even if it still says so in the metadata.
+        held = [
+            (ref.topic, ref.queue_id)
+            for ref in given.queues
+            if client_id == self._next_holder((group, ref.topic, ref.queue_id))
+        ]
+        reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        if not held:
+            return reply
+        self._appender.check_room()
+
+        def committed(known: bool) -> None:
+            if known:
+                connection.answer(request, reply)
+            else:
+                self._serve_elsewhere(connection, request, body, serialization)
+
+        self._release(group, client_id, held, committed, no_room(connection, request, serialization))
+        return None
+
+    def fences(
+        self, connection: ClientConnection, group: str, topic: str, queue_id: int, *, only_known: bool = False
+    ) -> bool:
+        """Whether another client holds this queue, so that what ``connection`` says of it does not count.
+
+        A connection without a heartbeat of the group is nobody's: it is fenced, too, unless ``only_known``.
+        """
+        holder = self._metadata.lock_holder(group, topic, queue_id)
+        if holder is None:
+            return False
+        client_id = self._client_id(connection, group)
+        if client_id == holder or (client_id is None and only_known) or self._is_free((group, topic, queue_id)):
+            return False
+        self._note_fenced(group, topic, queue_id, client_id, holder)
+        return True
+
+    def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
+        """Whether others hold queues of this topic and the client none: it has no message of it to do anything with.
+
+        A connection without a heartbeat of the group is not fenced: its client may not have found this leader before.
+        """
+        client_id = self._client_id(connection, group)
+        if client_id is None:
+            return False
+        held = self._metadata.queue_locks.get((group, topic), {})
+        in_force = {
+            queue_id: holder for queue_id, holder in held.items() if not self._is_free((group, topic, queue_id))
+        }
+        if not in_force or client_id in in_force.values():
+            return False
+        queue_id, holder = next(iter(in_force.items()))
+        self._note_fenced(group, topic, queue_id, client_id, holder)
+        return True
+
+    def _note_fenced(self, group: str, topic: str, queue_id: int, client_id: str | None, holder: str) -> None:
+        self.fenced += 1
+        if (group, client_id or "") not in self._reported and len(self._reported) < _REPORTS_MAX:
+            self._reported.add((group, client_id or ""))
+            self._log.warning(
+                "client_fenced",
+                consumer_group=group,
+                topic=topic,
+                queue_id=queue_id,
+                client_id=client_id,
+                holder=holder,
+            )
+
+    def expire_some(self) -> None:
+        """Take from their holders what was not renewed in time, of some tables; called by a timer.
+
+        `ROUND_CALLS` calls look at all that were there at the first of them.
+        """
+        if not self._to_expire:
+            # Always in the same order. What is only among the renewed was deleted with its topic or group.
+            self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewed)))
+            self._expire_count = -(-(self._metadata.lock_count + len(self._to_expire)) // ROUND_CALLS)
+        left = self._expire_count
+        while self._to_expire and left > 0:
+            group, topic = self._to_expire.popleft()
+            locks = self._metadata.queue_locks.get((group, topic), {})
+            left -= 1 + len(locks)
+            self._expire_table(group, topic, locks)
+
+    def _expire_table(self, group: str, topic: str, locks: dict[int, str]) -> None:
+        renewed = self._renewed.get((group, topic), {})
+        if not locks:
+            self._renewed.pop((group, topic), None)
+        elif len(renewed) > len(locks):
+            self._renewed[group, topic] = {queue_id: at for queue_id, at in renewed.items() if queue_id in locks}
+        if not self._appender.is_open:
+            return
+        gone: dict[str, list[tuple[str, int]]] = {}
+        for queue_id, client_id in locks.items():
+            key = (group, topic, queue_id)
+            if key not in self._releasing and self._is_free(key):
+                gone.setdefault(client_id, []).append((topic, queue_id))
+        for client_id, rows in gone.items():
+            self._release(group, client_id, rows)
+
+    def _decoded(self, body: bytes) -> QueueLocks:
+        try:
+            locks = QueueLocks.decode(body)
+            check_group(locks.group)
+        except ProtocolError as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"locks refused: {error}") from error
+        if not 1 <= len(locks.client_id) <= CLIENT_ID_LENGTH_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"client id of {len(locks.client_id)} characters, allowed are 1 to {CLIENT_ID_LENGTH_MAX}",
+            )
+        if len(locks.queues) > QUEUES_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"locks of {len(locks.queues)} queues, allowed are {QUEUES_MAX}"
+            )
+        return locks
+
+    def _exists(self, ref: QueueRef) -> bool:
+        config = self._metadata.topics.get(ref.topic)
+        return config is not None and 0 <= ref.queue_id < max(config.read_queues, config.write_queues)
+
+    def _is_free(self, key: _Key) -> bool:
+        """Whether nobody holds this queue, or its holder was silent for too long; what is on its way counts."""
+        if key in self._granting:
+            return False
+        if key in self._releasing or self._metadata.lock_holder(*key) is None:
+            return True
+        group, topic, queue_id = key
+        renewed_at = self._renewed.get((group, topic), {}).get(queue_id, self._led_since)
+        return self._clock() - renewed_at >= LOCK_SECONDS
+
+    def _next_holder(self, key: _Key) -> str | None:
+        """Who holds this queue once what is on its way is done."""
+        return self._granting.get(key) or self._metadata.lock_holder(*key)
+
+    def _renew(self, wanted: QueueLocks) -> list[QueueRef]:
+        """Count the locks of a client from now on; returns those that are in force."""
+        now = self._clock()
+        ours: list[QueueRef] = []
+        for ref in wanted.queues:
+            key = (wanted.group, ref.topic, ref.queue_id)
+            # While its request was under way, an expired lock may have become another client's. What is only on its
+            # way, to this client or away from it, is nobody's: if the leadership is lost now, it may come or not.
+            granted_to = self._granting.get(key, wanted.client_id)
+            if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
+                self._renewed.setdefault((wanted.group, ref.topic), {})[ref.queue_id] = now
+                ours.append(ref)
+        return ours
+
+    def _release(
+        self,
+        group: str,
+        client_id: str,
+        rows: list[tuple[str, int]],
+        on_committed: Callable[[bool], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        keys = [(group, topic, queue_id) for topic, queue_id in rows]
+        self._releasing.update(keys)
+
+        def settle() -> None:
+            self._releasing.difference_update(keys)
+            for topic, queue_id in rows:
+                if self._metadata.lock_holder(group, topic, queue_id) is None:
+                    self._renewed.get((group, topic), {}).pop(queue_id, None)
+
+        def committed(known: bool) -> None:
+            settle()
+            if on_committed is not None:
+                on_committed(known)
+
+        def refused(remark: str) -> None:
+            settle()
+            if on_refused is not None:
+                on_refused(remark)
+
+        for chunk in _chunks(rows):
+            command = encode_command(UnlockQueues(group=group, client_id=client_id, queues=chunk))
+            if chunk[-1] is rows[-1]:
+                self._appender.add_command(command, committed, on_refused=refused)
+            else:
+                self._appender.add_command(command)
+
+    def _serve_elsewhere(self, connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+        """Leadership was lost. Locking twice is locking once, so whoever serves this now does it again."""
+        if not self._appender.is_open:
+            connection.dispatch(request, body, serialization)
+            return
+        remark = "the group cannot confirm who leads it"
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        connection.answer(request, encode_response(request.opaque, code, remark=remark, serialization=serialization))
+
+
+def _chunks(rows: list[tuple[str, int]]) -> Iterable[list[tuple[str, int]]]:
+    return (rows[at : at + COMMAND_ROWS_MAX] for at in range(0, len(rows), COMMAND_ROWS_MAX))

@@ -1,0 +1,183 @@
+"""Which queues a member of a consumer group reads, and how: QUERY_ASSIGNMENT (400), request modes (401 and 402).
+
+Java's push consumers ask with ``clientRebalance=false``. Others work out their share themselves, and pull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mq.broker.consume.routes import Queues, Routes
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
+from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.replicate import replicate
+from mq.protocol.allocation import STRATEGIES, share_with_next
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
+from mq.protocol.operator_bodies import (
+    AssignmentQuery,
+    MessageRequestMode,
+    MessageRequestModes,
+    QueueAssignment,
+    QueueAssignments,
+)
+from mq.protocol.operator_requests import GetAllMessageRequestMode, QueryAssignment, SetMessageRequestMode
+from mq.protocol.queue_tables import QueueRef
+
+BROADCASTING = "BROADCASTING"
+ANY_QUEUE = -1
+
+
+class Assignments:
+    """The handlers around request modes and assignments.
+
+    Args:
+        consumer_ids: the members of a group that are connected here.
+        note_group: makes a group that nobody has made; raises RequestRefused if its name cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        appender: Appender,
+        routes: Routes,
+        read: Read,
+        consumer_ids: Callable[[str], Sequence[str]],
+        note_group: Callable[[str], None],
+    ) -> None:
+        self._metadata = metadata
+        self._appender = appender
+        self._routes = routes
+        self._read = read
+        self._consumer_ids = consumer_ids
+        self._note_group = note_group
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {QueryAssignment: self.handle_query, GetAllMessageRequestMode: self.handle_modes}
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {SetMessageRequestMode: self.handle_set_mode}
+
+    def handle_query(
+        self, connection: ClientConnection, request: QueryAssignment, body: bytes, serialization: int
+    ) -> None:
+        """Request code 400; nothing is assigned, not even none, where the topic, the group or the strategy is unknown.
+
+        Raises RequestRefused.
+        """
+        query = decoded(AssignmentQuery.decode, body)
+        for what, text in (
+            ("consumerGroup", query.consumer_group),
+            ("clientId", query.client_id),
+            ("strategyName", query.strategy_name),
+            ("messageModel", query.message_model),
+        ):
+            if len(text) > CLIENT_ID_LENGTH_MAX:  # it is kept until name servers have answered
+                raise RequestRefused(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"{what} of {len(text)} characters, allowed are {CLIENT_ID_LENGTH_MAX}",
+                )
+
+        def found(queues: Queues | None) -> None:
+            if connection.closed:
+                return
+            mode = self._metadata.request_modes.of(query.topic, query.consumer_group)
+            assigned = None
+            if queues is not None:
+                members = sorted(self._consumer_ids(query.consumer_group))
+                assigned = assigned_queues(query, queues, members, mode)
+            answer = QueueAssignments(
+                None if assigned is None else [QueueAssignment(queue, mode.mode) for queue in assigned]
+            )
+            connection.answer(
+                request,
+                encode_response(
+                    request.opaque, ResponseCode.SUCCESS, body=answer.encode(), serialization=serialization
+                ),
+            )
+
+        try:
+            check_topic(query.topic)
+        except NameRefused:
+            found(None)  # nowhere; nothing is asked and remembered of a name of any length
+        else:
+            self._routes.find(query.topic, found)
+
+    def handle_set_mode(
+        self, connection: ClientConnection, request: SetMessageRequestMode, body: bytes, serialization: int
+    ) -> None:
+        """Request code 401; answered when it is replicated. Raises RequestRefused."""
+        wanted = decoded(MessageRequestMode.decode, body)
+        topic, group = wanted.topic, wanted.consumer_group
+        if topic.startswith(RETRY_PREFIX):
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        try:
+            command = encode_command(
+                PutRequestMode(group=group, topic=topic, mode=wanted.mode, shared=wanted.pop_share_queue_num)
+            )
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
+        if group not in self._metadata.groups:
+            # Operators say how a group is to consume before it does so for the first time.
+            if not self._metadata.has_room_for_group(group):
+                raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {group} does not exist")
+            self._note_group(group)
+
+        def check() -> None:
+            if not self._metadata.request_modes.has_room(topic, group):
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there are {MODES_MAX} request modes already")
+
+        check()
+        replicate(
+            self._appender, [command], connection, request, body, serialization, what="a request mode", check=check
+        )
+
+    def handle_modes(
+        self, connection: ClientConnection, request: GetAllMessageRequestMode, body: bytes, serialization: int
+    ) -> None:
+        """Request code 402: what operators have said."""
+
+        def answer() -> bytes:
+            modes: dict[str, dict[str, MessageRequestMode]] = {}
+            for (topic, group), mode in self._metadata.request_modes.table.items():
+                modes.setdefault(topic, {})[group] = MessageRequestMode(topic, group, mode.mode, mode.shared)
+            return encode_response(
+                request.opaque,
+                ResponseCode.SUCCESS,
+                body=MessageRequestModes(modes).encode(),
+                serialization=serialization,
+            )
+
+        when_current(self._read, connection, request, serialization, answer)
+
+
+def assigned_queues(
+    query: AssignmentQuery, queues: Sequence[QueueRef], members: Sequence[str], mode: RequestMode
+) -> Sequence[QueueRef] | None:
+    """The queues of a member; None where nobody can tell. ``queues`` and ``members`` are sorted.
+
+    Who pops from all queues of a broker group gets a single one for it, with the number -1.
+    """
+    if query.message_model == BROADCASTING:
+        return queues
+    strategy = STRATEGIES.get(query.strategy_name)
+    if strategy is None or not members:
+        return None
+    if mode.mode != POP:
+        return strategy(queues, members, query.client_id)
+    if mode.shared <= 0 or mode.shared >= len(members) - 1:
+        return [QueueRef(query.topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]
+    return share_with_next(strategy, queues, members, query.client_id, mode.shared)

@@ -1,0 +1,71 @@
+"""A client is asked for its subscriptions (request code 307) when its pulls know a newer version than its heartbeats.
+
+Clients of RocketMQ 5 give a subscription a new version when their queues change, and send a heartbeat with it at once;
+but not if another heartbeat is under way, and about a second after the start of a consumer one always is. Without this
+question, brokers would refuse the consumer's pulls (code 25) until its next heartbeat 30 s later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from mq.broker.consume.clients import ClientRegistry, HeartbeatRefused
+from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.connection import ClientConnection
+from mq.protocol import fastjson
+from mq.protocol.bodies import SubscriptionData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import BodyError
+from mq.protocol.headers import Response
+
+ANSWER_SECONDS = 3.0
+PAUSE_SECONDS = 5.0
+"""A client is asked again after this time at the earliest, or after its next heartbeat."""
+BODY_BYTES_MAX = 128 * 1024
+VALUES_MAX = 5_000
+"""Of an answer, enough for 350 queues; reading so much takes 23 ms. A longer one is ignored, and the client's next
+heartbeat awaited."""
+
+
+class SubscriptionRefresh:
+    """Asks members of consumer groups for their subscriptions.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clients: ClientRegistry[ClientConnection], clock: Callable[[], float]) -> None:
+        self._clients = clients
+        self._clock = clock
+
+    def ask(self, connection: ClientConnection, group: str) -> None:
+        """Ask the client behind ``connection``, unless it is no member of the group or was asked just now."""
+        member = self._clients.member(connection, group)
+        now = self._clock()
+        if member is None or (member.asked_at is not None and now < member.asked_at + PAUSE_SECONDS):
+            return
+        member.asked_at = now
+        fields = {"clientId": member.client_id, "consumerGroup": group, "jstackEnable": "false"}
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        connection.ask(code, fields, b"", ANSWER_SECONDS, partial(self._answered, connection, group))
+
+    def _answered(self, connection: ClientConnection, group: str, response: Response | NoAnswer, body: bytes) -> None:
+        if not isinstance(response, Response) or response.code != ResponseCode.SUCCESS or len(body) > BODY_BYTES_MAX:
+            return
+        try:
+            self._clients.update_subscriptions(connection, group, _subscriptions(body))
+        except (BodyError, HeartbeatRefused):
+            return  # its next heartbeat is answered with what is wrong
+
+
+def _subscriptions(body: bytes) -> list[SubscriptionData]:
+    """The subscriptions in what a client says of itself. Raises BodyError."""
+    info = fastjson.parse(body, values_max=VALUES_MAX)
+    told = info.get("subscriptionSet") if isinstance(info, dict) else None
+    try:
+        return msgspec.convert(told, list[SubscriptionData])
+    except msgspec.ValidationError as error:
+        raise BodyError(f"subscriptions of a client: {error}") from error

@@ -1,1 +1,0 @@
-"""Who is connected, which group reads what, and how far it is."""

@@ -1,0 +1,325 @@
+"""One client connection of a broker: frames in, requests to their handlers, replies out.
+
+Errors of a request stay with the request: a refusal and a malformed header are answered, a frame that cannot be cut
+closes this connection and no other.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from mq.broker.net.client_requests import NoAnswer, OnAnswer, Questions
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.flow_control import MUCH_BYTES, Unread
+from mq.protocol.chunks import Incoming, decode_chunk, missing_bytes
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.headers import Response, encode_request, encode_response
+from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.store.errors import QueueFileDamaged
+from raftlog import Reactor, SegmentError, StreamSocket, Unsent
+
+_ONEWAY = 2
+_LARGE_BYTES = 128 * 1024
+_LENGTH_BYTES = 4
+_REPORTS_MAX = 16
+_AT_A_STRETCH = 16
+"""Requests that are served before the client's share of the turn is looked at."""
+_CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
+
+Handler = Callable[["ClientConnection", Any, bytes, int], bytes | None]
+Log = structlog.stdlib.BoundLogger
+
+
+class ClientConnection:
+    """A stock client or our SDK on the other end of a socket.
+
+    ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
+    what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
+    true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
+    broker has asked its clients. ``trusted`` is set for a replica of the same group, and ``authentication`` says
+    how far it has proved that. ``intake`` and ``unread`` bound
+    what all connections together keep in memory; ``unsent`` counts it for the latter.
+    """
+
+    hold_seconds_max = 60.0
+    """How long a request may be held."""
+
+    __slots__ = (
+        "_handlers",
+        "_intake",
+        "_log",
+        "_on_closed",
+        "_questions",
+        "_reactor",
+        "_reported",
+        "_stream",
+        "_unfinished",
+        "_unread",
+        "_unserved",
+        "_waits_for_reader",
+        "_waits_for_room",
+        "authentication",
+        "heard",
+        "held_pulls",
+        "host",
+        "output_bytes_max",
+        "peer",
+        "trusted",
+    )
+
+    def __init__(
+        self,
+        *,
+        reactor: Reactor,
+        sock: socket.socket,
+        handlers: Mapping[type[Any], Handler],
+        questions: Questions[ClientConnection],
+        on_closed: Callable[[ClientConnection], None],
+        intake: Intake[ClientConnection],
+        unread: Unread[ClientConnection],
+        unsent: Unsent,
+        output_bytes_max: int,
+        log: Log,
+    ) -> None:
+        self._handlers = handlers
+        self._questions = questions
+        self._on_closed = on_closed
+        self._intake = intake
+        self._unread = unread
+        self._reactor = reactor
+        # Requests that have arrived and were put off.
+        self._unserved: list[Incoming] = []
+        self._unfinished = False
+        self._waits_for_room = False
+        self._waits_for_reader = False
+        self._log = log
+        self._reported: tuple[tuple[str, int | None], ...] = ()
+        self.output_bytes_max = output_bytes_max
+        self.heard = True
+        self.held_pulls = 0
+        self.trusted = False
+        self.authentication: object = None
+        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
+        address, port = self._stream.peer
+        self.peer = f"{address}:{port}"
+        try:
+            self.host = socket.inet_aton(address.removeprefix("::ffff:")) + port.to_bytes(4, "big")
+        except OSError:
+            self.host = bytes(4) + port.to_bytes(4, "big")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is gone."""
+        return self._stream.closed
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of replies that wait to be sent."""
+        return self._stream.out_bytes
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a request that has not arrived whole yet."""
+        return self._stream.unfinished_bytes
+
+    def send(self, data: bytes) -> None:
+        """Queue a frame; a client that does not read its replies is dropped."""
+        stream = self._stream
+        stream.send(data)
+        if stream.out_bytes > MUCH_BYTES:
+            self._much_waits()
+
+    def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
+        """Queue one frame in several buffers."""
+        self._stream.send_all(buffers, nbytes)
+        if self._stream.out_bytes > MUCH_BYTES:
+            self._much_waits()
+
+    def ask(self, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer) -> None:
+        """Send a request of ours to the client.
+
+        ``on_answer`` gets the response, or why there is none after ``seconds`` at the latest; at once if it is not even
+        asked.
+        """
+        if self.closed:
+            on_answer(NoAnswer.GONE, b"")
+            return
+        opaque = self._questions.add(self, seconds, on_answer)
+        if opaque is None:
+            on_answer(NoAnswer.BUSY, b"")
+        else:
+            self.send(encode_request(code, opaque, ext=ext, body=body))
+
+    def close(self, reason: str) -> None:
+        """Close the connection."""
+        self._stream.close(reason)
+
+    def admitted(self) -> None:
+        """The request whose beginning is here has room in memory: read the rest."""
+        self._waits_for_room = False
+        self._read_or_wait()
+
+    def wait_for_reader(self, waits: bool) -> None:
+        """Read no more requests until the client has read answers, or read them again."""
+        self._waits_for_reader = waits
+        if self._unserved and not waits:
+            self._reactor.go_on_later(self._go_on)
+        self._read_or_wait()
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        """Serve one decoded request, and answer it if its handler does so at once."""
+        try:
+            reply = self._handlers.get(type(request), ClientConnection._unsupported)(self, request, body, serialization)
+        except Exception as error:
+            reply = self._refused(request, serialization, error)
+        if reply is not None:
+            self.answer(request, reply)
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        """Send the reply to a request, unless its sender wants none."""
+        if not request.flag & _ONEWAY:
+            self.send(reply)
+
+    def refuse(self, request: Any, serialization: int, error: Exception) -> None:
+        """Answer a request that failed after its handler had returned; a broken invariant is raised again."""
+        reply = self._refused(request, serialization, error)
+        if reply is not None:
+            self.answer(request, reply)
+
+    def _on_data(self, data: memoryview) -> int:
+        self.heard = True
+        if len(data) > _LARGE_BYTES and missing_bytes(data):
+            return 0  # a large frame on its way is not copied once per chunk of it
+        try:
+            incoming, consumed = decode_chunk(bytes(data))
+        except FrameError as error:
+            self._log.warning("bad_frame", client=self.peer, error=str(error))
+            self.close("bad frame")
+            return 0
+        if self._unfinished and incoming:
+            self._unfinished = False
+            self._intake.finished(self)
+        if len(incoming) > _AT_A_STRETCH:
+            self._serve_share(incoming)
+        else:
+            self._serve(incoming)
+        if len(data) - consumed >= _LENGTH_BYTES and not self._unfinished:
+            self._begin(_LENGTH_BYTES + int.from_bytes(data[consumed : consumed + _LENGTH_BYTES], "big"))
+        return consumed
+
+    def _serve(self, incoming: Iterable[Incoming]) -> None:
+        handler_of = self._handlers.get
+        for request, body, serialization in incoming:
+            # As `dispatch`, which is a call too many for what happens a hundred thousand times a second.
+            try:
+                reply = handler_of(type(request), ClientConnection._unsupported)(self, request, body, serialization)
+            except Exception as error:
+                reply = self._refused(request, serialization, error)
+            if reply is not None:
+                self.answer(request, reply)
+
+    def _serve_share(self, incoming: list[Incoming]) -> None:
+        """Serve requests until this client's share of the turn is used, and put off the rest; replicas are not bound.
+
+        The connection is not read before the rest was served too.
+        """
+        at, stretch = 0, 1
+        while at < len(incoming):
+            if at and not self.trusted and (self._waits_for_reader or self._reactor.share_used()):
+                self._unserved = incoming[at:]
+                self._read_or_wait()
+                if not self._waits_for_reader:
+                    self._reactor.go_on_later(self._go_on)
+                return
+            self._serve(incoming[at : at + stretch])
+            at += stretch
+            stretch = min(2 * stretch, _AT_A_STRETCH)  # the first ones tell how long they take
+
+    def _go_on(self) -> None:
+        """Serve some of what was put off."""
+        incoming, self._unserved = self._unserved, []
+        self._serve_share(incoming)
+        self._read_or_wait()
+
+    def _begin(self, nbytes: int) -> None:
+        """A request of ``nbytes`` begins to arrive; without room for it the rest stays where it is."""
+        if nbytes > SMALL_BYTES and not self.trusted and not self.closed:
+            self._unfinished = True
+            if not self._intake.begin(self, nbytes):
+                self._waits_for_room = True
+                self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        if self._waits_for_room or self._waits_for_reader or self._unserved:
+            self._stream.stop_reading()
+        else:
+            self._stream.go_on_reading()
+
+    def _much_waits(self) -> None:
+        """Let the kernel have what it takes at once; a client that does not read the rest is dropped some time."""
+        stream = self._stream
+        stream.flush()
+        if stream.out_bytes > self.output_bytes_max:
+            self._log.warning("client_too_slow", client=self.peer, waiting_bytes=stream.out_bytes)
+            stream.close("too slow")
+        elif stream.out_bytes > MUCH_BYTES:
+            self._unread.grown(self)
+
+    def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:
+        """The answer to a request that failed; an invariant of ours that is broken is raised again."""
+        if isinstance(error, RequestRefused):
+            if error.code in _CLIENT_FAULTS:
+                self._report("request_refused", request.code, error.remark)
+        elif isinstance(error, HeaderError):
+            self._report("bad_header", error.code, error.remark)
+            code = ResponseCode.SYSTEM_ERROR
+            self.send(encode_response(error.opaque, code, remark=error.remark, serialization=serialization))
+            return None  # whether an answer is wanted stood in a header that nobody can read
+        return answer_failure(error, request, serialization, self.peer, self._log)
+
+    def _report(self, event: str, code: int | None, reason: str) -> None:
+        """Log what the client does wrong, once per connection and kind: whoever does it once does it again."""
+        if (event, code) not in self._reported and len(self._reported) < _REPORTS_MAX:
+            self._reported += ((event, code),)
+            self._log.warning(event, client=self.peer, code=code, reason=reason)
+
+    def _unsupported(self, request: Any, body: bytes, serialization: int) -> bytes | None:
+        """Serve what no handler is registered for."""
+        if isinstance(request, Response):
+            if not self._questions.answered(self, request, body):
+                self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
+            return None
+        if isinstance(request, HeaderError):
+            raise request
+        raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+    def _closed(self, reason: str) -> None:
+        self._intake.finished(self)
+        self._unread.forget(self)
+        self._questions.connection_closed(self)
+        self._on_closed(self)
+
+
+def answer_failure(error: Exception, request: Any, serialization: int, client: str, log: Log) -> bytes:
+    """The answer to a request whose handler raised ``error``; an invariant of ours that is broken is raised again."""
+    if isinstance(error, RequestRefused):
+        return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
+    if isinstance(error, AssertionError):
+        raise error
+    if isinstance(error, QueueFileDamaged):
+        # It is on record, and restored from the log in a moment.
+        remark = f"ask again, or another replica: {error}"
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        return encode_response(request.opaque, code, remark=remark, serialization=serialization)
+    # Whatever a client sends may fail its own request, never the process.
+    if isinstance(error, SegmentError):
+        log.error("read_failed", client=client, code=request.code, error=str(error))
+    else:
+        log.error("request_failed", client=client, code=request.code, exc_info=error)
+    remark = f"{type(error).__name__}: {error}"
+    return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark, serialization=serialization)

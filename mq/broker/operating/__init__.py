@@ -1,1 +1,0 @@
-"""What operators and their tools look at and change."""

@@ -1,0 +1,340 @@
+"""Acknowledgements of popped messages (request codes 200051 and 200151), and changes of their time (200053).
+
+Those of one turn of the event loop go into the log together and are answered when they are committed. A message that
+is on its way out of its checkpoint, by an acknowledgement, a change of its time or its move to the retry topic, cannot
+leave it a second time; what comes first in the log counts, and whoever comes later is told that there is no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.state.commands import encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, SPAN_MAX, AckMessages, DeferMessage, QueueOfGroup
+from mq.broker.write_path.appender import Appender
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
+from mq.protocol.headers import encode_response, encode_success
+from mq.protocol.names import fitted_topic, pop_retry_topic
+from mq.protocol.pop_requests import AckExt, AckMessage, BatchAckMessage, ChangeInvisibleExt, ChangeMessageInvisibleTime
+from mq.protocol.receipts import (
+    NORMAL,
+    ORDERED_REVIVE_QUEUE,
+    REVIVE_QUEUE,
+    BatchAck,
+    Receipt,
+    ReceiptError,
+)
+from mq.store.queue_store import QueueStore
+
+CHECKPOINTS_MAX = 200_000
+"""Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
+ROWS_MAX = 200
+"""Checkpoints in one command: with the longest names it still fits the smallest file of a log."""
+BATCH_ROWS_MAX = 10_000
+"""Checkpoints in one batch of acknowledgements."""
+
+Place = tuple[QueueOfGroup, int, int]
+"""A checkpoint: its queue, start and pop time."""
+
+_Waiter = tuple[ClientConnection, Any, bytes, int, bytes]
+"""A connection, its request, body and encoding, and the answer it gets."""
+
+
+class Leaving:
+    """Messages on their way out of their checkpoints."""
+
+    def __init__(self) -> None:
+        self._bits: dict[Place, int] = {}
+        self._queues: dict[QueueOfGroup, int] = {}
+
+    def of(self, place: Place) -> int:
+        """A bit for each such message of a checkpoint."""
+        return self._bits.get(place, 0)
+
+    def is_settling(self, key: QueueOfGroup) -> bool:
+        """Whether there are such messages of a queue."""
+        return key in self._queues
+
+    def begin(self, place: Place, bits: int) -> None:
+        """These are on their way now; none of them was."""
+        if place not in self._bits:
+            self._queues[place[0]] = self._queues.get(place[0], 0) + 1
+        self._bits[place] = self._bits.get(place, 0) | bits
+
+    def end(self, place: Place, bits: int) -> None:
+        """These are not any more."""
+        left = self._bits[place] & ~bits
+        if left:
+            self._bits[place] = left
+            return
+        del self._bits[place]
+        self._queues[place[0]] -= 1
+        if not self._queues[place[0]]:
+            del self._queues[place[0]]
+
+
+class PopAcks:
+    """The handlers of acknowledgements and of changed times.
+
+    Args:
+        schedule: told of a checkpoint that is to be looked at when its time is over.
+        freed: told of a queue that is consumed in order and may have something again.
+        is_taken_over: whether what is open in order of a queue is just being popped anew.
+        ordered_clock: the time from which a changed time counts in a queue that is consumed in order.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        schedule: Callable[[Place], None],
+        freed: Callable[[QueueOfGroup], None],
+        is_taken_over: Callable[[QueueOfGroup], bool],
+        ordered_clock: OrderedClock,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._schedule = schedule
+        self._freed = freed
+        self._is_taken_over = is_taken_over
+        self._ordered_clock = ordered_clock
+        self._wall_clock_ms = wall_clock_ms
+        self.leaving = Leaving()
+        self._rows: list[tuple[Place, int]] = []
+        self._waiters: list[_Waiter] = []
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {
+            AckMessage: self.handle_ack,
+            BatchAckMessage: self.handle_batch,
+            ChangeMessageInvisibleTime: self.handle_change,
+        }
+
+    def forget(self) -> None:
+        """This replica does not lead any more; who was not answered is served by whoever does."""
+        self.leaving = Leaving()
+        self._rows = []
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            _serve_again(waiter)
+
+    def handle_ack(
+        self, connection: ClientConnection, request: AckMessage, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 200051. Raises RequestRefused."""
+        self._appender.check_room()
+        place, bit = self._message(request.ext)
+        self._rows.append((place, bit))
+        self.leaving.begin(place, bit)
+        self._gather((connection, request, body, serialization, _done(request, serialization)))
+        return None
+
+    def handle_batch(
+        self, connection: ClientConnection, request: BatchAckMessage, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 200151. Raises RequestRefused."""
+        self._appender.check_room()
+        try:
+            acks = BatchAck.decode(body).acks
+            if len(acks) > BATCH_ROWS_MAX:
+                raise ReceiptError(f"{len(acks)} acknowledgements in one batch, allowed are {BATCH_ROWS_MAX}")
+            wanted = [(ack, ack.bits) for ack in acks]
+        except (BodyError, ReceiptError) as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        found = missing = 0
+        for ack, bits in wanted:
+            topic = ack.topic if ack.mark == NORMAL else pop_retry_topic(ack.group, ack.topic)
+            place = self._place((ack.group, fitted_topic(topic), ack.queue_id), ack.start, ack.pop_time_ms)
+            bits <<= ack.start - place[1]
+            effective = self._open_bits(place) & bits
+            found += effective.bit_count()
+            missing += (bits & ~effective).bit_count()
+            if effective:
+                self._rows.append((place, effective))
+                self.leaving.begin(place, effective)
+        if not found:
+            raise RequestRefused(ResponseCode.NO_MESSAGE, f"none of these {missing} messages waits for it")
+        if missing:
+            remark = f"{missing} of {found + missing} messages do not wait for it any more"
+            answer = encode_response(
+                request.opaque, ResponseCode.NO_MESSAGE, remark=remark, serialization=serialization
+            )
+        else:
+            answer = _done(request, serialization)
+        self._gather((connection, request, body, serialization, answer))
+        return None
+
+    def handle_change(
+        self, connection: ClientConnection, request: ChangeMessageInvisibleTime, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 200053. Raises RequestRefused."""
+        self._appender.check_room()
+        ext = request.ext
+        if ext.invisible_ms < 0:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
+        if self._metadata.pops.count >= 2 * CHECKPOINTS_MAX:
+            count = self._metadata.pops.count
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {count} pops are open")
+        place, bit = self._message(ext)
+        (key, start, pop_time_ms), now_ms = place, self._wall_clock_ms()
+        invisible_ms = min(ext.invisible_ms, INVISIBLE_MS_MAX)
+        of_queue = self._metadata.pops.of(key)
+        open_places, ordered = of_queue.open, of_queue.ordered
+        in_order = (start, pop_time_ms) not in open_places
+        if in_order and ordered is not None:
+            # With a wall clock that is behind the pop, the new time would be over before it begins.
+            now_ms = self._ordered_clock.now_ms(key, ordered, now_ms)
+        while (ext.offset, now_ms) in open_places:
+            now_ms += 1  # popped with others within this millisecond, which keep their time
+        group, topic, queue_id = key
+        command = DeferMessage(
+            group=group,
+            topic=topic,
+            queue_id=queue_id,
+            start=start,
+            pop_time_ms=pop_time_ms,
+            offset=ext.offset,
+            new_pop_time_ms=now_ms,
+            invisible_ms=invisible_ms,
+        )
+        if in_order:
+            # Its receipt goes on to name the pop, of which it remains a part.
+            times, revive_queue = (pop_time_ms, now_ms + invisible_ms - pop_time_ms), ORDERED_REVIVE_QUEUE
+        else:
+            times, revive_queue = (now_ms, invisible_ms), REVIVE_QUEUE
+        fields = {"popTime": str(times[0]), "invisibleTime": str(times[1]), "reviveQid": str(revive_queue)}
+        answer = encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+        waiter = (connection, request, body, serialization, answer)
+
+        def stored() -> None:
+            self._schedule(place if in_order else (key, ext.offset, now_ms))
+
+        self.leaving.begin(place, bit)
+        self._replicate(encode_command(command), [(place, bit)], [waiter], stored)
+        return None
+
+    def flush(self) -> None:
+        """Put what was gathered into the log; called at the end of each turn."""
+        if not self._waiters:
+            return
+        rows, self._rows = self._rows, []
+        waiters, self._waiters = self._waiters, []
+        for at in range(0, len(rows), ROWS_MAX):
+            some = rows[at : at + ROWS_MAX]
+            body = encode_command(AckMessages(rows=[(*key, start, ms, bits) for (key, start, ms), bits in some]))
+            self._replicate(body, some, waiters if at + ROWS_MAX >= len(rows) else [])
+
+    def _gather(self, waiter: _Waiter) -> None:
+        self._waiters.append(waiter)
+        if len(self._rows) >= ROWS_MAX:
+            self.flush()
+
+    def _replicate(
+        self,
+        command: bytes,
+        rows: list[tuple[Place, int]],
+        waiters: list[_Waiter],
+        stored: Callable[[], None] | None = None,
+    ) -> None:
+        leaving = self.leaving
+
+        def settled(known: bool) -> None:
+            if leaving is not self.leaving:
+                return  # of another leadership
+            for place, bits in rows:
+                leaving.end(place, bits)
+                key, start, pop_time_ms = place
+                if not known:
+                    self._schedule(place)  # its time may have come meanwhile
+                elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
+                    ordered = of_queue.ordered
+                    if ordered is not None and ordered.later:
+                        self._schedule(place)  # without these messages the others may be available earlier
+                    if ordered is None or ordered.pop_time_ms == pop_time_ms:
+                        self._freed(key)
+            if known and stored is not None:
+                stored()
+
+        def committed(known: bool) -> None:
+            settled(known)
+            for waiter in waiters:
+                if known:
+                    waiter[0].answer(waiter[1], waiter[4])
+                else:
+                    _serve_again(waiter)  # to acknowledge twice is to acknowledge once
+
+        def refused(remark: str) -> None:
+            settled(False)
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            for connection, request, _, serialization, _ in waiters:
+                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+                connection.answer(request, reply)
+
+        self._appender.add_command(command, committed, on_refused=refused)
+
+    def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[Place, int]:
+        """The checkpoint of a message, and its bit there. Raises RequestRefused if it is not open."""
+        topic = fitted_topic(ext.topic)
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
+        if not 0 <= ext.queue_id < config.read_queues:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"queue id {ext.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues",
+            )
+        try:
+            receipt = Receipt.decode(ext.extra_info)
+        except ReceiptError as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        queue = self._store.get(topic, ext.queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        if not low <= ext.offset < high:
+            raise RequestRefused(
+                ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue, which has {low} to {high}"
+            )
+        place = self._place((ext.consumer_group, topic, ext.queue_id), receipt.start, receipt.pop_time_ms)
+        at = ext.offset - place[1]
+        if not 0 <= at < SPAN_MAX or not self._open_bits(place) >> at & 1:
+            raise RequestRefused(ResponseCode.NO_MESSAGE, f"message {ext.offset} of {topic} does not wait for it")
+        return place, 1 << at
+
+    def _place(self, key: QueueOfGroup, start: int, pop_time_ms: int) -> Place:
+        """The checkpoint that a receipt is about. That of a message whose time was changed names the message."""
+        of_queue = self._metadata.pops.of(key)
+        ordered = of_queue.ordered
+        if ordered is None or ordered.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
+            return key, start, pop_time_ms
+        return key, ordered.start if 0 <= start - ordered.start < SPAN_MAX else start, pop_time_ms
+
+    def _open_bits(self, place: Place) -> int:
+        """A bit for each message of a checkpoint that is open and not about to leave it."""
+        key, start, pop_time_ms = place
+        of_queue = self._metadata.pops.of(key)
+        checkpoint = of_queue.open.get((start, pop_time_ms))
+        if checkpoint is not None:
+            return checkpoint.bits & ~self.leaving.of(place)
+        ordered = of_queue.ordered
+        if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
+            return 0
+        return ordered.bits & ~self.leaving.of(place)
+
+
+def _done(request: Any, serialization: int) -> bytes:
+    return encode_success(request.opaque, serialization)
+
+
+def _serve_again(waiter: _Waiter) -> None:
+    connection, request, body, serialization, _ = waiter
+    connection.dispatch(request, body, serialization)

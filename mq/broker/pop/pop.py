@@ -1,0 +1,550 @@
+"""POP consumption: consumers get messages that stay invisible to others for a while (request codes 200050 to 200055).
+
+Theory of operation. A pop takes messages out of some queues. Which ones, is in commands that enter the log together:
+each adds an open checkpoint and moves the group's offset (`mq.broker.state.pop_checkpoints`). The answer leaves when
+they are committed; so whoever leads next knows of every message that anybody has, and until when. Acknowledgements take
+messages out of their checkpoints (`mq.broker.pop.ack`), and what is left when its time is over comes again through the
+retry topic (`mq.broker.pop.revive`), from where it is handed out as if it came from the topic itself.
+
+A pop that finds nothing waits like a pull, for any queue of its topic.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import structlog
+
+from mq.broker.base.counters import Figures
+from mq.broker.consume.filters import Subscriptions
+from mq.broker.consume.long_polling import LongPolling, QueueKey
+from mq.broker.consume.record_reader import Place, RecordReader
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.ack import CHECKPOINTS_MAX, PopAcks
+from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.pop.queue_cursor import INIT_AT_END, PopQueues, Taken, Wish
+from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
+from mq.broker.pop.revive import PopRevival
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PERM_READ, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import QueueTails
+from mq.filter.subscription import parse_subscription
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import encode_response
+from mq.protocol.names import NameRefused, check_group, pop_retry_topic
+from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage
+from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from mq.store.queue_store import QueueStore
+
+Log = structlog.stdlib.BoundLogger
+
+MESSAGES_MAX = 32
+_ANY = -1
+_TOO_LATE_MS = 500
+"""A request that comes so long after its time was over is not served any more: nobody waits for its answer."""
+_PATIENCE_SECONDS = 3.0
+"""So long after its time a pop goes on to look for its messages among those of others."""
+_RETRY_FIRST = 0.2
+"""In this part of pops the retry topic comes first, so that a busy topic does not keep it from being read."""
+_WAITING_BYTES_MAX = 4 * 1024 * 1024
+"""A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
+_READ_BYTES_MAX = 64 * 1024 * 1024
+"""Of messages that wait for their pops to be committed; beyond, clients are asked to come again."""
+
+_QUEUES_MAX = 32
+_ENTRIES_MAX = 800
+"""So many queues and, once one is looked through, entries of queues are looked at in one go. When all of that was for
+others, the pop looks on behind it."""
+
+_ALL = parse_subscription("", "*", None)
+
+
+class Pops:
+    """The pop handlers of a broker, with all that belongs to POP consumption.
+
+    Args:
+        read, read_each: of the log, as `RecordReader` needs them.
+        pulls_waiting: the queues that pulls wait for.
+        is_young: whether a queue's first message is there, and quickly read.
+        figures: told what is handed out.
+        clock: monotonic seconds.
+
+    Attributes:
+        polling: the pops that wait.
+        acks, revival: see their modules.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        tails: QueueTails,
+        subscriptions: Subscriptions,
+        read: Callable[[int, int], bytes],
+        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        pulls_waiting: Container[QueueKey],
+        is_young: Callable[[ConsumeQueue], bool],
+        figures: Figures,
+        rng: random.Random,
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._subscriptions = subscriptions
+        self._note_got = figures.note_got
+        self._rng = rng
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self.polling: LongPolling[HeldPop] = LongPolling(
+            held_max=settings.held_pulls_max, held_bytes_max=settings.held_bytes_max
+        )
+        self._pulls_waiting = pulls_waiting
+        self._watched = _Watched(pulls_waiting, self.polling.waiting)
+        self._leadership = object()
+        self._read_bytes = 0
+        self._ordered_clock = OrderedClock(clock)
+        self.acks = PopAcks(
+            metadata=metadata,
+            store=store,
+            appender=appender,
+            schedule=lambda place: self.revival.schedule(place),
+            freed=self._freed,
+            is_taken_over=lambda key: self._queues.is_taken_over(key),
+            ordered_clock=self._ordered_clock,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self.revival = PopRevival(
+            metadata=metadata,
+            store=store,
+            appender=appender,
+            tails=tails,
+            read=read,
+            leaving=lambda: self.acks.leaving,
+            woken=self._wake,
+            freed=self._freed,
+            ordered_clock=self._ordered_clock,
+            pending_bytes_max=settings.pending_bytes_max // 2,
+            wall_clock_ms=wall_clock_ms,
+            log=log,
+        )
+        self._queues = PopQueues(
+            metadata=metadata,
+            store=store,
+            records=RecordReader(read, read_each, settings.segment_bytes),
+            read_each=read_each,
+            is_young=is_young,
+            is_settling=lambda key: self.acks.leaving.is_settling(key),
+            ordered_clock=self._ordered_clock,
+            broker_name=settings.group,
+        )
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {
+            PopMessage: self.handle_pop,
+            Notification: self.handle_notification,
+            PeekMessage: self.handle_peek,
+            PollingInfo: self.handle_polling_info,
+            **self.acks.leader_handlers(),
+        }
+
+    def lead(self) -> None:
+        """This replica leads, and everything committed before is applied."""
+        self._leadership = object()
+        self._read_bytes = 0
+        self.revival.lead()
+
+    def forget(self) -> None:
+        """This replica does not lead any more; who waits is to ask again, and finds the one that does."""
+        self._leadership = object()
+        self._queues.forget()
+        self.acks.forget()
+        self.revival.forget()
+        self._ordered_clock.forget()
+        for pop in self.polling.expired(float("inf")):
+            pop.connection.held_pulls -= 1
+            self._answer_nothing(pop)
+        self._watch()
+
+    def counters(self) -> dict[str, int]:
+        """Figures: pops that wait, checkpoints that are open, and what became of messages whose time was over."""
+        return {
+            "heldPops": len(self.polling),
+            "popCheckpoints": self._metadata.pops.count,
+            "popRevived": self.revival.revived,
+            "popLost": self.revival.lost,
+        }
+
+    # -- time and messages -------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Answer pops that waited long enough; called by a timer."""
+        for pop in self.polling.expired(self._clock()):
+            self._resume(pop)
+        self._watch()
+
+    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+        """Serve those who wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
+        codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
+        count = len(entries) // QUEUE_ENTRY_BYTES
+        served: dict[str, int] = {}
+
+        def wanted(pop: HeldPop) -> bool:
+            if not any(map(pop.matches, codes)):
+                return False
+            if isinstance(pop.request, Notification) or pop.connection.closed:
+                return True
+            group = pop.request.ext.consumer_group
+            served[group] = served.get(group, 0) + 1
+            return served[group] <= count
+
+        for key in ((topic, queue_id), (topic, _ANY)):
+            for pop in self.polling.taken_out(key, wanted):
+                self._resume(pop)
+
+    def _wake(self, group: str, topic: str, count: int) -> None:
+        """Serve some of those who wait for messages of a topic that a group may get again."""
+        if not len(self.polling):
+            return
+        left = count
+
+        def wanted(pop: HeldPop) -> bool:
+            nonlocal left
+            if pop.request.ext.consumer_group != group or left <= 0:
+                return False
+            left -= isinstance(pop.request, PopMessage) and not pop.connection.closed
+            return True
+
+        config = self._metadata.topics.get(topic)
+        for queue_id in range(_ANY, 0 if config is None else config.read_queues):
+            if left and (topic, queue_id) in self.polling.waiting:
+                for pop in self.polling.taken_out((topic, queue_id), wanted):
+                    self._resume(pop)
+
+    def _freed(self, key: QueueOfGroup) -> None:
+        self._wake(key[0], key[1], 1)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def handle_pop(
+        self, connection: ClientConnection, request: PopMessage, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 200050: answered when it is committed who has the messages, or held. Raises RequestRefused."""
+        ext = request.ext
+        wait_ms = self._wait_ms(ext)
+        if wait_ms < -_TOO_LATE_MS:
+            raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client waits no more since {-wait_ms} ms")
+        self._check(ext.consumer_group, ext.topic, ext.queue_id)
+        if not 1 <= ext.max_messages <= MESSAGES_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}, allowed are 1 to {MESSAGES_MAX}"
+            )
+        if ext.invisible_ms < 1:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
+        if ext.order and len(ext.attempt_id or "") > ATTEMPT_LENGTH_MAX:
+            length = len(ext.attempt_id or "")
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attemptId has {length} characters")
+        subscription = self._subscriptions.of_pop(ext)
+        seconds = min(wait_ms / 1000, connection.hold_seconds_max) if ext.poll_ms > 0 else 0
+        self._serve(HeldPop(connection, request, serialization, subscription, self._clock() + seconds))
+        return None
+
+    def handle_notification(
+        self, connection: ClientConnection, request: Notification, body: bytes, serialization: int
+    ) -> None:
+        """Request code 200054. Raises RequestRefused."""
+        ext = request.ext
+        self._check(ext.consumer_group, ext.topic, ext.queue_id)
+        wait_ms = self._wait_ms(ext)
+        seconds = min(wait_ms / 1000, connection.hold_seconds_max) if ext.poll_ms > 0 else 0
+        self._serve_notification(HeldPop(connection, request, serialization, _ALL, self._clock() + seconds))
+
+    def handle_peek(
+        self, connection: ClientConnection, request: PeekMessage, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 200052. Raises RequestRefused."""
+        ext = request.ext
+        self._check(ext.consumer_group, ext.topic, ext.queue_id)
+        if not 1 <= ext.max_messages <= MESSAGES_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}, allowed are 1 to {MESSAGES_MAX}"
+            )
+        wish = Wish(
+            group=ext.consumer_group,
+            topic=ext.topic,
+            retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
+            subscription=_ALL,
+            pop_time_ms=self._wall_clock_ms(),
+            invisible_ms=0,
+            revive_queue=REVIVE_QUEUE,
+            at_end=False,
+            attempt=None,
+        )
+        taken = self._take(wish, ext.queue_id, ext.max_messages)
+        code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
+        send_messages(connection, request.opaque, serialization, code, wish, taken, self._metadata.pops)
+        return None
+
+    def handle_polling_info(
+        self, connection: ClientConnection, request: PollingInfo, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 200055. Raises RequestRefused."""
+        ext = request.ext
+        self._check(ext.consumer_group, ext.topic, ext.queue_id)
+        waiting = sum(
+            pop.request.ext.consumer_group == ext.consumer_group
+            for pop in self.polling.waiting_for((ext.topic, max(ext.queue_id, _ANY)))
+        )
+        fields = {"pollingNum": str(waiting)}
+        return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+
+    def _wait_ms(self, ext: PopExt | NotificationExt) -> int:
+        """How long the client still waits for an answer; negative if it stopped waiting that long ago.
+
+        The proxy of RocketMQ sends no born time. Setting it here keeps the deadline if the request is served again.
+        """
+        now_ms = self._wall_clock_ms()
+        ext.born_ms = ext.born_ms or now_ms
+        return ext.born_ms + ext.poll_ms - now_ms
+
+    def _check(self, group: str, topic: str, queue_id: int) -> None:
+        """Raises RequestRefused unless there is such a queue that the group may read."""
+        try:
+            check_group(group)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
+        if not config.perm & PERM_READ:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not readable")
+        if (group, topic) in self._metadata.forbidden:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"the consumer group[{group}] is forbidden for topic[{topic}]"
+            )
+        if queue_id >= config.read_queues:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue id {queue_id} is illegal, {topic} has {config.read_queues} read queues",
+            )
+        retry_topic = pop_retry_topic(group, topic)
+        if not self._metadata.has_room_for_topic(retry_topic):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for the topic {retry_topic}")
+        for name in (topic, retry_topic):
+            if not self._metadata.has_room_for_offsets(group, name):
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for offsets of {group} in {name}")
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def _resume(self, pop: HeldPop) -> None:
+        """Serve a pop that waited, with whatever there is now."""
+        pop.connection.held_pulls -= 1
+        self._serve_again(pop)
+
+    def _serve_again(self, pop: HeldPop) -> None:
+        if pop.connection.closed:
+            return
+        try:
+            if isinstance(pop.request, Notification):
+                self._serve_notification(pop)
+            else:
+                self._serve(pop)
+        except Exception as error:
+            # Called while entries are applied: a disk that fails to give a message fails this pop and nothing else.
+            pop.connection.refuse(pop.request, pop.serialization, error)
+
+    def _serve(self, pop: HeldPop) -> None:
+        """Answer a pop, hold it, or put it into the log. Raises RequestRefused, and what a disk may fail with."""
+        request = pop.request
+        assert isinstance(request, PopMessage), type(request).__name__
+        ext = request.ext
+        if ext.topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
+        pops_full = self._has_too_many_open(ext.consumer_group) or self._read_bytes >= _READ_BYTES_MAX
+        if pops_full or not self._appender.has_room or pop.connection.waiting_bytes >= _WAITING_BYTES_MAX:
+            self._answer_nothing(pop, ResponseCode.POLLING_FULL)
+            return
+        wish = Wish(
+            group=ext.consumer_group,
+            topic=ext.topic,
+            retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
+            subscription=pop.subscription,
+            pop_time_ms=self._wall_clock_ms(),
+            invisible_ms=min(ext.invisible_ms, INVISIBLE_MS_MAX),
+            revive_queue=ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE,
+            at_end=ext.init_mode == INIT_AT_END,
+            attempt=(ext.attempt_id or "") if ext.order else None,
+        )
+        taken = self._take(wish, ext.queue_id, ext.max_messages)
+        if taken:
+            self._replicate(pop, wish, taken)
+        else:
+            self._hold(pop)
+
+    def _has_too_many_open(self, group: str) -> bool:
+        """Whether a group has as many open checkpoints as all groups together could still have, or more.
+
+        So one that acknowledges nothing takes half of them at most, and the others go on with the rest.
+        """
+        opened = self._metadata.pops
+        return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
+
+    def _take(self, wish: Wish, queue_id: int, count_max: int) -> list[Taken]:
+        taken: list[Taken] = []
+        bytes_left = self._settings.pull_bytes_max
+        source = ""
+        entries_left = _ENTRIES_MAX
+        for topic, number in self._candidates(wish, queue_id):
+            if source not in ("", topic):
+                break  # clients of the first 5.x releases confuse queues of the same number in one answer
+            one = self._queues.take(wish, topic, number, count_max, bytes_left)
+            if one is not None:
+                taken.append(one)
+                source = topic if one.messages else source
+                count_max -= one.messages
+                bytes_left -= one.nbytes
+                entries_left -= one.command.next_offset - max(one.command.before, 0)
+                if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(taken) == _QUEUES_MAX:
+                    break
+        return taken
+
+    def _candidates(self, wish: Wish, queue_id: int) -> Iterator[QueueKey]:
+        """The queues to look into, in this order."""
+        unread, group, retry_topic = self._queues.unread, wish.group, wish.retry_topic
+        retry_first = self._rng.random() < _RETRY_FIRST
+        retry = self._metadata.topics.get(retry_topic)
+        retry_queues = 0
+        if retry is not None and retry_topic != wish.topic and wish.attempt is None:
+            retry_queues = retry.read_queues
+        if retry_first:
+            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
+                yield retry_topic, number
+        if queue_id >= 0:
+            yield wish.topic, queue_id
+        elif queues := self._metadata.topics[wish.topic].read_queues:
+            first = self._rng.randrange(queues)
+            at_end = wish.at_end and wish.topic != retry_topic
+            for number in unread(group, wish.topic, chain(range(first, queues), range(first)), at_end=at_end):
+                yield wish.topic, number
+        if not retry_first:
+            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
+                yield retry_topic, number
+
+    def _replicate(self, pop: HeldPop, wish: Wish, taken: list[Taken]) -> None:
+        """Have it committed that the client has these messages; then it gets them."""
+        leadership = self._leadership
+        nbytes = sum(each.nbytes for each in taken)
+        group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]
+        self._queues.begin(taken)
+        self._read_bytes += nbytes
+
+        def settled(known: bool) -> None:
+            if leadership is not self._leadership:
+                return
+            self._read_bytes -= nbytes
+            if known:
+                for each in taken:
+                    if each.messages:
+                        self.revival.schedule((each.key, each.command.start, each.command.pop_time_ms))
+            if self._queues.settled(taken, known=known):
+                self._wake(wish.group, wish.topic, 1)
+
+        def committed(known: bool) -> None:
+            settled(known)
+            if pop.connection.closed:
+                return
+            if not known:
+                # Whoever may have got them after all: they come again when their time is over.
+                self._answer_nothing(pop)
+            elif any(each.messages for each in taken):
+                for each in taken:
+                    if each.messages:
+                        self._note_got(wish.topic, wish.group, each.messages, each.nbytes)
+                code, opaque = ResponseCode.SUCCESS, pop.request.opaque
+                send_messages(pop.connection, opaque, pop.serialization, code, wish, taken, self._metadata.pops)
+            elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
+                self._serve_again(pop)  # those messages were for others
+            else:
+                self._answer_nothing(pop)
+
+        def refused(remark: str) -> None:
+            settled(False)
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            reply = encode_response(pop.request.opaque, code, remark=remark, serialization=pop.serialization)
+            pop.connection.answer(pop.request, reply)
+
+        last = group[-1]
+        assert isinstance(last, PendingCommand), type(last).__name__
+        last.on_committed, last.on_refused = committed, refused
+        last.on_returned = lambda: pop.connection.dispatch(pop.request, b"", pop.serialization)
+        self._appender.add_atomically(group)
+
+    def _hold(self, pop: HeldPop) -> None:
+        """Let a pop wait that found nothing, or say so."""
+        ext = pop.request.ext
+        if pop.deadline <= self._clock():
+            polled = ext.poll_ms > 0
+            self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if polled else ResponseCode.PULL_NOT_FOUND)
+            return
+        key = ext.topic, max(ext.queue_id, _ANY)
+        if not self.polling.hold(key, 0, pop.deadline, pop, pop.connection, pop.text_bytes):
+            self._answer_nothing(pop, ResponseCode.POLLING_FULL)
+            return
+        pop.connection.held_pulls += 1
+        self._watch()
+
+    def _watch(self) -> None:
+        """Be told of new messages while somebody waits for them."""
+        self._store.watched = self._watched if len(self.polling) else self._pulls_waiting
+
+    def _serve_notification(self, pop: HeldPop) -> None:
+        request = pop.request
+        assert isinstance(request, Notification), type(request).__name__
+        ext, now_ms = request.ext, self._wall_clock_ms()
+        group, attempt = ext.consumer_group, (ext.attempt_id or "") if ext.order else None
+        topics = [(ext.topic, ext.queue_id)]
+        retry_topic = pop_retry_topic(group, ext.topic)
+        if attempt is None and retry_topic != ext.topic:
+            topics.append((retry_topic, _ANY))
+        for topic, wanted in topics:
+            config = self._metadata.topics.get(topic)
+            queues = [wanted] if wanted >= 0 else range(0 if config is None else config.read_queues)
+            for queue_id in self._queues.unread(group, topic, queues, at_end=False):
+                key = group, topic, queue_id
+                if self._queues.has_message(key, at_end=False, attempt=attempt, now_ms=now_ms):
+                    pop.connection.answer(pop.request, notification(pop, has_message=True))
+                    return
+        self._hold(pop)
+
+    def _answer_nothing(self, pop: HeldPop, code: ResponseCode = ResponseCode.POLLING_TIMEOUT) -> None:
+        if not pop.connection.closed:
+            pop.connection.answer(pop.request, nothing_found(pop, code, self._wall_clock_ms()))
+
+
+class _Watched:
+    """The queues that somebody waits for."""
+
+    def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey]) -> None:
+        self._pulls = pulls
+        self._pops = pops
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, tuple), key
+        return key in self._pulls or key in self._pops or (key[0], _ANY) in self._pops

@@ -1,0 +1,351 @@
+"""What a pop takes out of a queue, on the leader.
+
+Several pops of one queue may be under way: each begins where the one before it ends, although the group's offset gets
+there only when that one is committed. When one fails, or the offset was set by somebody else meanwhile, nobody gets
+anything of this queue until all that are under way have ended; then the stored offset counts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mq.broker.consume.filters import scanned_max
+from mq.broker.consume.record_reader import Place, RecordReader
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.pop_checkpoints import PopMessages, QueueOfGroup, lowest_bit, offsets_of
+from mq.filter.subscription import Subscription
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.receipts import RETRY, Receipt
+from mq.protocol.records import RecordError, decode_record, encode_message
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
+from mq.store.errors import QueueFileDamaged
+from mq.store.queue_store import QueueStore
+from raftlog.segment import EntryGone
+
+CHECKPOINTS_PER_QUEUE_MAX = 10_000
+"""With so many open checkpoints a queue seems empty to its group."""
+
+INIT_AT_END = 1
+_NO_OFFSETS: Mapping[int, int] = {}
+
+
+class Wish(NamedTuple):
+    """What a pop is about: for whom, and how its messages are marked.
+
+    ``attempt`` is None unless the group consumes in order. ``retry_topic`` is where the group's messages of ``topic``
+    come again, which may be the topic itself.
+    """
+
+    group: str
+    topic: str
+    retry_topic: str
+    subscription: Subscription
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue: int
+    at_end: bool
+    attempt: str | None
+
+
+class Taken(NamedTuple):
+    """Messages of one queue; or none, if those that were looked at are for others."""
+
+    key: QueueOfGroup
+    command: PopMessages
+    records: list[bytes]
+    nbytes: int
+    messages: int
+    rest: int
+    """Messages of the queue behind those that were looked at."""
+
+    @property
+    def offsets(self) -> Iterator[int]:
+        """The messages' queue offsets."""
+        return offsets_of(self.command.start, self.command.taken)
+
+
+class _Work:
+    """A queue with pops under way."""
+
+    __slots__ = ("in_flight", "in_order", "next_offset", "stale")
+
+    def __init__(self) -> None:
+        self.next_offset = 0
+        self.in_flight = 0
+        self.in_order = False
+        self.stale = False
+
+
+class PopQueues:
+    """Takes messages out of queues.
+
+    Args:
+        records: reads records that may come in one piece.
+        read_each: reads records of ascending places one by one.
+        is_young: whether a new group begins at the first message of a queue although it wants to begin at the end.
+        is_settling: whether acknowledgements of a queue are under way.
+        ordered_clock: says how long queues that are consumed in order stay blocked.
+        broker_name: as in receipts.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        store: QueueStore,
+        records: RecordReader,
+        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        is_young: Callable[[ConsumeQueue], bool],
+        is_settling: Callable[[QueueOfGroup], bool],
+        ordered_clock: OrderedClock,
+        broker_name: str,
+    ) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._records = records
+        self._read_each = read_each
+        self._is_young = is_young
+        self._is_settling = is_settling
+        self._ordered_clock = ordered_clock
+        self._broker_name = broker_name
+        self._works: dict[QueueOfGroup, _Work] = {}
+
+    def forget(self) -> None:
+        """This replica does not lead any more."""
+        self._works.clear()
+
+    def has_message(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> bool:
+        """Whether there is something of a queue to be had by a group, be it for others by its tag."""
+        place = self._begin(key, at_end=at_end, attempt=attempt, now_ms=now_ms)
+        queue = self._store.get(key[1], key[2])
+        return place is not None and queue is not None and max(place[1], queue.min_offset) < queue.max_offset
+
+    def unread(self, group: str, topic: str, queue_ids: Iterable[int], *, at_end: bool) -> Iterator[int]:
+        """Those of these queues of which `take` or `has_message` may find something.
+
+        With thousands of queues nearly all have nothing: this costs a sixth of looking closely at each.
+        """
+        offset_of = self._metadata.consumer_offsets.get((group, topic), _NO_OFFSETS).get
+        queue_of = self._store.get
+        for queue_id in queue_ids:
+            offset = offset_of(queue_id)
+            if offset is None:
+                if at_end:  # the group's first pop fixes where that is
+                    yield queue_id
+                    continue
+                offset = 0
+            queue = queue_of(topic, queue_id)
+            if queue is not None and queue.max_offset > offset:
+                yield queue_id
+
+    def take(self, wish: Wish, topic: str, queue_id: int, count_max: int, bytes_max: int) -> Taken | None:
+        """The next messages of a queue, None if there are none to be had. The first comes however large it is.
+
+        Nothing has happened yet: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a record
+        that is damaged on this disk and has to be understood here.
+        """
+        key = wish.group, topic, queue_id
+        of_retry = topic == wish.retry_topic
+        place = self._begin(key, at_end=wish.at_end and not of_retry, attempt=wish.attempt, now_ms=wish.pop_time_ms)
+        if place is None:
+            return None
+        before, begin = place
+        queue = self._store.get(topic, queue_id)
+        while queue is not None and begin < queue.max_offset:
+            begin = max(begin, queue.min_offset)
+            if begin == queue.max_offset:
+                break
+            try:
+                if of_retry and topic != wish.topic:
+                    picked = self._pick_retried(queue.read(begin, count_max), wish, bytes_max)
+                else:
+                    picked = self._pick(queue, begin, wish.subscription, count_max, bytes_max)
+            except EntryGone as gone:
+                queue.expire(gone.first)  # the log was shortened, and this queue is not told yet
+                continue
+            except QueueFileDamaged:
+                return None  # until it is restored from the log; other queues do not wait for it
+            return self._taken(wish, key, before, begin, picked, queue.max_offset)
+        if before < 0 and wish.at_end and not of_retry:
+            # From now on the group gets all that comes, however many they are when it asks again.
+            nothing = PopMessages(group=wish.group, topic=topic, queue_id=queue_id, before=-1, next_offset=begin)
+            return Taken(key, nothing, [], 0, 0, 0)
+        return None
+
+    def begin(self, taken: Iterable[Taken]) -> None:
+        """These are on their way into the log."""
+        for each in taken:
+            work = self._works.get(each.key)
+            if work is None:
+                work = self._works[each.key] = _Work()
+            work.in_flight += 1
+            work.in_order |= _is_in_order(each)
+            work.next_offset = each.command.next_offset
+
+    def is_taken_over(self, key: QueueOfGroup) -> bool:
+        """Whether what is open in order of a queue is just being popped anew."""
+        work = self._works.get(key)
+        return work is not None and work.in_order
+
+    def settled(self, taken: Iterable[Taken], *, known: bool) -> bool:
+        """They are committed, or are not stored; returns whether a queue was stale and may be had again."""
+        freed = False
+        for each in taken:
+            work = self._works[each.key]
+            work.in_flight -= 1
+            stored = self._metadata.consumer_offset(*each.key)
+            reached = each.command.start if _is_in_order(each) else each.command.next_offset
+            if _is_in_order(each):
+                self._ordered_clock.popped(each.key)
+            if not known or stored is None or not reached <= stored <= work.next_offset:
+                work.stale = True
+            if not work.in_flight:
+                freed |= work.stale
+                del self._works[each.key]
+        return freed
+
+    def _begin(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> tuple[int, int] | None:
+        """The offset that the group has, -1 for none, and where it goes on. None if it gets nothing now."""
+        work = self._works.get(key)
+        if work is not None:
+            if work.stale or attempt is not None:
+                return None
+            return work.next_offset, work.next_offset
+        open_of = self._metadata.pops.of(key)
+        if attempt is not None:
+            ordered = open_of.ordered
+            if ordered is not None:
+                wait_ms = self._ordered_clock.wait_ms(key, ordered, now_ms)
+                again = attempt != "" and attempt == ordered.attempt
+                if wait_ms > 0 and not again:
+                    return None
+                if self._is_settling(key):
+                    return None
+        elif len(open_of.open) >= CHECKPOINTS_PER_QUEUE_MAX:
+            return None
+        stored = self._metadata.consumer_offset(*key)
+        if stored is not None:
+            return stored, stored
+        queue = self._store.get(key[1], key[2])
+        if queue is None:
+            return -1, 0
+        if at_end and queue.max_offset > queue.min_offset and not self._is_young(queue):
+            return -1, queue.max_offset - 1
+        return -1, queue.min_offset
+
+    def _pick(
+        self, queue: ConsumeQueue, begin: int, subscription: Subscription, count_max: int, bytes_max: int
+    ) -> tuple[list[bytes], int, int, int]:
+        """Records, their bytes, a bit for each that was taken, and how many were looked at."""
+        if subscription.sql is not None:
+            entries = queue.read(begin, scanned_max(subscription))
+            wanted = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
+            selection = self._records.select(wanted, subscription.sql, count_max, bytes_max)
+            return selection.records, selection.nbytes, selection.bits, selection.scanned
+        entries = queue.read(begin, count_max if subscription.all_tags else scanned_max(subscription))
+        if subscription.all_tags:
+            sizes = entry_sizes(entries)
+            if (nbytes := sum(sizes)) <= bytes_max:
+                return [self._records.read_entries(entries, nbytes)], nbytes, (1 << len(sizes)) - 1, len(sizes)
+        places: list[Place] = []
+        nbytes = bits = scanned = 0
+        for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
+            if subscription.matches_code(code):
+                if len(places) == count_max or (places and nbytes + size > bytes_max):
+                    break
+                places.append((position, size))
+                nbytes += size
+                bits |= 1 << scanned
+            scanned += 1
+        return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scanned
+
+    def _pick_retried(self, entries: bytes, wish: Wish, bytes_max: int) -> tuple[list[bytes], int, int, int]:
+        """As `_pick`; the records are still those of the retry topic."""
+        places: list[Place] = []
+        nbytes = 0
+        for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
+            if places and nbytes + size > bytes_max:
+                break
+            places.append((position, size))
+            nbytes += size
+        records: list[bytes] = []
+        bits = 0
+        for number, record in enumerate(self._read_each(places)):
+            try:
+                message = decode_record(memoryview(record))
+            except RecordError as error:
+                if number:
+                    del places[number:]  # those before it do not wait for it
+                    break
+                remark = f"the message at byte {places[number][0]} of the log cannot be read here: {error}"
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark) from error
+            # Names of groups and topics can be put together to the same name of a retry topic.
+            if message.properties.get(props.ORIGIN_GROUP, wish.group) == wish.group:
+                records.append(bytes(record))
+                bits |= 1 << number
+        return records, sum(map(len, records)), bits, len(places)
+
+    def _taken(
+        self,
+        wish: Wish,
+        key: QueueOfGroup,
+        before: int,
+        begin: int,
+        picked: tuple[list[bytes], int, int, int],
+        end: int,
+    ) -> Taken:
+        records, nbytes, bits, scanned = picked
+        group, topic, queue_id = key
+        next_offset = begin + scanned
+        rest = end - next_offset
+        if not bits:
+            command = PopMessages(group=group, topic=topic, queue_id=queue_id, before=before, next_offset=next_offset)
+            return Taken(key, command, [], 0, 0, rest)
+        shift = lowest_bit(bits)
+        command = PopMessages(
+            group=group,
+            topic=topic,
+            queue_id=queue_id,
+            before=before,
+            next_offset=next_offset,
+            start=begin + shift,
+            pop_time_ms=wish.pop_time_ms,
+            invisible_ms=wish.invisible_ms,
+            taken=bits >> shift,
+            attempt=wish.attempt,
+        )
+        if topic != wish.topic:
+            records = [self._renamed(record, wish, command) for record in records]
+            nbytes = sum(map(len, records))
+        return Taken(key, command, records, nbytes, bits.bit_count(), rest)
+
+    def _renamed(self, record: bytes, wish: Wish, command: PopMessages) -> bytes:
+        """A record of the retry topic as the client gets it: of the topic that it asked for, with its receipt.
+
+        Where its properties leave no room for one it stays as it is. The name of its topic says then which part of the
+        answer's header its receipt is to be made of.
+        """
+        message = decode_record(memoryview(record))
+        receipt = Receipt(
+            command.start,
+            command.pop_time_ms,
+            command.invisible_ms,
+            wish.revive_queue,
+            RETRY,
+            self._broker_name,
+            message.queue_id,
+            message.queue_offset,
+        )
+        properties = props.encode(message.properties | {props.POP_CK: receipt.encode()})
+        if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+            return record
+        return encode_message(message, wish.topic, message.queue_id, properties)
+
+
+def _is_in_order(taken: Taken) -> bool:
+    return taken.command.attempt is not None and taken.messages > 0

@@ -1,0 +1,97 @@
+"""Answers to pops: messages with what their receipts are made of, or that there are none."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mq.broker.net.connection import ClientConnection
+from mq.broker.pop.queue_cursor import Taken, Wish
+from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, Pops
+from mq.filter.subscription import Subscription
+from mq.protocol.codes import ResponseCode
+from mq.protocol.frames import encode_prefix
+from mq.protocol.headers import RESPONSE_FLAG, encode_header, encode_response
+from mq.protocol.pop_requests import Notification, PopMessage
+from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
+
+
+class HeldPop(NamedTuple):
+    """A pop, or a question whether there is something to pop, that waits until ``deadline``, monotonic seconds."""
+
+    connection: ClientConnection
+    request: PopMessage | Notification
+    serialization: int
+    subscription: Subscription
+    deadline: float
+
+    def matches(self, code: int) -> bool:
+        """Whether a message with this tag code may be wanted."""
+        return self.subscription.matches_code(code)
+
+    @property
+    def text_bytes(self) -> int:
+        """About how much memory the texts of the request take that may be long, and what was made of them."""
+        ext = self.request.ext
+        nbytes = len(ext.attempt_id or "") + self.subscription.parsed_bytes
+        if isinstance(self.request, PopMessage):
+            nbytes += len(self.request.ext.expression or "")
+        return nbytes
+
+
+def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
+    """The answer to a request that gets nothing."""
+    if isinstance(pop.request, Notification):
+        return notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
+    ext = pop.request.ext
+    fields = {
+        "popTime": str(now_ms),
+        "invisibleTime": str(min(ext.invisible_ms, INVISIBLE_MS_MAX)),
+        "reviveQid": str(ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE),
+        "restNum": "0",
+    }
+    return encode_response(pop.request.opaque, code, ext=fields, serialization=pop.serialization)
+
+
+def notification(pop: HeldPop, *, has_message: bool, full: bool = False) -> bytes:
+    """The answer to a question whether there is something to pop."""
+    fields = {"hasMsg": "true" if has_message else "false", "pollingFull": "true" if full else "false"}
+    return encode_response(pop.request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=pop.serialization)
+
+
+def send_messages(
+    connection: ClientConnection,
+    opaque: int,
+    serialization: int,
+    code: ResponseCode,
+    wish: Wish,
+    taken: list[Taken],
+    pops: Pops,
+) -> None:
+    """Answer with messages; what their receipts are made of is in the header."""
+    given = [each for each in taken if each.messages]
+    starts, offsets = queue_info(
+        (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
+    )
+    counts = [_counts(each, pops) for each in given] if wish.attempt is not None else []
+    fields = {
+        "popTime": str(wish.pop_time_ms),
+        "invisibleTime": str(wish.invisible_ms),
+        "reviveQid": str(wish.revive_queue),
+        "restNum": str(sum(each.rest for each in taken)),
+        "startOffsetInfo": starts,
+        "msgOffsetInfo": offsets,
+        "orderCountInfo": ";".join(filter(None, counts)),
+    }
+    records = [record for each in given for record in each.records]
+    nbytes = sum(map(len, records))
+    header = encode_header(code, opaque, RESPONSE_FLAG, ext=fields, serialization=serialization)
+    head = encode_prefix(serialization, len(header), nbytes) + header
+    connection.send_all([head, *records], len(head) + nbytes)
+
+
+def _counts(taken: Taken, pops: Pops) -> str:
+    """How often messages that are consumed in order were popped before."""
+    ordered = pops.of(taken.key).ordered
+    if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:
+        return ""
+    return count_info(mark_of(taken.key[1]), taken.key[2], ordered.counts)

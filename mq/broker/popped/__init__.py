@@ -1,1 +1,0 @@
-"""Messages that consumers pop: hidden for a while, acknowledged one by one."""

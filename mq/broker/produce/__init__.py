@@ -1,0 +1,1 @@
+"""Requests that send messages: single, batch, numbered, replies, and messages returned for a retry."""

@@ -1,0 +1,196 @@
+"""Batches of clients, SEND_BATCH_MESSAGE (request code 320): checked whole, stored in one entry, answered once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.dedup import Repeats, numbers_of
+from mq.broker.state.producer_sequences import Stored
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import BatchElement, PendingBatch, Sender, SendRequest
+from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
+from mq.broker.write_path.queue_offsets import QueueTail
+from mq.protocol import properties as props
+from mq.protocol.batch import split_batch
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
+
+_OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode())
+
+
+class BatchSends:
+    """What `mq.broker.produce.send` does with batches once topic and queue are known to be right."""
+
+    def __init__(
+        self,
+        *,
+        appender: Appender,
+        repeats: Repeats,
+        unique_keys: UniqKeyGenerator,
+        tag_codes: TagCodes,
+        suffix: bytes,
+        body_bytes_max: int,
+    ) -> None:
+        self._appender = appender
+        self._repeats = repeats
+        self._unique_keys = unique_keys
+        self._tag_codes = tag_codes
+        self._suffix = suffix
+        self._body_bytes_max = body_bytes_max
+
+    def add(self, sender: Sender, request: SendRequest, body: bytes, serialization: int, tail: QueueTail) -> None:
+        """Queue the messages of a batch; the reply follows when they are committed.
+
+        Raises:
+            RequestRefused: none of them was stored, and none will be.
+        """
+        messages = self._split(body, tail)
+        shared, numbers = self._shared(request, len(messages))
+        elements: list[BatchElement] = []
+        unique_keys: list[bytes] = []
+        nbytes = 0
+        for flag, message_body, given in messages:
+            unique_key, properties, code = self._properties(given, shared, len(elements))
+            size = tail.fixed_bytes + len(message_body) + len(properties)
+            nbytes += size
+            self._check_bytes(nbytes, len(messages))
+            elements.append(BatchElement(size, flag, message_body, properties, code))
+            unique_keys.append(unique_key)
+        keys = b",".join(unique_keys)
+        if numbers is None:
+            self._appender.add_batch(PendingBatch(sender, request, serialization, body, tail, elements, keys))
+            return
+        flight = self._repeats.admit_batch(sender, request, body, serialization, numbers, unique_keys)
+        if flight is None:
+            return
+        try:
+            batch = PendingBatch(flight, flight.request, serialization, body, tail, elements, keys)
+            _keep_new(batch, numbers, flight.stored)
+            self._check_bytes(batch.nbytes, len(batch.elements))
+        except RequestRefused:
+            flight.end()
+            raise
+        self._appender.add_batch(batch)
+
+    def _split(self, body: bytes, tail: QueueTail) -> list[tuple[int, bytes, bytes]]:
+        # No record is smaller than that, so that what is far too much is not even split.
+        record_bytes_min = tail.fixed_bytes + len(self._suffix)
+        try:
+            messages = split_batch(body, self._body_bytes_max // record_bytes_min)
+        except BodyError as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        if not messages:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        return messages
+
+    def _shared(self, request: SendRequest, count: int) -> tuple[bytes, SequenceRange | None]:
+        """What the properties of the batch add to each message, and the numbers of the messages."""
+        text = request.ext.properties
+        # Clients of 5.x give the batch a UNIQ_KEY, too; behind a message's own it would hide that from readers.
+        given = [each for each in text.encode().split(b"\x02") if each and not each.startswith(UNIQUE_KEY)]
+        numbers: SequenceRange | None = None
+        if any(each.startswith(SEQUENCE_MARK) for each in given):
+            numbers = numbers_of(props.decode(text), count)
+            given = [each for each in given if not each.startswith(_OF_NUMBERS)]
+        shared = b"".join(each + b"\x02" for each in given) + self._suffix
+        if _asks_for_more(shared):
+            _refuse(text, "the head")
+        return shared, numbers
+
+    def _properties(self, properties: bytes, shared: bytes, number: int) -> tuple[bytes, bytes, int]:
+        """The unique key, all properties and the tag code of a message."""
+        if properties and properties[-1] != VALUE_END:
+            properties += b"\x02"
+        try:
+            text = properties.decode()
+        except UnicodeDecodeError as error:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"the properties of message {number} are not UTF-8"
+            ) from error
+        if RECEIPT in text:
+            properties = props.without(text, props.POP_CK).encode()
+        if _asks_for_more(properties):
+            _refuse(text, f"message {number}")
+        unique_key = value(properties, UNIQUE_KEY)
+        if not unique_key:
+            unique_key = self._unique_keys.next().encode()
+            properties += UNIQUE_KEY + unique_key + b"\x02"
+        properties += shared
+        _check_properties(properties, number)
+        # Of the batch, if the message has none: readers find it there.
+        return unique_key, properties, self._tag_codes[value(properties, TAGS)]
+
+    def _check_bytes(self, nbytes: int, count: int) -> None:
+        if nbytes > self._body_bytes_max:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the records of a batch of {count} messages have more than {self._body_bytes_max} bytes",
+            )
+
+
+def _keep_new(batch: PendingBatch, numbers: SequenceRange, stored: Sequence[Stored]) -> None:
+    """Leave out what is stored already, and let the first message of what is not say which numbers begin there."""
+    elements: list[BatchElement] = []
+    parts: list[tuple[int, SequenceRange]] = []
+    for low, high in _new(numbers, stored):
+        part = SequenceRange(numbers.producer, low, high)
+        parts.append((len(elements), part))
+        first, *others = batch.elements[low - numbers.first : high + 1 - numbers.first]
+        mark = props.encode(range_properties(part)).encode()
+        properties = first.properties + mark
+        _check_properties(properties, low - numbers.first)
+        elements += (first._replace(size=first.size + len(mark), properties=properties), *others)
+    batch.elements = elements
+    batch.parts = parts
+    batch.already_stored = numbers.message_count - len(elements)
+
+
+def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, int]]:
+    """What of these numbers is not stored, ascending."""
+    new: list[tuple[int, int]] = []
+    low = numbers.first
+    for one in stored:
+        if low < one.first:
+            new.append((low, one.first - 1))
+        low = one.last + 1
+    if low <= numbers.last:
+        new.append((low, numbers.last))
+    return new
+
+
+def _check_properties(properties: bytes, number: int) -> None:
+    if len(properties) > props.PROPERTIES_BYTES_MAX:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"message {number} has properties of {len(properties)} bytes, allowed are {props.PROPERTIES_BYTES_MAX}",
+        )
+
+
+def _asks_for_more(properties: bytes) -> bool:
+    """Whether a message may ask for something besides being stored, as far as a quick look tells."""
+    return (
+        b"DELAY\x01" in properties
+        or b"TIMER_D" in properties
+        or b"TRAN_MSG\x01" in properties
+        or SEQUENCE_MARK in properties
+    )
+
+
+def _refuse(text: str, part: str) -> None:
+    """What stock brokers store without its effect is refused here."""
+    if SEQUENCE_MARK.decode() in text:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"{part} of a batch has a {props.SEQUENCE} of its own: the properties of the batch name that of its first "
+            "message, and the others have the next ones",
+        )
+    known = props.decode(text)
+    delay = known.get("DELAY", "0").strip()
+    if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"{part} of a batch is delayed or transactional, which only messages by themselves can be",
+        )

@@ -1,0 +1,97 @@
+"""Messages that clients send and that are not simply stored in their queue, for what their properties ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.dedup import Repeats
+from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.transaction.end_transaction import Transactions
+from mq.broker.transaction.half_messages import is_half
+from mq.broker.write_path.internal_messages import MadeSends
+from mq.broker.write_path.pending import Sender, SendRequest, StoredAt
+from mq.protocol import properties as props
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
+from mq.protocol.recall import recall_fields
+from mq.protocol.sequencing import SequenceRange
+
+
+class SpecialSends:
+    """What `mq.broker.produce.send` does with such messages once topic and queue are known to be right."""
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        made: MadeSends,
+        places: WaitingPlaces,
+        repeats: Repeats,
+        transactions: Transactions,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._broker_name = broker_name
+        self._made = made
+        self._places = places
+        self._repeats = repeats
+        self._transactions = transactions
+        self._wall_clock_ms = wall_clock_ms
+
+    def add(
+        self,
+        sender: Sender,
+        request: SendRequest,
+        body: bytes,
+        serialization: int,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+    ) -> None:
+        """Queue one message whose properties may ask for something; its reply follows when it is committed.
+
+        Raises:
+            RequestRefused: it was not stored, and will not be.
+        """
+        # What goes to a retry topic is a copy that a consumer makes of a message it got, with all its properties.
+        if props.SEQUENCE not in properties or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            self._add(sender, request, body, serialization, properties, topic, queue_id, None)
+            return
+        flight = self._repeats.admit(sender, request, body, serialization, properties)
+        if flight is None:
+            return
+        try:
+            self._add(flight, flight.request, body, serialization, properties, topic, queue_id, flight.numbers)
+        except RequestRefused:
+            flight.end()
+            raise
+
+    def _add(
+        self,
+        sender: Sender,
+        request: SendRequest,
+        body: bytes,
+        serialization: int,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+        sequence: SequenceRange | None,
+    ) -> None:
+        if is_half(properties, request.ext.reconsume_times):
+            tail, properties = self._transactions.place_half(properties, topic, queue_id)
+        else:
+            tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
+        self._made.add(
+            sender,
+            request,
+            body,
+            serialization,
+            tail=tail,
+            properties=properties,
+            queue_id=queue_id,
+            more=partial(self._recall_fields, topic, properties) if tail.topic == TIMER_TOPIC else None,
+            sequence=sequence,
+        )
+
+    def _recall_fields(self, topic: str, properties: dict[str, str], at: StoredAt, unique_key: str) -> dict[str, str]:
+        return recall_fields(self._broker_name, topic, properties, at.queue_offset, unique_key)

@@ -1,0 +1,303 @@
+"""Replies to messages: SEND_REPLY_MESSAGE (324 and 325).
+
+A reply names the client that waits for it. The leader pushes it to that client (request code 326), on the client's own
+connection or through the replica that it is connected to (9003), stores it in the meantime if it is to be stored, and
+answers when both is settled: SUCCESS says that the client has the reply, its message id whether it is stored, too.
+Nothing is repeated here: whoever replies is told, and a client that gets a reply twice knows it by its correlation id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mq.broker.consume.clients import ClientLimits, ClientRegistry
+from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.send import Sends
+from mq.broker.replication.peer_calls import ReplicaCalls
+from mq.broker.settings import BrokerSettings
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import MadeRecord, NotStored, StoredAt
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.hashes import offset_message_id
+from mq.protocol.headers import Response, encode_response
+from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, encode_host, tag_code_of
+from mq.protocol.reply_requests import PushReplyExt, RelayReply, SendReplyMessage, SendReplyMessageV2
+from raftlog import parse_address
+
+PUSH_SECONDS = 3.0
+"""So long may a client take to say that it has a reply. Who replied waits as long, and a replica that handed the reply
+to the leader for at most 10 s, for everything that it handed over."""
+RELAY_SECONDS = 4.0
+"""The same of another replica, which asks the client."""
+
+_CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
+_CLIENT_ID_LENGTH_MAX = ClientLimits().client_id_length_max
+_HOST_IP_BYTES = 4
+
+SendReply = SendReplyMessage | SendReplyMessageV2
+
+
+class _Reply:
+    """A reply under way: answered when it is pushed, or not, and stored, or not."""
+
+    __slots__ = ("at", "body_bytes", "client_id", "queue_id", "refusal", "request", "sender", "serialization", "waits")
+
+    def __init__(self, sender: ClientConnection, request: SendReply, serialization: int, body_bytes: int) -> None:
+        self.sender = sender
+        self.request = request
+        self.serialization = serialization
+        self.body_bytes = body_bytes
+        self.client_id = ""
+        self.queue_id = 0
+        self.waits = 1
+        self.refusal: str | None = None
+        self.at: StoredAt | None = None
+
+
+class Replies:
+    """The handlers of replies.
+
+    Args:
+        other_replicas: where clients reach the other members of the group.
+        admit: raises RequestRefused for who is no replica of this group.
+        address: where clients reach this replica, ``ip:port``.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        clients: ClientRegistry[ClientConnection],
+        sends: Sends,
+        appender: Appender,
+        calls: ReplicaCalls,
+        other_replicas: Callable[[], list[str]],
+        admit: Callable[[ClientConnection, str], None],
+        address: str,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._identity = settings.identity
+        self._store = settings.store_reply_message
+        self._body_bytes_max = settings.message_bytes_max
+        self._under_way_bytes_max = settings.pending_bytes_max
+        self._clients = clients
+        self._sends = sends
+        self._appender = appender
+        self._calls = calls
+        self._other_replicas = other_replicas
+        self._admit = admit
+        self._address = address
+        self._store_host = encode_host(*parse_address(address))
+        self._wall_clock_ms = wall_clock_ms
+        self._under_way_bytes = 0
+        self._pushed = self._relayed = self._not_pushed = 0
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {SendReplyMessage: self.handle, SendReplyMessageV2: self.handle}
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {RelayReply: self.handle_relayed}
+
+    def forget(self) -> None:
+        """This replica does not lead any more: replies that other replicas were asked to push count as not pushed."""
+        self._calls.close()
+
+    def expire(self) -> None:
+        """Settle what other replicas did not answer in time; called by a timer."""
+        self._calls.expire()
+
+    def counters(self) -> dict[str, int]:
+        """Figures since the start."""
+        return {
+            "repliesPushed": self._pushed,
+            "repliesRelayed": self._relayed,
+            "repliesNotPushed": self._not_pushed,
+            "repliesUnderWayBytes": self._under_way_bytes,
+        }
+
+    # -- who replies -------------------------------------------------------------------------------------------------
+
+    def handle(self, sender: ClientConnection, request: SendReply, body: bytes, serialization: int) -> None:
+        """Request codes 324 and 325; answered later. Raises RequestRefused: it was neither pushed nor stored."""
+        ext = request.ext
+        if self._under_way_bytes > self._under_way_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are under way")
+        tail = self._sends.queue_of(sender, request, body, serialization)
+        if tail is None:
+            return
+        text = ext.properties
+        stored_properties = (text if not text or text[-1] == props.VALUE_END else text + props.VALUE_END).encode()
+        if len(body) > self._body_bytes_max or len(stored_properties) > props.PROPERTIES_BYTES_MAX:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"body of {len(body)} bytes and properties of {len(stored_properties)}, "
+                f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
+            )
+        reply = _Reply(sender, request, serialization, len(body) + len(stored_properties))
+        reply.queue_id = tail.queue_id
+        self._under_way_bytes += reply.body_bytes
+        if self._store:
+            reply.waits += 1
+            record = MadeRecord(
+                tail=tail,
+                body=body,
+                properties=stored_properties,
+                tag_code=tag_code_of(stored_properties),
+                flag=ext.flag,
+                sys_flag=ext.sys_flag & _CLIENT_FLAGS,
+                born_timestamp_ms=ext.born_timestamp_ms,
+                born_host=sender.host,
+                reconsume_times=ext.reconsume_times,
+                on_stored=partial(self._stored, reply),
+            )
+            self._appender.add_record(record)
+        self._push(reply, body)
+
+    def _push(self, reply: _Reply, body: bytes) -> None:
+        ext = reply.request.ext
+        properties = props.decode(ext.properties)
+        client_id = properties.get(props.REPLY_TO_CLIENT)
+        if client_id is None:
+            self._settle(reply, f"reply message properties[{props.REPLY_TO_CLIENT}] is null")
+            return
+        reply.client_id = client_id[:_CLIENT_ID_LENGTH_MAX]
+        if reply.client_id != client_id:
+            self._not_found(reply)
+            return
+        now_ms = self._wall_clock_ms()
+        properties[props.PUSH_REPLY_TIME] = str(now_ms)
+        host = reply.sender.host
+        fields = PushReplyExt(
+            producer_group=ext.producer_group,
+            topic=ext.topic,
+            default_topic=ext.default_topic,
+            default_topic_queue_nums=ext.default_topic_queue_nums,
+            queue_id=ext.queue_id,
+            sys_flag=ext.sys_flag,
+            born_timestamp_ms=ext.born_timestamp_ms,
+            flag=ext.flag,
+            born_host=f"{'.'.join(map(str, host[:_HOST_IP_BYTES]))}:{int.from_bytes(host[_HOST_IP_BYTES:], 'big')}",
+            store_host=self._address,
+            store_timestamp_ms=now_ms,
+            properties=props.encode(properties),
+            reconsume_times=ext.reconsume_times,
+            unit_mode=ext.unit_mode,
+        ).fields()
+        at = self._clients.producer(client_id)
+        if at is None:
+            self._relay(reply, fields, body)
+            return
+
+        def answered(answer: Response | NoAnswer, _: bytes) -> None:
+            if answer is NoAnswer.GONE:
+                self._relay(reply, fields, body)  # it may be connected to another replica by now
+            elif isinstance(answer, Response) and answer.code == ResponseCode.SUCCESS:
+                self._settle(reply, None)
+            else:
+                self._settle(reply, _failed(client_id))
+
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, PUSH_SECONDS, answered)
+
+    def _relay(self, reply: _Reply, fields: dict[str, str], body: bytes) -> None:
+        """Let the other replicas look for the client."""
+        addresses = self._other_replicas()
+        if not addresses:
+            self._not_found(reply)
+            return
+        open_questions = len(addresses)
+        refusal: str | None = None
+        settled = False
+
+        def answered(answer: Response | NoAnswer, _: bytes) -> None:
+            nonlocal open_questions, refusal, settled
+            open_questions -= 1
+            code = answer.code if isinstance(answer, Response) else None
+            if code != ResponseCode.CONSUMER_NOT_ONLINE and answer is not NoAnswer.GONE:
+                refusal = _failed(reply.client_id)
+            if settled or (open_questions and code != ResponseCode.SUCCESS):
+                return
+            settled = True
+            if code == ResponseCode.SUCCESS:
+                self._relayed += 1
+                self._settle(reply, None)
+            elif refusal is None:
+                self._not_found(reply)
+            else:
+                self._settle(reply, refusal)
+
+        ext = fields | {"identity": self._identity, "clientId": reply.client_id}
+        for address in addresses:
+            self._calls.ask(address, RequestCode.RELAY_REPLY, ext, body, RELAY_SECONDS, answered)
+
+    def _not_found(self, reply: _Reply) -> None:
+        self._settle(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
+
+    def _stored(self, reply: _Reply, at: StoredAt | NotStored) -> None:
+        if isinstance(at, StoredAt):
+            reply.at = at
+        self._advance(reply)
+
+    def _settle(self, reply: _Reply, refusal: str | None) -> None:
+        reply.refusal = refusal
+        if refusal is None:
+            self._pushed += 1
+        else:
+            self._not_pushed += 1
+        self._advance(reply)
+
+    def _advance(self, reply: _Reply) -> None:
+        reply.waits -= 1
+        if reply.waits:
+            return
+        self._under_way_bytes -= reply.body_bytes
+        ext = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+        if reply.at is not None:
+            host = self._store_host
+            port = int.from_bytes(host[_HOST_IP_BYTES:], "big")
+            ext["msgId"] = offset_message_id(host[:_HOST_IP_BYTES], port, reply.at.physical_offset)
+            ext |= {"queueId": str(reply.queue_id), "queueOffset": str(reply.at.queue_offset)}
+        elif reply.refusal is None:
+            ext |= {"msgId": "0", "queueId": str(reply.queue_id), "queueOffset": "0"}
+        frame = encode_response(
+            reply.request.opaque,
+            ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR,
+            remark=reply.refusal,
+            ext=ext,
+            serialization=reply.serialization,
+        )
+        reply.sender.answer(reply.request, frame)
+
+    # -- the replica of who waits ------------------------------------------------------------------------------------
+
+    def handle_relayed(
+        self, connection: ClientConnection, request: RelayReply, body: bytes, serialization: int
+    ) -> None:
+        """Request code 9003; answered later. Raises RequestRefused: the client is not here, or you are no replica."""
+        ext = request.ext
+        self._admit(connection, ext.identity)
+        at = self._clients.producer(ext.client_id)
+        if at is None:
+            raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"{ext.client_id} is not connected here")
+        fields = ext.fields()
+        del fields["identity"], fields["clientId"]
+
+        def answered(answer: Response | NoAnswer, _: bytes) -> None:
+            if isinstance(answer, Response):
+                code = ResponseCode.SUCCESS if answer.code == ResponseCode.SUCCESS else ResponseCode.SYSTEM_ERROR
+            else:
+                gone = answer is NoAnswer.GONE
+                code = ResponseCode.CONSUMER_NOT_ONLINE if gone else ResponseCode.SYSTEM_ERROR
+            connection.answer(request, encode_response(request.opaque, code, serialization=serialization))
+
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, PUSH_SECONDS, answered)
+
+
+def _failed(client_id: str) -> str:
+    return f"push reply message to {client_id}fail."

@@ -1,0 +1,261 @@
+"""Messages that a consumer group could not handle: CONSUMER_SEND_MSG_BACK (request code 36), and sends to retry topics.
+
+Each comes again through the group's retry topic after a delay that grows with the number of attempts. After the last
+one it goes to the group's dead letter topic, which nobody consumes unless told to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
+
+from mq.broker.base.counters import Figures
+from mq.broker.consume.queue_locks import Locks
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.internal_messages import MadeSends, answer_when_stored, encode_properties
+from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
+from mq.broker.write_path.queue_offsets import QueueTails
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import tag_code
+from mq.protocol.headers import ConsumerSendMsgBack, encode_response
+from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
+from mq.protocol.records import (
+    BORN_HOST_IPV6,
+    FIXED,
+    MAGIC_V1,
+    MAGIC_V2,
+    STORE_HOST_IPV6,
+    RecordError,
+    StoredMessage,
+    decode_record,
+    encode_host,
+)
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.queue_store import QueueStore
+from raftlog import SegmentLog
+from raftlog.segment import EntryGone
+
+_PLACE = Struct(">ii20xq")
+"""Size, magic number and physical offset, of which a record's first 36 bytes tell."""
+
+_INT32_MAX = 2**31 - 1
+_FIRST_LEVEL = 3
+"""Delay level before the first repetition; each further one waits a level longer."""
+
+
+class Retries:
+    """What happens to messages that their consumers gave back."""
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        tails: QueueTails,
+        log: SegmentLog,
+        made: MadeSends,
+        places: WaitingPlaces,
+        locks: Locks,
+        figures: Figures,
+        rng: random.Random,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._pending_bytes_max = settings.pending_bytes_max
+        self._figures = figures
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._tails = tails
+        self._log = log
+        self._made = made
+        self._places = places
+        self._locks = locks
+        self._record_bytes_max = settings.segment_bytes
+        self._rng = rng
+        self._wall_clock_ms = wall_clock_ms
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {ConsumerSendMsgBack: self.handle_send_back}
+
+    def handle_send_back(
+        self, connection: ClientConnection, request: ConsumerSendMsgBack, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Store the message for later, or as dead; answered when that is committed. Raises RequestRefused."""
+        ext = request.ext
+        if self._appender.pending_bytes > self._pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        group: PendingGroup = []
+        config = self._metadata.groups.get(ext.group)
+        if config is None:
+            config = self._new_group(ext.group)
+            group.append(self._command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True)))
+        if config.retry_queues <= 0:
+            return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        message = self._message_at(ext.physical_offset)
+        if (ext.group, message.topic) in self._metadata.queue_locks and self._locks.fences(
+            connection, ext.group, message.topic, message.queue_id, only_known=True
+        ):
+            raise _fenced(ext.group, f"queue {message.queue_id} of {message.topic}")
+
+        limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
+        dead = message.reconsume_times >= limit or ext.delay_level < 0
+        topic = dead_letter_topic(ext.group) if dead else retry_topic(ext.group)
+        commands, queues = self._topic(topic, 1 if dead else config.retry_queues)
+        properties = {
+            props.RETRY_TOPIC: message.topic,
+            props.ORIGIN_MESSAGE_ID: message.offset_message_id,
+            **message.properties,
+        }
+        if dead:
+            tail = self._tails.get(topic, 0)
+            properties.pop(props.DELAY, None)
+        else:
+            level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
+            queue_id = self._rng.randrange(queues)
+            tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
+
+        def stored(_: StoredAt) -> bytes:
+            self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
+            return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+        record = MadeRecord(
+            tail=tail,
+            body=message.body,
+            properties=encode_properties(properties),
+            tag_code=tag_code(properties.get(props.TAGS, "")),
+            flag=message.flag,
+            sys_flag=message.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6),
+            born_timestamp_ms=message.born_timestamp_ms,
+            born_host=encode_host(*message.born_host),
+            reconsume_times=min(message.reconsume_times + 1, _INT32_MAX),
+            on_stored=answer_when_stored(
+                self._appender,
+                connection,
+                request,
+                body,
+                serialization,
+                stored,
+            ),
+        )
+        self._appender.add_atomically([*group, *commands, record])
+        return None
+
+    def _new_group(self, name: str) -> GroupConfig:
+        """A group that nobody knows yet. Raises RequestRefused if it cannot be."""
+        try:
+            check_group(name)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, str(error)) from error
+        if not self._metadata.has_room_for_group(name):
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group {name} does not exist, and there are {len(self._metadata.groups)} already",
+            )
+        return GroupConfig(name=name)
+
+    def _topic(self, name: str, queues: int) -> tuple[PendingGroup, int]:
+        """What creates a topic if it is missing, and how many queues it has to write to. Raises RequestRefused."""
+        config = self._metadata.topics.get(name)
+        if config is None:
+            if not self._metadata.has_room_for_topic(name):
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"topic {name} does not exist, and there are {len(self._metadata.topics)} already",
+                )
+            config = TopicConfig(name=name, read_queues=queues, write_queues=queues)
+            return [
+                self._command(PutTopic(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
+            ], queues
+        if not config.perm & PERM_WRITE or config.write_queues == 0:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {name} is not writable")
+        return [], min(queues, config.write_queues)
+
+    @staticmethod
+    def _command(command: PutTopic | PutGroup) -> PendingCommand:
+        return PendingCommand(encode_command(command))
+
+    def _message_at(self, physical_offset: int) -> StoredMessage:
+        """A message that consumers may see. Raises RequestRefused if none begins there."""
+        refusal = RequestRefused(
+            ResponseCode.SYSTEM_ERROR, f"look message by offset failed, no message begins at {physical_offset}"
+        )
+        log = self._log
+        if not log.base_pos <= physical_offset <= log.end_pos - FIXED:
+            raise refusal
+        try:
+            size, magic, *_, stored_offset = _PLACE.unpack_from(log.pread(physical_offset, FIXED))
+            if magic not in (MAGIC_V1, MAGIC_V2) or stored_offset != physical_offset:
+                raise refusal
+            if not FIXED <= size <= min(self._record_bytes_max, log.end_pos - physical_offset):
+                raise refusal
+            message = decode_record(memoryview(log.pread(physical_offset, size)))
+        except (RecordError, EntryGone) as error:
+            raise refusal from error
+        # A body may hold what looks like a record; and a record may be the broker's own, or not committed yet.
+        queue = self._store.get(message.topic, message.queue_id)
+        entry = b"" if queue is None else queue.read(message.queue_offset, 1)
+        if len(entry) != QUEUE_ENTRY.size or QUEUE_ENTRY.unpack(entry)[:2] != (physical_offset, size):
+            raise refusal
+        return message
+
+    def takes(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> bool:
+        """Whether a message that a client sends to a retry topic was often enough there; then it is stored as dead.
+
+        Otherwise it is to be stored as any other. Raises RequestRefused.
+        """
+        ext = request.ext
+        name = ext.topic.removeprefix(RETRY_PREFIX)
+        if ext.batch:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"a batch may not go to the retry topic {ext.topic}")
+        config = self._metadata.groups.get(name)
+        if config is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group {name} does not exist")
+        properties = props.decode(ext.properties)
+        origin = properties.get(props.RETRY_TOPIC, "")
+        if (name, origin) in self._metadata.queue_locks and self._locks.fences_topic(sender, name, origin):
+            raise _fenced(name, f"any queue of {origin}")
+        limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
+        if ext.reconsume_times < limit:
+            return False
+        topic = dead_letter_topic(name)
+        commands, _ = self._topic(topic, 1)
+        properties.pop(props.DELAY, None)
+        self._made.add(
+            sender,
+            request,
+            body,
+            serialization,
+            tail=self._tails.get(topic, 0),
+            properties=properties,
+            queue_id=0,
+            before=commands,
+        )
+        return True
+
+    def creation(self, topic: str) -> PutTopic | None:
+        """What creates the retry topic of a group that has none, None if there are too many topics."""
+        if not self._metadata.has_room_for_topic(topic):
+            return None
+        return PutTopic(
+            config=TopicConfig(name=topic, read_queues=1, write_queues=1),
+            timestamp_ms=self._wall_clock_ms(),
+            unless_there=True,
+        )
+
+
+def _fenced(group: str, what: str) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and gets the message as well"
+    )

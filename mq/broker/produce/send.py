@@ -1,0 +1,253 @@
+"""SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (request codes 10, 310 and 320): checks, then the next round.
+
+The first message to a topic that nobody created makes the topic: the creation is replicated first, and the message
+waits for it. Everything else about a message is decided here, inline; see `mq.broker.write_path.appender` for what
+follows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.batch import BatchSends
+from mq.broker.produce.dedup import Repeats
+from mq.broker.produce.placement import SpecialSends
+from mq.broker.produce.retry import Retries
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PutTopic, encode_command
+from mq.broker.state.metadata import Metadata, auto_create
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
+from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
+from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+
+_WRITABLE = 2
+
+SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
+
+
+class Sends:
+    """The send handler of a broker."""
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        appender: Appender,
+        tails: QueueTails,
+        unique_keys: UniqKeyGenerator,
+        special: SpecialSends,
+        repeats: Repeats,
+        retries: Retries,
+        rng: random.Random,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._body_bytes_max = settings.message_bytes_max
+        self._pending_bytes_max = settings.pending_bytes_max
+        self._metadata = metadata
+        self._appender = appender
+        self._tails = tails
+        # Of topics that were found to be there and writable.
+        self._writable: dict[str, list[QueueTail]] = {}
+        self._unique_keys = unique_keys
+        self._special = special
+        self._retries = retries
+        self._rng = rng
+        self._wall_clock_ms = wall_clock_ms
+        self._creating: dict[str, list[Callable[[bool, str | None], None]]] = {}
+        self._tag_codes = TagCodes()
+        self._suffix = props.encode(props.of_cluster(settings.cluster)).encode()
+        self._batches = BatchSends(
+            appender=appender,
+            repeats=repeats,
+            unique_keys=unique_keys,
+            tag_codes=self._tag_codes,
+            suffix=self._suffix,
+            body_bytes_max=settings.message_bytes_max,
+        )
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {SendMessage: self.handle, SendMessageV2: self.handle, SendBatchMessage: self.handle_batch}
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Whether topics are made for their first message may be another answer from now on."""
+        self._settings = settings
+
+    def forget(self) -> None:
+        """This replica does not lead any more; what it was creating may never be."""
+        self._creating.clear()
+        self._writable.clear()
+
+    def topic_changed(self, topic: str) -> None:
+        """Look at the topic anew with its next message."""
+        self._writable.pop(topic, None)
+
+    def handle(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
+        """Check one message and queue it; its reply follows when it is committed.
+
+        Raises:
+            RequestRefused: it was not stored, and will not be.
+        """
+        ext = request.ext
+        appender = self._appender
+        if appender.pending_bytes > self._pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        if RECEIPT in ext.properties:  # a consumer forwards what it popped; the receipt is not of the new message
+            ext.properties = props.without(ext.properties, props.POP_CK)
+        tails = self._writable.get(ext.topic)
+        if tails is None:
+            tails = self._open_topic(sender, request, body, serialization)
+            if tails is None:
+                return
+        queue_id = ext.queue_id
+        if not 0 <= queue_id < len(tails):
+            queue_id = self._chosen_queue(ext, len(tails))
+        if ext.batch:
+            self._batches.add(sender, request, body, serialization, tails[queue_id])
+            return
+        text = ext.properties
+        if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or "RAFTMQ_S" in text:
+            self._special.add(sender, request, body, serialization, props.decode(text), ext.topic, queue_id)
+            return
+        properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
+        # Both values are found as `value` finds them; the first place is nearly always it, and a call costs as much.
+        at = properties.find(UNIQUE_KEY)
+        if at == 0 or (at > 0 and properties[at - 1] == VALUE_END):
+            unique_key = properties[at + 9 : properties.find(b"\x02", at)]
+        else:
+            unique_key = value(properties, UNIQUE_KEY)
+        if not unique_key:
+            unique_key = self._unique_keys.next().encode()
+            properties += UNIQUE_KEY + unique_key + b"\x02"
+        at = properties.find(TAGS)
+        if at < 0:
+            code = 0
+        else:
+            tags = properties[at + 5 : properties.find(b"\x02", at)]
+            if at > 0 and properties[at - 1] != VALUE_END:
+                tags = value(properties, TAGS)
+            code = self._tag_codes[tags]
+        properties += self._suffix
+        if len(body) > self._body_bytes_max or len(properties) > props.PROPERTIES_BYTES_MAX:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"body of {len(body)} bytes and properties of {len(properties)}, "
+                f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
+            )
+        tail = tails[queue_id]
+        size = tail.fixed_bytes + len(body) + len(properties)
+        appender.pending.append((size, sender, request, serialization, tail, body, properties, code, unique_key))
+        appender.pending_bytes += size
+
+    def queue_of(
+        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
+    ) -> QueueTail | None:
+        """The queue of a message that somebody else stores. Raises RequestRefused.
+
+        None if the request is served already, or will be once more when its topic is created.
+        """
+        ext = request.ext
+        if self._appender.pending_bytes > self._pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        tails = self._writable.get(ext.topic) or self._open_topic(sender, request, body, serialization)
+        if tails is None:
+            return None
+        return tails[ext.queue_id if 0 <= ext.queue_id < len(tails) else self._chosen_queue(ext, len(tails))]
+
+    def handle_batch(
+        self, sender: ClientConnection, request: SendBatchMessage, body: bytes, serialization: int
+    ) -> None:
+        """Check many messages to one queue and queue them as one; a single reply follows.
+
+        Raises:
+            RequestRefused: none of them was stored, and none will be.
+        """
+        request.ext.batch = True
+        self.handle(sender, request, body, serialization)
+
+    def _chosen_queue(self, ext: SendExt, count: int) -> int:
+        """A queue for a message that leaves the choice to the broker. Raises RequestRefused for one out of range."""
+        if ext.queue_id >= 0:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"queue id {ext.queue_id} is illegal, {ext.topic} has {count} queues"
+            )
+        return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
+
+    def _open_topic(
+        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
+    ) -> list[QueueTail] | None:
+        """The tails of a topic that was not written to before; None when it is being created and the message waits."""
+        ext = request.ext
+        topic = ext.topic
+        try:
+            check_topic(topic)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if topic in SEND_FORBIDDEN_TOPICS:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"sending to topic {topic} is forbidden")
+        is_retry = topic.startswith(RETRY_PREFIX)
+        if is_retry and self._retries.takes(sender, request, body, serialization):
+            return None
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            self._create(sender, request, body, serialization)
+            return None
+        if not config.perm & _WRITABLE:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
+        if config.write_queues == 0:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
+        tails = self._tails.of_topic(topic)
+        if not is_retry:  # what goes there is looked at each time
+            self._writable[topic] = tails
+        return tails
+
+    def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
+        ext = request.ext
+        topic = ext.topic
+        command: PutTopic | None = None
+        if topic.startswith(RETRY_PREFIX):
+            command = self._retries.creation(topic)
+        elif self._settings.auto_create_topics:
+            command = auto_create(
+                self._metadata, topic, ext.default_topic, ext.default_topic_queue_nums, self._wall_clock_ms()
+            )
+        if command is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist, apply first please!")
+
+        size = len(body) + len(ext.properties)
+        self._appender.pending_bytes += size
+
+        def created(known: bool, refusal: str | None) -> None:
+            self._appender.pending_bytes -= size
+            if known:
+                sender.dispatch(request, body, serialization)
+            elif refusal is not None:
+                error = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, refusal)
+                sender.refuse(request, serialization, error)
+            else:
+                sender.close("leadership was lost while a topic was being created")
+
+        if (waiting := self._creating.get(topic)) is not None:
+            waiting.append(created)
+            return
+        waiting = self._creating[topic] = [created]
+
+        def settled(known: bool, refusal: str | None = None) -> None:
+            self._creating.pop(topic, None)
+            for callback in waiting:
+                callback(known, refusal)
+
+        self._appender.add_command(
+            encode_command(command), settled, lambda: settled(True), lambda remark: settled(False, remark)
+        )

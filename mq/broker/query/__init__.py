@@ -1,0 +1,1 @@
+"""Single messages by physical offset, by time and by key."""

@@ -1,0 +1,211 @@
+"""QUERY_MESSAGE (request code 12): messages by key, and the upkeep of the index that they are found by.
+
+Searches run one after the other in a worker thread, and no more than `QUERIES_MAX` wait for it; the index's files are
+made by a process of their own. Every replica has its own index and answers for what is committed when it is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+import trio
+
+import mq
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.metadata import Metadata
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import QueryMessage, encode_response
+from mq.store.key_index.builder import DAMAGED
+from mq.store.key_index.index import KeyIndex
+from mq.store.key_index.search import KeyQuery, SearchResult
+from raftlog import SegmentError
+
+Log = structlog.stdlib.BoundLogger
+
+QUERIES_MAX = 64
+"""Queries that wait or are under way; more of them are told that the broker is busy."""
+QUERIES_PER_CONNECTION_MAX = 8
+"""The same of one client: each may take seconds, and they are answered one after the other."""
+MESSAGES_MAX = 64
+UNIQUE_MESSAGES_MAX = 32
+"""Messages in one answer: at most, and always when a unique key is looked for. Both are what stock brokers give."""
+SEARCH_SECONDS_MAX = 3.0
+NICE = 19
+"""Of the process that makes files of the index: it gets what nobody else wants."""
+_RETRY_SECONDS = 3600.0
+_NOT_FOUND = "can not find message, maybe time range not correct"
+
+
+class _Waiting(NamedTuple):
+    connection: ClientConnection
+    request: QueryMessage
+    serialization: int
+    query: KeyQuery
+
+
+class KeyQueries:
+    """The handler of queries by key; `serve` and `keep_index` must run as tasks.
+
+    Args:
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+        wake: asks for a turn of the event loop.
+        index_seconds: how often to look whether there is something to index.
+        clock: seconds, never falling; for any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: KeyIndex,
+        metadata: Metadata,
+        read: Callable[[Callable[[bool], None]], None],
+        wake: Callable[[], None],
+        index_seconds: float,
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._index = index
+        self._metadata = metadata
+        self._read = read
+        self._wake = wake
+        self._index_seconds = index_seconds
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._log = log
+        self._unanswered = 0
+        self._of_connections: dict[ClientConnection, int] = {}
+        self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {QueryMessage: self.handle}
+
+    def handle(self, connection: ClientConnection, request: QueryMessage, body: bytes, serialization: int) -> None:
+        """Request code 12. Raises RequestRefused."""
+        if self._of_connections.get(connection, 0) >= QUERIES_PER_CONNECTION_MAX:
+            remark = f"{QUERIES_PER_CONNECTION_MAX} of your queries wait already, try again later"
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
+        if self._unanswered >= QUERIES_MAX:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{QUERIES_MAX} queries wait already, try again later")
+        ext = request.ext
+        query = KeyQuery(
+            topic=ext.topic.encode(),
+            key=ext.key.encode(),
+            count_max=UNIQUE_MESSAGES_MAX if ext.unique else min(ext.messages_max, MESSAGES_MAX),
+            begin_ms=ext.begin_ms,
+            end_ms=ext.end_ms,
+            unique=ext.unique,
+        )
+        self._count(connection, 1)
+
+        def known(is_known: bool) -> None:
+            if is_known:
+                self._send.send_nowait(_Waiting(connection, request, serialization, query))
+                return
+            self._count(connection, -1)
+            refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
+            connection.refuse(request, serialization, refusal)
+
+        self._read(known)
+
+    async def serve(self) -> None:
+        """Answer queries, one after the other, until cancelled."""
+        while True:
+            waiting = await self._receive.receive()
+            try:
+                if not waiting.connection.closed:
+                    await self._answer(waiting)
+                    self._wake()
+            finally:
+                self._count(waiting.connection, -1)
+
+    def _count(self, connection: ClientConnection, more: int) -> None:
+        self._unanswered += more
+        self._of_connections[connection] = count = self._of_connections.get(connection, 0) + more
+        if not count:
+            del self._of_connections[connection]
+
+    async def _answer(self, waiting: _Waiting) -> None:
+        await trio.lowlevel.checkpoint()
+        connection, request, serialization, query = waiting
+        end_pos, now_ms = self._index.applied_end, self._wall_clock_ms()
+        deadline = self._clock() + SEARCH_SECONDS_MAX
+        try:
+            if query.count_max <= 0 or not query.key or request.ext.topic not in self._metadata.topics:
+                result = SearchResult()
+            else:
+                search = self._index.search(query, lambda: self._clock() >= deadline)
+                result = await trio.to_thread.run_sync(search.run)
+        except Exception as error:
+            connection.refuse(request, serialization, error)
+            return
+        for path, fault in zip(result.damaged, result.faults, strict=True):
+            self._log.warning("key_index_damaged", path=path, reason=fault)
+            self._index.discard(path)
+        code, remark = ResponseCode.SUCCESS, None
+        if not result.records:
+            code, remark = ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND
+            if not result.is_complete:
+                code, remark = ResponseCode.SYSTEM_BUSY, "not found in what could be searched, try again later"
+        fields = {"indexLastUpdateTimestamp": str(now_ms), "indexLastUpdatePhyoffset": str(end_pos)}
+        reply = encode_response(
+            request.opaque,
+            code,
+            remark=remark,
+            ext=fields,
+            body=b"".join(result.records),
+            serialization=serialization,
+        )
+        connection.answer(request, reply)
+
+    async def keep_index(self) -> None:
+        """Have files made for all parts of the log that can have one, until cancelled."""
+        retry_at = self._clock() + _RETRY_SECONDS
+        while True:
+            await trio.sleep(self._index_seconds)
+            try:
+                if self._clock() >= retry_at:
+                    retry_at = self._clock() + _RETRY_SECONDS
+                    self._index.retry()
+                while await self._make_some():
+                    pass
+            except (SegmentError, OSError) as error:
+                self._log.error("key_index_failed", error=str(error))  # the log itself is searched meanwhile
+
+    async def _make_some(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        jobs = self._index.jobs()
+        if not jobs:
+            return False
+        root = str(Path(mq.__file__).parent.parent)
+        done = await trio.run_process(
+            [sys.executable, "-m", "mq.store.key_index.builder", str(NICE)],
+            stdin=msgspec.json.encode(jobs),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
+        )
+        lines = done.stdout.decode().splitlines()
+        made = {line for line in lines if not line.startswith(DAMAGED)}
+        damaged = [int(line.removeprefix(DAMAGED)) for line in lines if line.startswith(DAMAGED)]
+        for job in jobs:
+            if job.target in made:
+                self._index.made(job.target)
+            else:
+                self._index.failed(job.target)
+        if len(made) < len(jobs):
+            reason = done.stderr.decode(errors="replace")[-1000:]
+            self._log.warning("key_index_failed", files=len(jobs) - len(made), reason=reason)
+        for pos in damaged:
+            await trio.to_thread.run_sync(self._index.report_damage, pos)
+        return True

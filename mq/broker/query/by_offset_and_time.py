@@ -1,0 +1,269 @@
+"""Messages by place and by time: request codes 29, 32, 33, 303 and 321.
+
+All of it is answered by every replica, from what is committed. What asks about the state of a queue waits until
+everything is applied that was committed when the question came.
+
+Store times are those of the leaders' clocks, so that they may fall within a queue where leadership moved or a clock was
+set back. Then a search finds one of the places where they pass what is asked for, not necessarily the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.consume.clients import ClientRegistry
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.state.metadata import Metadata
+from mq.filter.subscription import Subscription
+from mq.protocol.bodies import SubscriptionData
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import (
+    GetEarliestMsgStoretime,
+    QueryConsumeQueue,
+    QueryConsumeTimeSpan,
+    SearchOffsetByTimestamp,
+    ViewMessageById,
+    encode_response,
+)
+from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.log_records import LogRecords
+from mq.store.queue_store import QueueStore
+from raftlog.segment import EntryGone
+
+UPPER = "upper"
+ENTRIES_MAX = 1024
+"""Entries of a queue in one answer."""
+
+_OnRead = Callable[[Callable[[bool], None]], None]
+
+
+class Lookup:
+    """The lookup handlers of a broker, and the search by time for whoever needs it.
+
+    Args:
+        broker_name: for the names of queues.
+        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
+            can tell.
+        wall_clock_ms: milliseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        metadata: Metadata,
+        store: QueueStore,
+        records: LogRecords,
+        clients: ClientRegistry[ClientConnection],
+        read: _OnRead,
+        gradually: Gradually,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._broker_name = broker_name
+        self._metadata = metadata
+        self._store = store
+        self._records = records
+        self._clients = clients
+        self._read = read
+        self._gradually = gradually
+        self._wall_clock_ms = wall_clock_ms
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {
+            SearchOffsetByTimestamp: self.handle_search,
+            GetEarliestMsgStoretime: self.handle_earliest,
+            ViewMessageById: self.handle_view,
+            QueryConsumeTimeSpan: self.handle_time_span,
+            QueryConsumeQueue: self.handle_consume_queue,
+        }
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """The committed record that begins at a physical offset; None when there is none, for any number at all.
+
+        Raises raftlog.SegmentError when the log cannot be read.
+        """
+        return self._records.at(physical_offset)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message at a queue offset was stored, in epoch milliseconds; -1 when there is none.
+
+        Raises raftlog.SegmentError, QueueFileDamaged, OSError when it cannot be read.
+        """
+        queue = self._store.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return -1
+        try:
+            return self._store_time(queue, offset)
+        except EntryGone as gone:
+            queue.expire(gone.first)  # the log was shortened, and this queue is not told yet
+            return -1
+
+    def earliest_time(self, topic: str, queue_id: int) -> int:
+        """When the first message of a queue was stored, in epoch milliseconds; -1 when it has none. Raises as above."""
+        queue = self._store.get(topic, queue_id)
+        while queue is not None and queue.min_offset < queue.max_offset:
+            found = self.store_time(topic, queue_id, queue.min_offset)
+            if found >= 0:
+                return found
+        return -1
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> int:
+        """The queue offset of the first message stored at a time or later; that of the next message if there is none.
+
+        With ``upper`` it is the last message stored at that time or earlier, or the first one there is when all are
+        later. 0 for a queue without messages that never had one. Where store times fall, see the module.
+        Raises as `store_time`.
+        """
+        queue = self._store.get(topic, queue_id)
+        if queue is None:
+            return 0
+        while True:
+            try:
+                # The first one whose time is later than what the lower boundary leaves behind.
+                found = self._first_later(queue, timestamp_ms if upper else timestamp_ms - 1)
+            except EntryGone as gone:
+                queue.expire(gone.first)
+            else:
+                return max(found - 1, queue.min_offset) if upper else found
+
+    def _first_later(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self._store_time(queue, middle) > timestamp_ms:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _store_time(self, queue: ConsumeQueue, offset: int) -> int:
+        physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
+        return self._records.store_time_ms(physical_offset)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def handle_search(
+        self, connection: ClientConnection, request: SearchOffsetByTimestamp, body: bytes, serialization: int
+    ) -> None:
+        """Request code 29."""
+        ext = request.ext
+
+        def answer() -> bytes:
+            upper = (ext.boundary or "").lower() == UPPER
+            offset = self.offset_by_time(ext.topic, ext.queue_id, ext.timestamp_ms, upper)
+            fields = {"offset": str(offset)}
+            return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+
+        when_current(self._read, connection, request, serialization, answer)
+
+    def handle_earliest(
+        self, connection: ClientConnection, request: GetEarliestMsgStoretime, body: bytes, serialization: int
+    ) -> None:
+        """Request code 32."""
+
+        def answer() -> bytes:
+            fields = {"timestamp": str(self.earliest_time(request.ext.topic, request.ext.queue_id))}
+            return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+
+        when_current(self._read, connection, request, serialization, answer)
+
+    def handle_view(
+        self, connection: ClientConnection, request: ViewMessageById, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 33. Raises RequestRefused."""
+        offset = request.ext.physical_offset
+
+        def answer() -> bytes:
+            record = self._records.at(offset)
+            if record is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=record, serialization=serialization)
+
+        if not self._records.is_ahead(offset):
+            return answer()
+        when_current(self._read, connection, request, serialization, answer)
+        return None
+
+    def handle_time_span(
+        self, connection: ClientConnection, request: QueryConsumeTimeSpan, body: bytes, serialization: int
+    ) -> None:
+        """Request code 303. Raises RequestRefused."""
+        ext = request.ext
+
+        def answer() -> Answer:
+            config = self._metadata.topics.get(ext.topic)
+            if config is None:
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{ext.topic}] not exist")
+            offsets = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
+            spans: list[TimeSpan] = []
+            for each in range(config.write_queues):
+                spans.append(self._span(ext.topic, each, offsets.get(each, -1)))
+                yield
+            text = TimeSpans(spans=spans).encode()
+            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+
+        self._gradually.when_current(self._read, connection, request, serialization, answer)
+
+    def _span(self, topic: str, queue_id: int, consumed: int) -> TimeSpan:
+        end = self._store.max_offset(topic, queue_id)
+        earliest = self.earliest_time(topic, queue_id)
+        waiting_since = self.store_time(topic, queue_id, consumed) if 0 <= consumed < end else -1
+        return TimeSpan(
+            queue=QueueName(topic=topic, broker_name=self._broker_name, queue_id=queue_id),
+            min_ms=earliest,
+            max_ms=self.store_time(topic, queue_id, end - 1),
+            consumed_ms=self.store_time(topic, queue_id, consumed - 1) if consumed > 0 else earliest,
+            delay_ms=max(0, self._wall_clock_ms() - waiting_since) if waiting_since >= 0 else 0,
+        )
+
+    def handle_consume_queue(
+        self, connection: ClientConnection, request: QueryConsumeQueue, body: bytes, serialization: int
+    ) -> None:
+        """Request code 321. Raises RequestRefused."""
+        ext = request.ext
+
+        def answer() -> bytes:
+            queue = self._store.get(ext.topic, ext.queue_id)
+            if queue is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{ext.queue_id}@{ext.topic} is not exist!")
+            entries = queue.read(ext.index, min(max(ext.count, 1), ENTRIES_MAX))
+            if not entries:
+                remark = f"Index {ext.index} of {ext.queue_id}@{ext.topic} is not exist!"
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
+            known = self._clients.subscription(ext.consumer_group, ext.topic) if ext.consumer_group else None
+            shown = ConsumeQueueView(
+                entries=[
+                    QueueEntry(
+                        physical_offset=at,
+                        nbytes=size,
+                        tag_code=code,
+                        is_wanted=known is None or known.matches_code(code),
+                    )
+                    for at, size, code in QUEUE_ENTRY.iter_unpack(entries)
+                ],
+                min_offset=queue.min_offset,
+                max_offset=queue.max_offset,
+                subscription_data=None if known is None else _as_data(known),
+            )
+            return encode_response(
+                request.opaque, ResponseCode.SUCCESS, body=shown.encode(), serialization=serialization
+            )
+
+        when_current(self._read, connection, request, serialization, answer)
+
+
+def _as_data(known: Subscription) -> SubscriptionData:
+    return SubscriptionData(
+        topic=known.topic,
+        expression=known.expression,
+        tags=tuple(sorted(known.tags)),
+        codes=tuple(sorted(known.codes)),
+        expression_type=known.expression_type,
+    )

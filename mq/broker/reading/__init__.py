@@ -1,1 +1,0 @@
-"""Messages out of the log: pulled by queue and offset, or looked up."""

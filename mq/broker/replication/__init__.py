@@ -1,0 +1,1 @@
+"""Requests between the replicas of a group: forwarded writes, addresses, authentication."""

@@ -1,0 +1,204 @@
+"""The other end of `forwarding`: the leader serves what other replicas hand to it (request code 9002)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import structlog
+
+from mq.broker.net.connection import ClientConnection, Handler, answer_failure
+from mq.broker.net.errors import RequestRefused
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import FrameError
+from mq.protocol.forwarding import WrapEncoder
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.headers import Forward, encode_response
+
+Log = structlog.stdlib.BoundLogger
+
+_ONEWAY = 2
+_HOST_BYTES = 8
+
+
+class ForwardedRequests:
+    """The handler of what other replicas hand on.
+
+    Args:
+        leader_handlers: what may be handed on.
+        leads: whether this replica takes messages.
+        is_elected: whether it leads or is about to.
+        held_bytes_max: of requests that came before it takes messages.
+        admit: raises RequestRefused for a connection that is no replica's, or for another log. A replica says for
+            whom it speaks, and is believed.
+        forward: hands on a request that came too late.
+    """
+
+    def __init__(
+        self,
+        *,
+        leader_handlers: Mapping[type[Any], Handler],
+        leads: Callable[[], bool],
+        is_elected: Callable[[], bool],
+        held_bytes_max: int,
+        admit: Callable[[ClientConnection, str], None],
+        forward: Handler,
+        log: Log,
+    ) -> None:
+        self._leader_handlers = leader_handlers
+        self._leads = leads
+        self._is_elected = is_elected
+        self._held: list[tuple[ClientConnection, Forward, bytes, int]] = []
+        self._held_bytes = 0
+        self._held_bytes_max = held_bytes_max
+        self._admit = admit
+        self._forward = forward
+        self._wrap = WrapEncoder().encode
+        self._log = log
+        self.taken = 0
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {Forward: self.handle}
+
+    def handle(self, connection: ClientConnection, request: Forward, body: bytes, serialization: int) -> None:
+        """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""
+        ext = request.ext
+        self._admit(connection, ext.identity)
+        if not self._leads():
+            if self._is_elected() and self._held_bytes < self._held_bytes_max:
+                # Refused, it might be overtaken by one that is already on its way and comes in time.
+                self._held.append((connection, request, body, serialization))
+                self._held_bytes += len(body)
+                return
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+        try:
+            host = bytes.fromhex(ext.born_host)
+            incoming, consumed = decode_chunk(body)
+        except (ValueError, FrameError) as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no request that was handed on: {error}") from error
+        if len(host) != _HOST_BYTES or len(incoming) != 1 or consumed != len(body):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"{len(incoming)} requests in {consumed} of {len(body)} bytes, from a host of {len(host)} bytes",
+            )
+        if ext.serialization not in (JSON, BINARY):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no header is encoded in the way {ext.serialization}")
+        inner, inner_body, _ = incoming[0]
+        handler = self._leader_handlers.get(type(inner))
+        if handler is None:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} is not to be handed on"
+            )
+        self.taken += 1
+        sender = ForwardedSender(self, connection, request.opaque, host, ext.client_id or None)
+        sender.serve(handler, inner, inner_body, ext.serialization)
+
+    def role_changed(self) -> None:
+        """This replica takes messages, or will not: serve or refuse what waited for it."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        for connection, request, body, serialization in held:
+            connection.dispatch(request, body, serialization)
+
+    def answer(self, connection: ClientConnection, opaque: int, inner: bytes) -> None:
+        """Send what the client is to get; nothing, if that is how it ended."""
+        connection.send(self._wrap(opaque, inner))
+
+    def failed(self, error: Exception, sender: ForwardedSender, inner: Any, serialization: int) -> bytes:
+        """The client's answer to a request that failed. Raises what is a fault of ours."""
+        return answer_failure(error, inner, serialization, sender.peer, self._log)
+
+    def again(self, sender: ForwardedSender, inner: Any, body: bytes, serialization: int) -> bool:
+        """Serve a request once more that was taken and had not begun; returns False if it is for another replica."""
+        if self._leads():
+            sender.serve(self._leader_handlers[type(inner)], inner, body, serialization)
+            return True
+        if inner.flag & _ONEWAY:
+            # Whoever handed it on was told that it is taken.
+            sender.serve(self._forward, inner, body, serialization)
+            return True
+        return False
+
+
+class ForwardedSender:
+    """A client of another replica, for one request: what handlers need of a `ClientConnection`.
+
+    ``client_id`` is its id in the consumer group that the request is about, None where that is not known.
+    """
+
+    hold_seconds_max = 5.0
+    """How long the request may be held: the other replica waits for twice that."""
+
+    __slots__ = ("_connection", "_opaque", "_requests", "client_id", "held_pulls", "host")
+
+    def __init__(
+        self,
+        requests: ForwardedRequests,
+        connection: ClientConnection,
+        opaque: int,
+        host: bytes,
+        client_id: str | None,
+    ) -> None:
+        self._requests = requests
+        self._connection = connection
+        self._opaque = opaque
+        self.host = host
+        self.client_id = client_id
+        self.held_pulls = 0
+
+    @property
+    def peer(self) -> str:
+        """The client's address, for people."""
+        address, port = self.host[:4], int.from_bytes(self.host[4:], "big")
+        return f"{'.'.join(map(str, address))}:{port} at {self._connection.peer}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the replica that the client is connected to is gone."""
+        return self._connection.closed
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be sent to that replica."""
+        return self._connection.waiting_bytes
+
+    def send(self, data: bytes) -> None:
+        """Answer."""
+        self._requests.answer(self._connection, self._opaque, data)
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        """Send the reply to the request, unless the client wants none."""
+        if not request.flag & _ONEWAY:
+            self.send(reply)
+
+    def refuse(self, request: Any, serialization: int, error: Exception) -> None:
+        """Answer the request, which failed after its handler had returned. Raises what is a fault of ours."""
+        self.answer(request, self._requests.failed(error, self, request, serialization))
+
+    def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
+        """Answer with one frame in several buffers."""
+        self.send(b"".join(buffers))
+
+    def close(self, reason: str) -> None:
+        """Say that nobody knows what became of the request; the other replica closes the client's connection."""
+        self._connection.send(encode_response(self._opaque, ResponseCode.SYSTEM_ERROR, remark=reason))
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        """Serve the request once more; where this replica does not lead any more, the other one is told so."""
+        if not self._requests.again(self, request, body, serialization):
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            self._connection.send(encode_response(self._opaque, code, remark="leadership went to another replica"))
+
+    def serve(self, handler: Handler, request: Any, body: bytes, serialization: int) -> None:
+        """Let a handler serve the request."""
+        oneway = request.flag & _ONEWAY
+        try:
+            # Handlers of requests that may be handed on use nothing else of a connection.
+            reply = handler(cast("ClientConnection", self), request, body, serialization)
+        except Exception as error:
+            reply = self._requests.failed(error, self, request, serialization)
+        if oneway:
+            self.send(b"")
+        elif reply is not None:
+            self.send(reply)

@@ -1,0 +1,464 @@
+"""A replica that does not lead hands its clients' writes to the one that does.
+
+Stock clients look for the leader every 30 s only. Until then they talk to the replica that led before, or that was
+started again, and are served by it: their requests go over one connection to the leader, in the order in which they
+came, and its answers go back as they are.
+
+While no leader is known or can be reached, requests wait, bounded in time, number and bytes. Nothing overtakes: as long
+as the fate of an earlier request is open after a failure, later ones wait as well. A request that the leader certainly
+did not serve is handed to the next one. When nobody knows, it is repeated if that does no harm; otherwise the client's
+connection is closed, as if it had been the leader's own client.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import structlog
+
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused
+from mq.broker.replication.peer_authentication import ReplicaAuthentication
+from mq.broker.replication.peer_connection import Upstream
+from mq.broker.settings import BrokerSettings
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import ResponseCode
+from mq.protocol.forwarding import ForwardEncoder, TooLarge, mark_forwarded
+from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
+from mq.protocol.headers import (
+    ConsumerSendMsgBack,
+    DeleteTopicInBroker,
+    EndTransaction,
+    LockBatchMq,
+    Response,
+    SendBatchMessage,
+    SendMessage,
+    SendMessageV2,
+    UnlockBatchMq,
+    UpdateAndCreateTopic,
+    UpdateConsumerOffset,
+    encode_response,
+)
+from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.operator_requests import (
+    DeleteSubscriptionGroup,
+    ResumeCheckHalfMessage,
+    SetMessageRequestMode,
+    UpdateAndCreateSubscriptionGroup,
+    UpdateAndCreateSubscriptionGroupList,
+    UpdateAndCreateTopicList,
+)
+from mq.protocol.pop_requests import (
+    AckMessage,
+    BatchAckMessage,
+    ChangeMessageInvisibleTime,
+    Notification,
+    PeekMessage,
+    PollingInfo,
+    PopMessage,
+)
+from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
+from raftlog import Deadline, Reactor
+
+Log = structlog.stdlib.BoundLogger
+
+CONNECT_SECONDS_MAX = 1.0
+DRAIN_SECONDS_MAX = 1.0
+"""So long the answers of a replica that led before are waited for, when there is another one to ask."""
+ANSWER_SECONDS_MAX = 10.0
+RETRY_SECONDS = 0.01
+_WATCH_SECONDS = 0.25
+
+_ONEWAY = 2
+_OPAQUE_MASK = 0x7FFFFFFF
+_NOT_SERVED = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION})
+
+_SENDS = frozenset(
+    {
+        SendMessage,
+        SendMessageV2,
+        SendBatchMessage,
+        SendReplyMessage,
+        SendReplyMessageV2,
+        ConsumerSendMsgBack,
+        EndTransaction,
+    }
+)
+_REPEATABLE = frozenset(
+    {
+        AckMessage,
+        BatchAckMessage,
+        ChangeMessageInvisibleTime,
+        CloneGroupOffset,
+        DeleteSubscriptionGroup,
+        DeleteTopicInBroker,
+        EndTransaction,
+        InvokeBrokerToResetOffset,
+        LockBatchMq,
+        Notification,
+        PeekMessage,
+        PollingInfo,
+        SetMessageRequestMode,
+        PopMessage,
+        ResumeCheckHalfMessage,
+        UnlockBatchMq,
+        UpdateAndCreateSubscriptionGroup,
+        UpdateAndCreateSubscriptionGroupList,
+        UpdateAndCreateTopic,
+        UpdateAndCreateTopicList,
+        UpdateAndGetGroupForbidden,
+        UpdateConsumerOffset,
+    }
+)
+"""Done twice, these come to the same; what was popped the first time comes again later."""
+
+_BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of the group"
+
+
+class _Forwarded:
+    """A request that waits to be handed on, or for its answer."""
+
+    __slots__ = (
+        "connection", "frame", "inner_at", "oneway", "opaque", "repeatable", "sequence", "serialization", "since",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sequence: int,
+        connection: ClientConnection,
+        request: Any,
+        frame: bytes,
+        inner_at: int,
+        serialization: int,
+        since: float,
+    ) -> None:
+        self.sequence = sequence
+        self.connection = connection
+        self.opaque = request.opaque
+        self.oneway = bool(request.flag & _ONEWAY)
+        self.repeatable = type(request) in _REPEATABLE
+        self.frame = frame
+        self.inner_at = inner_at
+        self.serialization = serialization
+        self.since = since
+
+
+_sequence_of = attrgetter("sequence")
+
+
+class Forwarder:
+    """See the module.
+
+    Args:
+        client_id: who the client behind a connection is in a consumer group; None where that is not known.
+        leader_address: where the replica that leads serves clients; None while nobody knows, or while it is this one.
+        serve_locally: called once this replica leads and nothing that it handed on is open any more; from then on
+            requests must not come here.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        reactor: Reactor,
+        authentication: ReplicaAuthentication,
+        client_id: Callable[[ClientConnection, str], str | None],
+        leader_address: Callable[[], str | None],
+        serve_locally: Callable[[], None],
+        clock: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self._bytes_max = settings.forward_bytes_max
+        self._requests_max = settings.forward_requests_max
+        self._seconds_max = settings.forward_seconds_max
+        self._encoder = ForwardEncoder(settings.identity)
+        self._reactor = reactor
+        self._authentication = authentication
+        self._client_id = client_id
+        self._leader_address = leader_address
+        self._serve_locally = serve_locally
+        self._clock = clock
+        self._log = log
+        self._sequence = itertools.count(1)
+        self._held: list[_Forwarded] = []
+        self._sent: dict[int, _Forwarded] = {}
+        self._bytes = 0
+        self._upstream: Upstream | None = None
+        self._not_trusted = False  # whether the leader refuses what comes on this connection
+        self._dialled_at = 0.0
+        self._open = False  # whether a request may go to the leader at once
+        self._leads = False
+        self._not_before = 0.0
+        self._closed_at = 0.0
+        self._ticked_at = 0.0
+        self._why = "the group has no leader"
+        self._forwarded_here = 0
+        self._timer = Deadline(self._next_deadline, self._fire)
+        self._sends = self._offsets = self._others = 0
+        self._refused = self._retried = self._unknown = self._forwarded_bytes = 0
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def handle(self, connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+        """Hand a request of a client to the leader. Raises RequestRefused."""
+        if self._bytes > self._bytes_max or len(self._held) + len(self._sent) >= self._requests_max:
+            self._refused += 1
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
+        kind = type(request)
+        client_id = ""
+        if (group := _group_of(request)) is not None:
+            # The leader ignores what comes from who has lost a queue, and does not know whose connection this is.
+            client_id = self._client_id(connection, group) or ""
+        sequence = next(self._sequence) & _OPAQUE_MASK
+        try:
+            frame, inner_at = self._encoder.encode(sequence, connection.host, request, body, serialization, client_id)
+        except TooLarge as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        forwarded = _Forwarded(sequence, connection, request, frame, inner_at, serialization, self._clock())
+        self._bytes += len(frame)
+        self._forwarded_bytes += len(frame)
+        if kind in _SENDS:
+            self._sends += 1
+        elif kind is UpdateConsumerOffset:
+            self._offsets += 1
+        else:
+            self._others += 1
+        if self._open:
+            assert self._upstream is not None, "open without a connection"
+            if not self._sent:
+                self._watch()
+            self._sent[sequence] = forwarded
+            self._upstream.send(frame)
+        else:
+            if not self._held:
+                self._watch()
+            self._held.append(forwarded)
+            self._advance()
+
+    def leader_changed(self) -> None:
+        """Somebody else leads, or nobody, or the leader's address is known now."""
+        address = self._leader_address()
+        if self._upstream is not None and self._upstream.address != address:
+            self._shut()
+            self._closed_at = self._clock()
+            self._say_how_it_went()
+        self._not_before = 0.0
+        self._advance()
+
+    def lead(self) -> None:
+        """This replica leads; what waits is served here."""
+        self._leads = True
+        self._closed_at = self._clock()
+        self._shut()
+        self._say_how_it_went()
+        self._advance()
+
+    def follow(self) -> None:
+        """This replica does not lead any more."""
+        self._leads = False
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether requests wait or are under way."""
+        return bool(self._held or self._sent)
+
+    def close(self) -> None:
+        """Close the connection to the leader; what waits is never answered."""
+        if self._upstream is not None:
+            self._upstream.close()
+            self._upstream = None
+        self._open = False
+        self._held.clear()
+        self._sent.clear()
+        self._bytes = 0
+
+    def counters(self) -> dict[str, int]:
+        """Figures since the start: requests by kind, and what became of them; and how many wait now."""
+        return {
+            "forwardedSends": self._sends,
+            "forwardedOffsets": self._offsets,
+            "forwardedOthers": self._others,
+            "forwardedBytes": self._forwarded_bytes,
+            "forwardedWaiting": len(self._held) + len(self._sent),
+            "forwardedRefused": self._refused,
+            "forwardedRetried": self._retried,
+            "forwardedUnknown": self._unknown,
+        }
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Do with what waits what can be done now."""
+        if self._sent or self._open:
+            return
+        if self._leads:
+            self._serve_held()
+            return
+        now = self._clock()
+        if not self._held or now < self._not_before or (address := self._leader_address()) is None:
+            return
+        upstream = self._upstream
+        if upstream is not None and (upstream.address != address or self._not_trusted):
+            upstream.close()
+            upstream = None
+        if upstream is None:
+            self._dialled_at = now
+            self._not_trusted = False
+            self._upstream = Upstream(
+                self._reactor,
+                address,
+                self._authentication,
+                on_connected=self._advance,
+                on_answer=self._answered,
+                on_closed=self._upstream_closed,
+            )
+            self._upstream.dial()
+        elif upstream.connected:
+            self._send_held(upstream)
+
+    def _send_held(self, upstream: Upstream) -> None:
+        held, self._held = self._held, []
+        for forwarded in held:
+            if forwarded.connection.closed and not forwarded.oneway:
+                self._bytes -= len(forwarded.frame)
+                continue
+            self._sent[forwarded.sequence] = forwarded
+            upstream.send(forwarded.frame)
+        self._open = True
+        if not self._forwarded_here:
+            self._log.info("forwarding_begins", leader=upstream.address, waited=len(held))
+            self._forwarded_here = self._sends + self._offsets + self._others
+
+    def _serve_held(self) -> None:
+        held, self._held = self._held, []
+        self._serve_locally()
+        for forwarded in held:
+            self._bytes -= len(forwarded.frame)
+            [(request, body, _)], _ = decode_chunk(forwarded.frame[forwarded.inner_at :])
+            forwarded.connection.dispatch(request, body, forwarded.serialization)
+
+    def _answered(self, answer: Response, body: bytes) -> None:
+        forwarded = self._sent.pop(answer.opaque, None)
+        if forwarded is None:
+            return
+        if answer.code == ResponseCode.SUCCESS:
+            self._bytes -= len(forwarded.frame)
+            if body and not forwarded.oneway:
+                assert self._upstream is not None, "an answer without a connection"
+                forwarded.connection.send(mark_forwarded(body, self._upstream.address))
+        elif answer.code in _NOT_SERVED:
+            if answer.code == ResponseCode.NO_PERMISSION:
+                self._not_trusted = True
+                if answer.remark != self._why:
+                    self._log.warning("forwarding_not_allowed", reason=answer.remark)
+            self._why = answer.remark or self._why
+            self._shut()
+            self._not_before = self._clock() + RETRY_SECONDS
+            self._hold_again(forwarded)
+        else:
+            self._outcome_unknown(forwarded, answer.remark or f"code {answer.code}")
+        if not self._open and not self._sent:
+            self._advance()
+
+    def _upstream_closed(self, reason: str) -> None:
+        upstream, self._upstream = self._upstream, None
+        assert upstream is not None, f"a connection that was given up closed: {reason}"
+        self._shut()
+        self._why = f"the leader at {upstream.address} cannot be asked: {reason}"
+        self._not_before = self._clock() + RETRY_SECONDS
+        sent, self._sent = self._sent, {}
+        if sent:
+            self._log.warning("forwarding_broken", leader=upstream.address, open_requests=len(sent), reason=reason)
+        for forwarded in sent.values():
+            self._outcome_unknown(forwarded, reason)
+
+    def _outcome_unknown(self, forwarded: _Forwarded, reason: str) -> None:
+        if forwarded.repeatable:
+            self._hold_again(forwarded)
+            return
+        self._unknown += 1
+        self._bytes -= len(forwarded.frame)
+        if not forwarded.oneway:
+            forwarded.connection.close(f"the leader was lost with a request under way: {reason}")
+
+    def _hold_again(self, forwarded: _Forwarded) -> None:
+        self._retried += 1
+        bisect.insort(self._held, forwarded, key=_sequence_of)
+
+    def _shut(self) -> None:
+        self._open = False
+        self._watch()
+
+    def _say_how_it_went(self) -> None:
+        if self._forwarded_here:
+            self._forwarded_here = 0
+            self._log.info("forwarding_ends", **self.counters())
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Give up what waits for too long, and try again what failed, until cancelled."""
+        await self._timer.run()
+
+    def tick(self) -> None:
+        """What `run` does whenever it is time."""
+        now = self._ticked_at = self._clock()
+        self._expire(now - self._seconds_max)
+        upstream = self._upstream
+        if upstream is not None and not upstream.connected and now > self._dialled_at + CONNECT_SECONDS_MAX:
+            upstream.close()
+            self._upstream_closed("no answer to a connection attempt")
+        elif upstream is not None and self._sent:
+            oldest = next(iter(self._sent.values()))
+            too_long = now > oldest.since + ANSWER_SECONDS_MAX
+            elsewhere = self._leads or self._leader_address() not in (None, upstream.address)
+            if too_long or (elsewhere and now > self._closed_at + DRAIN_SECONDS_MAX):
+                upstream.close()
+                self._upstream_closed(f"no answer for {now - oldest.since:.1f} s")
+        self._advance()
+
+    def _expire(self, before: float) -> None:
+        expired = 0
+        while expired < len(self._held) and self._held[expired].since < before:
+            expired += 1
+        if not expired:
+            return
+        given_up, self._held = self._held[:expired], self._held[expired:]
+        self._refused += expired
+        for forwarded in given_up:
+            self._bytes -= len(forwarded.frame)
+            if not forwarded.oneway:
+                code, encoding = ResponseCode.SERVICE_NOT_AVAILABLE, forwarded.serialization
+                forwarded.connection.send(
+                    encode_response(forwarded.opaque, code, remark=self._why, serialization=encoding)
+                )
+
+    def _next_deadline(self) -> float:
+        if self._held:
+            return self._ticked_at + RETRY_SECONDS
+        return self._ticked_at + _WATCH_SECONDS if self._sent else float("inf")
+
+    def _watch(self) -> None:
+        """Have the timer look, from when nothing waited to when something does."""
+        self._ticked_at = self._clock()
+        self._timer.refresh()
+
+    def _fire(self) -> None:
+        self.tick()
+        self._reactor.wake()
+
+
+def _group_of(request: Any) -> str | None:
+    """The consumer group as whose member a client asks for something that queue locks decide about."""
+    if isinstance(request, UpdateConsumerOffset):
+        return request.ext.consumer_group
+    if isinstance(request, ConsumerSendMsgBack):
+        return request.ext.group
+    if isinstance(request, SendMessage | SendMessageV2) and request.ext.topic.startswith(RETRY_PREFIX):
+        return request.ext.topic.removeprefix(RETRY_PREFIX)
+    return None

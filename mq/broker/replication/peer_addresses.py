@@ -1,0 +1,101 @@
+"""Where clients reach each replica: a leader says it of itself, the others say it to the leader (request code 9004).
+
+It is replicated metadata, so that every replica can ask every other one, whoever led before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.replication.peer_calls import ReplicaCalls
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PutReplica, encode_command
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.appender import Appender
+from mq.protocol.admin_requests import AnnounceReplica
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response, encode_response
+from raftlog import parse_address
+
+ANSWER_SECONDS = 3.0
+REPEAT_SECONDS = 1.0
+"""What was said has not become known after as long: say it again."""
+
+
+class Announcements:
+    """Says where this replica is while another one leads, and takes down what others say while this one does.
+
+    Args:
+        members: the node ids of the group.
+        address: where clients reach this replica.
+        leader_address: the same of another one that leads, if that is known.
+        admit: raises RequestRefused for who is no replica of this group.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        appender: Appender,
+        calls: ReplicaCalls,
+        members: Callable[[], Collection[str]],
+        address: str,
+        leader_address: Callable[[], str | None],
+        admit: Callable[[ClientConnection, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._node_id = settings.node_id
+        self._ext = {"identity": settings.identity, "nodeId": settings.node_id, "address": address}
+        self._metadata = metadata
+        self._appender = appender
+        self._calls = calls
+        self._members = members
+        self._address = address
+        self._leader_address = leader_address
+        self._admit = admit
+        self._clock = clock
+        self._not_before = 0.0
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {AnnounceReplica: self.handle}
+
+    def handle(
+        self, connection: ClientConnection, request: AnnounceReplica, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 9004. Raises RequestRefused."""
+        ext = request.ext
+        self._admit(connection, ext.identity)
+        if not self._appender.is_open:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+        if ext.node_id not in self._members():
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is no member of this group")
+        if self._metadata.replicas.get(ext.node_id) != ext.address:
+            try:
+                parse_address(ext.address)
+                command = encode_command(PutReplica(node_id=ext.node_id, address=ext.address))
+            except (CommandRefused, ValueError) as error:
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+            self._appender.add_command(command)
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def run(self) -> None:
+        """Say where this replica is, if the group does not know it; called by a timer."""
+        if self._metadata.replicas.get(self._node_id) == self._address or self._appender.is_open:
+            return
+        now = self._clock()
+        leader = self._leader_address()
+        if leader is None or now < self._not_before or self._node_id not in self._members():
+            return
+        self._not_before = now + ANSWER_SECONDS + REPEAT_SECONDS
+        self._calls.ask(leader, RequestCode.ANNOUNCE_REPLICA, self._ext, b"", ANSWER_SECONDS, self._answered)
+
+    def _answered(self, response: Response | NoAnswer, body: bytes) -> None:
+        self._not_before = self._clock() + REPEAT_SECONDS

@@ -1,0 +1,189 @@
+"""Replicas of a group prove to each other, on the port of the clients, that they have the secret of the group.
+
+A replica that opens a connection to another one sends request code 9005 twice before anything else: with its call,
+which is answered with a challenge, and with its proof, which says which node it is and which address it dialled. From
+then on the connection is trusted, but neither the host that it comes from nor any other connection. What is said, and
+why it proves anything: `raftlog.net.authentication`. The address in the proof keeps somebody who listens where a
+replica listened before from passing the connection on to another replica.
+
+What is said on the connection later carries no tags of its own, so it is only as safe as the network in between.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.protocol.admin_requests import AuthenticateReplica
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response, encode_request, encode_response
+from raftlog.net import authentication
+from raftlog.net.authentication import NONCE_BYTES, AuthenticationFailed, Keys, Seal
+
+PURPOSE: Final = b"client port, version 1"
+_OPAQUE: Final = 0
+"""Of both requests; everything else on such a connection counts from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Challenged:
+    """A connection that was sent a challenge and has given no proof yet."""
+
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Proved:
+    """A connection of replica ``node_id``, opened with the secret of this id."""
+
+    node_id: str
+    secret_id: bytes
+
+
+class ReplicaAuthentication:
+    """Both ends: what a replica answers to request 9005, and what it says itself.
+
+    Args:
+        identity: that of the replicated log.
+        address: where other replicas reach this one's client port.
+        secrets: those of the group that are valid now.
+        members: the node ids of the group.
+        random_bytes: as many unpredictable bytes as asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: str,
+        node_id: str,
+        address: str,
+        secrets: Callable[[], Sequence[bytes]],
+        members: Callable[[], Collection[str]],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._identity = identity
+        self._node_id = node_id
+        self._address = address
+        self._secrets = secrets
+        self._members = members
+        self._random_bytes = random_bytes
+        self._known: Sequence[bytes] = ()
+        self._valid_ids: frozenset[bytes] = frozenset()
+
+    def handlers(self) -> dict[type[Any], Handler]:
+        """What every replica serves."""
+        return {AuthenticateReplica: self.handle}
+
+    def handle(
+        self, connection: ClientConnection, request: AuthenticateReplica, body: bytes, serialization: int
+    ) -> bytes:
+        """Request code 9005. Raises RequestRefused, which says nothing more until the caller has proved who it is."""
+        ext = request.ext
+        before, connection.authentication, connection.trusted = connection.authentication, None, False
+        try:
+            if ext.call:
+                nonce = self._random_bytes(NONCE_BYTES)
+                called = bytes.fromhex(ext.call)
+                challenge, keys = authentication.challenge(PURPOSE, called, nonce, self._secrets())
+                connection.authentication = _Challenged(keys)
+                fields = {"challenge": challenge.hex()}
+                return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+            if not isinstance(before, _Challenged):
+                raise AuthenticationFailed("a proof without a challenge")
+            proof = _proof(before.keys, ext.identity, ext.node_id, ext.address)
+            if not hmac.compare_digest(proof, bytes.fromhex(ext.proof)):
+                raise AuthenticationFailed("the proof is wrong")
+        except (AuthenticationFailed, ValueError) as error:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "authentication failed") from error
+        if (ext.identity, ext.address) != (self._identity, self._address):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"this is the log {self._identity} at {self._address}, not {ext.identity} at {ext.address}",
+            )
+        if ext.node_id not in self._members() or ext.node_id == self._node_id:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is no other member of this group")
+        connection.authentication = _Proved(ext.node_id, before.keys.secret_id)
+        connection.trusted = True
+        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+
+    def admit(self, connection: ClientConnection, identity: str) -> None:
+        """Refuse (raise RequestRefused) what comes from no other replica of this group, or is for another log."""
+        proved = connection.authentication
+        if not connection.trusted or not isinstance(proved, _Proved) or not self._is_valid(proved.secret_id):
+            connection.trusted = False
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"the connection from {connection.peer} is not authenticated as a replica's"
+            )
+        if identity != self._identity:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
+
+    def configured(self, connections: Iterable[ClientConnection]) -> None:
+        """The members may be others now: connections of those that are none any more are not trusted."""
+        members = self._members()
+        for connection in connections:
+            proved = connection.authentication
+            if isinstance(proved, _Proved) and proved.node_id not in members:
+                connection.trusted = False
+
+    def call(self, address: str) -> ReplicaCall:
+        """Begin to authenticate a new connection to the replica at ``address``."""
+        return ReplicaCall(
+            identity=self._identity,
+            node_id=self._node_id,
+            address=address,
+            secrets=tuple(self._secrets()),
+            nonce=self._random_bytes(NONCE_BYTES),
+        )
+
+    def _is_valid(self, secret_id: bytes) -> bool:
+        secrets = self._secrets()
+        if secrets is not self._known:
+            self._known = secrets
+            self._valid_ids = frozenset(map(authentication.secret_id, secrets))
+        return secret_id in self._valid_ids
+
+
+class ReplicaCall:
+    """The caller's side of one connection: what to send, answer by answer."""
+
+    def __init__(self, *, identity: str, node_id: str, address: str, secrets: Sequence[bytes], nonce: bytes) -> None:
+        self._said = (identity, node_id, address)
+        self._secrets = secrets
+        self._called = authentication.call(nonce, secrets)
+        self._challenged = False
+
+    def first(self) -> bytes:
+        """The frame to send first."""
+        return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext={"call": self._called.hex()})
+
+    def answered(self, answer: Response) -> bytes | None:
+        """The frame to send next, or None once both sides are authenticated.
+
+        Raises:
+            AuthenticationFailed: the other side is no replica of this group, or does not take this one for one.
+        """
+        if answer.opaque != _OPAQUE or answer.code != ResponseCode.SUCCESS:
+            raise AuthenticationFailed(answer.remark or f"code {answer.code}")
+        if self._challenged:
+            return None
+        try:
+            challenge = bytes.fromhex(answer.ext.get("challenge", ""))
+        except ValueError as error:
+            raise AuthenticationFailed(f"the challenge cannot be read: {error}") from error
+        keys = authentication.accept(PURPOSE, self._called, challenge, self._secrets)
+        self._challenged = True
+        identity, node_id, address = self._said
+        ext = {"identity": identity, "nodeId": node_id, "address": address}
+        return encode_request(
+            RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext | {"proof": _proof(keys, *self._said).hex()}
+        )
+
+
+def _proof(keys: Keys, identity: str, node_id: str, address: str) -> bytes:
+    return Seal(keys.caller).tag(msgspec.json.encode((identity, node_id, address)))

@@ -1,0 +1,110 @@
+"""Requests of a replica to other replicas of its group, at the addresses where clients reach these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.broker.net.client_requests import NoAnswer, OnAnswer, Questions
+from mq.broker.replication.peer_authentication import ReplicaAuthentication
+from mq.broker.replication.peer_connection import Upstream
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import Response, encode_request
+from raftlog import Reactor
+
+CONNECT_SECONDS_MAX = 1.0
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""A replica that does not read is not sent more: the answers are given up after seconds, what was sent stays."""
+
+
+class _Link:
+    """The connection to one replica, and the frames that wait until it stands and is authenticated."""
+
+    __slots__ = ("dialled_at", "upstream", "waiting", "waiting_bytes")
+
+    def __init__(self, upstream: Upstream, now: float) -> None:
+        self.upstream = upstream
+        self.dialled_at = now
+        self.waiting: list[bytes] = []
+        self.waiting_bytes = 0
+
+
+class ReplicaCalls:
+    """One connection to each replica that is asked, opened when it is needed.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, reactor: Reactor, authentication: ReplicaAuthentication, clock: Callable[[], float]) -> None:
+        self._reactor = reactor
+        self._authentication = authentication
+        self._clock = clock
+        self._links: dict[str, _Link] = {}
+        self._questions: Questions[Upstream] = Questions(clock)
+
+    def ask(
+        self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer
+    ) -> None:
+        """Send a request; ``on_answer`` gets its answer, or why there is none after ``seconds`` at the latest.
+
+        It may be called at once. How much waits for answers is bounded in number; in bytes, that is up to the caller.
+        """
+        link = self._links.get(address) or self._dial(address)
+        full = link.upstream.waiting_bytes + link.waiting_bytes > WAITING_BYTES_MAX
+        opaque = None if full else self._questions.add(link.upstream, seconds, on_answer)
+        if opaque is None:
+            on_answer(NoAnswer.BUSY, b"")
+            return
+        frame = encode_request(code, opaque, ext=ext, body=body)
+        if link.upstream.connected:
+            link.upstream.send(frame)
+        else:
+            link.waiting.append(frame)
+            link.waiting_bytes += len(frame)
+
+    def expire(self) -> None:
+        """Settle what was not answered in time; called by a timer."""
+        self._questions.expire()
+        latest = self._clock() - CONNECT_SECONDS_MAX
+        for address, link in list(self._links.items()):
+            if not link.upstream.connected and link.dialled_at < latest:
+                link.upstream.close()
+                self._closed(address, link, "no answer to a connection attempt")
+
+    def close(self) -> None:
+        """Close all connections; what was asked is settled."""
+        for address, link in list(self._links.items()):
+            link.upstream.close()
+            self._closed(address, link, "closed here")
+
+    def _dial(self, address: str) -> _Link:
+        upstream = Upstream(
+            self._reactor,
+            address,
+            self._authentication,
+            on_connected=lambda: self._connected(link),
+            on_answer=lambda response, body: self._answered(link, response, body),
+            on_closed=lambda reason: self._closed(address, link, reason),
+        )
+        link = self._links[address] = _Link(upstream, self._clock())
+        upstream.dial()
+        return link
+
+    def _connected(self, link: _Link) -> None:
+        waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
+        for frame in waiting:
+            link.upstream.send(frame)
+
+    def _answered(self, link: _Link, response: Response, body: bytes) -> None:
+        self._questions.answered(link.upstream, response, body)
+        if response.code == ResponseCode.NO_PERMISSION:
+            # The group's secret or its members changed; the next request begins with a new proof.
+            link.upstream.close()
+            self._closed(link.upstream.address, link, "not trusted any more")
+
+    def _closed(self, address: str, link: _Link, reason: str) -> None:
+        if self._links.get(address) is link:
+            del self._links[address]
+        link.waiting.clear()
+        link.waiting_bytes = 0
+        self._questions.connection_closed(link.upstream)

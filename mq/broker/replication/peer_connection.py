@@ -1,0 +1,113 @@
+"""The connection from a replica to the client port of another one, on which both prove first that they are replicas."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from mq.broker.replication.peer_authentication import ReplicaAuthentication
+from mq.protocol.errors import ProtocolError
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header
+from raftlog import Dialing, Reactor, StreamSocket, configure_replication_socket, parse_address
+from raftlog.net.authentication import AuthenticationFailed
+
+_SILENCE_SECONDS_MAX = 3.0
+"""So long may what was sent stay unacknowledged by the leader's machine."""
+
+OnAnswer = Callable[[Response, bytes], None]
+
+
+class Upstream:
+    """Frames to one address, and the answers to them.
+
+    ``on_connected()`` is called when it stands and is authenticated, ``on_answer(response, body)`` for each answer, and
+    ``on_closed(reason)`` exactly once unless `close` comes first: never connected, broken, or closed by the other side.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: str,
+        authentication: ReplicaAuthentication,
+        *,
+        on_connected: Callable[[], None],
+        on_answer: OnAnswer,
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self.address = address
+        self._reactor = reactor
+        self._call = authentication.call(address)
+        self._authenticated = False
+        self._on_connected = on_connected
+        self._on_answer = on_answer
+        self._on_closed: Callable[[str], None] | None = on_closed
+        self._stream: StreamSocket | None = None
+        self._dialing: Dialing | None = None
+
+    def dial(self) -> None:
+        """Begin to connect."""
+        self._dialing = Dialing(self._reactor, parse_address(self.address), self._connected, self._closed)
+
+    @property
+    def connected(self) -> bool:
+        """Whether frames may be sent."""
+        return self._authenticated and self._stream is not None and not self._stream.closed
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of frames that wait to be sent."""
+        return 0 if self._stream is None else self._stream.out_bytes
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; only while connected."""
+        assert self._stream is not None, f"nothing is connected to {self.address} yet"
+        self._stream.send(frame)
+
+    def close(self) -> None:
+        """Close it; nothing is called any more."""
+        self._on_closed = None
+        if self._dialing is not None:
+            self._dialing.close()
+        if self._stream is not None:
+            self._stream.close("given up")
+
+    def _connected(self, sock: socket.socket) -> None:
+        configure_replication_socket(sock, _SILENCE_SECONDS_MAX)
+        self._stream = StreamSocket(self._reactor, sock, self._on_data, self._closed)
+        self._stream.send(self._call.first())
+
+    def _on_data(self, data: memoryview) -> int:
+        try:
+            frames, consumed = split_frames(data)
+            for serialization, header, body in frames:
+                answer = decode_header(serialization, header)
+                # The other side asks us nothing; what looks like it is of no interest.
+                if isinstance(answer, Response):
+                    if self._authenticated:
+                        self._on_answer(answer, bytes(body))
+                    else:
+                        self._authenticate(answer)
+        except ProtocolError as error:
+            assert self._stream is not None, "data came without a connection"
+            self._stream.close(f"sent garbage: {error}")
+            return 0
+        except AuthenticationFailed as error:
+            assert self._stream is not None, "data came without a connection"
+            self._stream.close(f"authentication failed: {error}")
+            return 0
+        return consumed
+
+    def _authenticate(self, answer: Response) -> None:
+        assert self._stream is not None, "an answer came without a connection"
+        proof = self._call.answered(answer)
+        if proof is not None:
+            self._stream.send(proof)
+        else:
+            self._authenticated = True
+            self._on_connected()
+
+    def _closed(self, reason: str) -> None:
+        on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            on_closed(reason)

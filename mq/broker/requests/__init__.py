@@ -1,1 +1,0 @@
-"""A client's requests on their way to handlers, and the answers back."""

@@ -1,0 +1,76 @@
+"""What the broker itself still needs of its log: messages that it has promised to deliver when their time has come.
+
+They wait in its own queues for their time or their end, or somebody popped them and may not acknowledge them; so the
+log's retention leaves them alone until the disk is full. Which ones they are is replicated state, and where they lie is
+in each replica's queues: all know it, whoever leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from mq.broker.state.metadata import Metadata
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID
+from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
+from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.queue_store import QueueStore
+
+NOTHING: Final = 2**63 - 1
+_MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in range(TIMER_SLOTS)))
+
+
+class StillNeeded:
+    """Finds the oldest message that waits.
+
+    It remembers a place for each queue in which one does: some 1,500 of its own, and those that were popped from.
+    """
+
+    def __init__(self, metadata: Metadata, store: QueueStore, wall_clock_ms: Callable[[], int]) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._wall_clock_ms = wall_clock_ms
+        self._places: dict[tuple[tuple[str, int], int], int] = {}
+
+    def first_pos(self) -> int:
+        """Physical offset of the oldest message that waits, NOTHING if none does.
+
+        It may be below the beginning of the log when the queues were not told yet what the log lost. Takes up to a few
+        milliseconds, and the first time a read for each queue. Raises StoreError, OSError.
+        """
+        known, self._places = self._places, {}
+        for queue, offset in (*self._heads(), *self._popped()):
+            place = queue.key, offset
+            position = known.get(place)
+            if position is None:
+                position = int(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])
+            self._places[place] = position
+        return min(self._places.values(), default=NOTHING)
+
+    def _heads(self) -> Iterator[tuple[ConsumeQueue, int]]:
+        """Each queue in which a message waits, and the offset of the first."""
+        for level in range(1, LEVEL_MAX + 1):
+            queue = self._store.get(SCHEDULE_TOPIC, level - 1)
+            if queue is not None:
+                offset = max(self._metadata.delay_offsets.get(level, 0), queue.min_offset)
+                if offset < queue.max_offset:
+                    yield queue, offset
+        marks = self._metadata.marks
+        for topic, queue_id in _MARKED:
+            queue = self._store.get(topic, queue_id)
+            if queue is not None:
+                for offset in marks.of(topic, queue_id).open_offsets(queue.min_offset, queue.max_offset):
+                    yield queue, offset
+                    break
+
+    def _popped(self) -> Iterator[tuple[ConsumeQueue, int]]:
+        """Each queue of which a group has something open, and an offset: nothing before it is open."""
+        now_ms = self._wall_clock_ms()
+        for (_, topic, queue_id), popped in self._metadata.pops.queues.items():
+            queue = self._store.get(topic, queue_id)
+            if queue is not None:
+                offset = popped.first_hidden(queue.min_offset, now_ms)
+                if offset is not None and offset < queue.max_offset:
+                    yield queue, offset

@@ -1,0 +1,93 @@
+"""Where messages are placed that may have to wait for their time before anybody sees them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
+from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
+
+Place = tuple[QueueTail, dict[str, str]]
+"""Where a message is stored, and the properties it has there."""
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_INT64_MAX: Final = 2**63 - 1
+_ASKING: Final = frozenset((props.DELAY, *props.TIMER_PROPERTIES))
+
+
+class WaitingPlaces:
+    """Decides where a message waits: in the queue of a delay level, in a slot of the timer wheel, or not at all.
+
+    Only levels that are as long as the default ones have queues of their own: each is in the order in which messages
+    are due, whatever the settings were. What waits for another time waits as a timer. Nothing is changed here.
+    """
+
+    def __init__(self, *, settings: BrokerSettings, tails: QueueTails) -> None:
+        self._levels_ms: Final = settings.delay_levels_ms
+        self._delay_max_ms: Final = settings.timer_delay_max_seconds * 1000
+        self._tails = tails
+
+    def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Place:
+        """Where a message to this queue goes that may ask for a delay in its properties: there, if it does not.
+
+        A level counts before a time. Raises RequestRefused for a delay that cannot be.
+        """
+        if _ASKING.isdisjoint(properties):
+            return self._tails.get(topic, queue_id), properties
+        if level := _level(properties):
+            return self.at_level(properties, topic, queue_id, level, now_ms)
+        due_ms = _due_ms(properties, now_ms)
+        if due_ms is None or due_ms <= now_ms:
+            return self._tails.get(topic, queue_id), properties
+        if due_ms - now_ms > self._delay_max_ms:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"timer message illegal, the delay of {due_ms - now_ms} ms should not be bigger than the max delay "
+                f"of {self._delay_max_ms} ms",
+            )
+        properties.pop(props.DELAY, None)
+        return self.at_time(properties, topic, queue_id, due_ms)
+
+    def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Place:
+        """Where a message to this queue waits at a delay level, 1 or more; the highest one for those above it."""
+        level = min(level, len(self._levels_ms))
+        properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
+        properties[props.DELAY] = str(level)
+        delay_ms = self._levels_ms[level - 1]
+        if level > LEVEL_MAX or delay_ms != DELAY_LEVELS_MS[level - 1]:
+            return self.at_time(properties, topic, queue_id, now_ms + delay_ms)
+        own = {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
+        return self._tails.get(SCHEDULE_TOPIC, level - 1), properties | own
+
+    def at_time(self, properties: dict[str, str], topic: str, queue_id: int, due_ms: int) -> Place:
+        """Where a message to this queue waits until ``due_ms``; one with a DELAY property cannot be recalled."""
+        own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
+        return self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own
+
+
+def _level(properties: dict[str, str]) -> int:
+    try:
+        return delay_level(properties.get(props.DELAY, "0"))
+    except ValueError:
+        text = properties[props.DELAY][:40]
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"DELAY {text!r} is no number") from None
+
+
+def _due_ms(properties: dict[str, str], now_ms: int) -> int | None:
+    """When a message wants to be delivered, None if it does not say. Raises RequestRefused."""
+    name = next((name for name in props.TIMER_PROPERTIES if name in properties), None)
+    if name is None:
+        return None
+    text = properties[name]
+    if _NUMBER.fullmatch(text) is None or abs(int(text)) > _INT64_MAX:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"{name} {text[:40]!r} is no number of 64 bits")
+    number = int(text)
+    if name == props.TIMER_DELIVER_MS:
+        return number
+    return now_ms + (number if name == props.TIMER_DELAY_MS else number * 1000)

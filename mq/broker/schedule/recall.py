@@ -1,0 +1,239 @@
+"""RECALL_MESSAGE (request code 370): a producer takes back a message that waits for its time.
+
+Its handle says where the message was stored first. A message that was stored anew since, as it is each day, lies
+somewhere behind, among others that are due in the same millisecond; these are read one after the other until it is
+found. There may be very many of them, so that a search goes on in pieces, each of which takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.schedule.timers import Timer, Timers
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.delay import TURN_MS_MAX, timer_slot
+from mq.protocol.headers import RecallMessage, encode_response
+from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.recall import HandleRefused, RecallHandle
+from mq.protocol.records import RecordError, split_record
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from mq.store.errors import StoreError
+from mq.store.queue_store import QueueStore
+from raftlog import SegmentError
+
+SEARCHES_MAX: Final = 64
+"""Searches that do not end at once; more are refused. Each keeps 320 KB of queue entries."""
+
+_PIECE_BYTES: Final = 2 * 1024 * 1024
+_RECORD_BYTES: Final = 4096
+"""A record that is read counts as so many bytes at least."""
+_PIECE_ENTRIES: Final = 16_384
+_TURN_AT: Final = 12
+"""Where in its queue entry an entry has the time of its turn."""
+
+
+class _Search(NamedTuple):
+    """A request whose message is looked for, and what is still to be looked at."""
+
+    connection: ClientConnection
+    request: RecallMessage
+    serialization: int
+    handle: RecallHandle
+    candidates: Iterator[Timer | None]
+    """None where it cannot be told yet which ones there are."""
+
+
+class Recalls:
+    """The recall handler of a broker.
+
+    Args:
+        delay_max_ms: no message is due later than so long from now.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        metadata: Metadata,
+        store: QueueStore,
+        appender: Appender,
+        timers: Timers,
+        delay_max_ms: int,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._broker_name = broker_name
+        self._metadata = metadata
+        self._store = store
+        self._appender = appender
+        self._timers = timers
+        self._delay_max_ms = delay_max_ms
+        self._wall_clock_ms = wall_clock_ms
+        self._searches: deque[_Search] = deque()
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {RecallMessage: self.handle}
+
+    def forget(self) -> None:
+        """This replica does not lead any more: who leads then searches anew."""
+        searches, self._searches = self._searches, deque()
+        for search in searches:
+            search.connection.dispatch(search.request, b"", search.serialization)
+
+    def run(self) -> None:
+        """Go on with one search; called by a timer many times a second."""
+        if not self._searches:
+            return
+        search = self._searches.popleft()
+        if search.connection.closed:
+            return
+        try:
+            if not self._look_on(search):
+                self._searches.append(search)
+        except RequestRefused as error:
+            search.connection.refuse(search.request, search.serialization, error)
+
+    def handle(self, connection: ClientConnection, request: RecallMessage, body: bytes, serialization: int) -> None:
+        """Request code 370: answered when the message certainly will not be delivered. Raises RequestRefused."""
+        handle = self._checked(request)
+        search = _Search(connection, request, serialization, handle, self._candidates(handle))
+        if not self._look_on(search):
+            if len(self._searches) >= SEARCHES_MAX:
+                remark = f"recall failed, {SEARCHES_MAX} messages are being looked for: try it again"
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
+            self._searches.append(search)
+
+    def _look_on(self, search: _Search) -> bool:
+        """Look at some messages, and recall the one that is meant; False if that is not all yet.
+
+        Raises RequestRefused if it is not there, or this disk does not give it.
+        """
+        self._appender.check_room()
+        handle = search.handle
+        left = _PIECE_BYTES
+        try:
+            for timer in search.candidates:
+                if timer is None:
+                    return False
+                record = self._timers.record(timer)
+                if _is_meant(record, handle, anew=handle.queue_offset not in (None, timer[1])):
+                    self._recall(search, timer)
+                    return True
+                left -= max(len(record), _RECORD_BYTES)
+                if left <= 0:
+                    return False
+        except (SegmentError, StoreError, RecordError, OSError) as error:
+            raise RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"recall failed, message unreadable: {error}"
+            ) from error
+        raise RequestRefused(
+            ResponseCode.ILLEGAL_OPERATION,
+            "recall failed, no such message waits: it is being delivered, was recalled before, or never was",
+        )
+
+    def _recall(self, search: _Search, timer: Timer) -> None:
+        connection, request, serialization, handle, _ = search
+
+        def done(known: bool) -> None:
+            if known:
+                ext = {"msgId": handle.unique_key}
+                reply = encode_response(request.opaque, ResponseCode.SUCCESS, ext=ext, serialization=serialization)
+                connection.answer(request, reply)
+            else:
+                connection.close("leadership was lost while a message was being recalled")
+
+        def refused(remark: str) -> None:
+            connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+
+        # What came as its body is of no meaning, and is not kept.
+        self._timers.recall(timer, done, lambda: connection.dispatch(request, b"", serialization), refused)
+
+    def _checked(self, request: RecallMessage) -> RecallHandle:
+        topic = request.ext.topic
+        if topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic[:127]}] not exist")
+        try:
+            handle = RecallHandle.decode(request.ext.recall_handle)
+        except HandleRefused as error:
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
+        if handle.topic != topic:
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+        if handle.broker_name != self._broker_name:
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
+        left_ms = handle.due_ms - self._wall_clock_ms()
+        if left_ms < 0:
+            remark = f"recall failed, too late: the message was due {-left_ms} ms ago, and is delivered unless recalled"
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
+        if left_ms > self._delay_max_ms:
+            remark = f"recall failed, timestamp invalid: due in {left_ms} ms, allowed are {self._delay_max_ms}"
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
+        return handle
+
+    def _candidates(self, handle: RecallHandle) -> Iterator[Timer | None]:
+        """The message that a handle names, and then those that it may have been stored anew as; all are open.
+
+        Only entries are looked at, as bytes: a million of them take some 30 ms.
+        """
+        queue_id, due_ms, stored_at = timer_slot(handle.due_ms), handle.due_ms, handle.queue_offset
+        queue = self._store.get(TIMER_TOPIC, queue_id)
+        if queue is None:
+            return
+        timers = self._timers
+        under_way: list[Timer] = []
+        start = 0
+        if stored_at is not None:
+            timer, start = (queue_id, stored_at), stored_at + 1
+            if timers.is_open(timer):
+                yield timer
+            under_way.append(timer)
+        days = max(due_ms - self._wall_clock_ms(), 0) // TURN_MS_MAX
+        # The day before counts as well: who stored it may have had a clock that was ahead of this one.
+        turns = [
+            QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(max(days - 1, 0), days + 2)
+        ]
+        while True:
+            # One that is being stored anew comes to the end of the queue, and is found there when that is done.
+            under_way = list(filter(timers.is_under_way, under_way))
+            start = max(start, self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
+            if start >= queue.max_offset:
+                if not under_way:
+                    return
+                yield None
+                continue
+            entries = queue.read(start, _PIECE_ENTRIES)
+            for turn in turns:
+                at = entries.find(turn)
+                while at >= 0:
+                    index, rest = divmod(at, QUEUE_ENTRY_BYTES)
+                    timer = queue_id, start + index
+                    if rest == _TURN_AT:
+                        if timers.is_open(timer):
+                            yield timer
+                        elif timers.is_under_way(timer):
+                            under_way.append(timer)
+                    at = entries.find(turn, at + 1)
+            start += len(entries) // QUEUE_ENTRY_BYTES
+
+
+def _is_meant(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
+    """Whether a handle is about this message; one that is stored ``anew`` says so. Raises RecordError.
+
+    What does not, although it has the same key, is another one: its sender sent it twice.
+    """
+    if handle.unique_key.encode() not in record:
+        return False  # as nearly all
+    properties = props.decode(split_record(record).properties.decode("utf-8", "replace"))
+    return (
+        properties.get(props.UNIQUE_KEY) == handle.unique_key
+        and properties.get(props.REAL_TOPIC) == handle.topic
+        and properties.get(props.TIMER_OUT_MS) == str(handle.due_ms)
+        and props.DELAY not in properties
+        and (not anew or props.TIMER_ROLL_TIMES in properties)
+    )

@@ -1,0 +1,86 @@
+"""How far checks of half messages are: which of those that nobody ended were asked about how often.
+
+Half messages stay where they are, in the order in which they came. For each number of checks there is an offset in
+their queue: what is below was checked so often. So a million open transactions need no counter each. Those that were
+put off, since nobody was to be asked about them yet when it was their turn, are a list of offsets, which is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from mq.broker.limits import CHECKS_MAX
+from mq.broker.state.table import PartCommand, SnapshotDamaged, check_range
+from mq.protocol.names import HALF_TOPIC
+
+PUT_OFF_MAX = 1000
+"""Half messages that are put off."""
+
+_OFFSET_MAX = 2**63 - 1
+_PUT_OFF = 0
+"""In a snapshot, in the place of a number of checks."""
+
+
+class AdvanceChecks(PartCommand, frozen=True, omit_defaults=True, tag="advance_checks"):
+    """Open half messages below ``offset`` were checked ``number`` times, but for those put off, if they are given.
+
+    A lower offset changes nothing. ``put_off`` takes the place of all that were.
+    """
+
+    number: int
+    offset: int
+    put_off: list[int] | None = None
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        check_range("number", self.number, 1, CHECKS_MAX)
+        check_range("offset", self.offset, 0, _OFFSET_MAX)
+        put_off = self.put_off or [0]
+        check_range("number of those put off", len(put_off), 0, PUT_OFF_MAX)
+        check_range("offset put off", min(put_off), 0, _OFFSET_MAX)
+        check_range("offset put off", max(put_off), 0, _OFFSET_MAX)
+
+
+class Checks:
+    """The offsets by number of checks, from 1; see the module.
+
+    Attributes:
+        put_off: the half messages that were, ascending; some may be ended.
+    """
+
+    COMMANDS: tuple[type[PartCommand], ...] = (AdvanceChecks,)
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, int] = {}
+        self.put_off: tuple[int, ...] = ()
+
+    def apply(self, command: PartCommand) -> None:
+        """See `Part.apply`."""
+        assert isinstance(command, AdvanceChecks), type(command).__name__
+        self.offsets[command.number] = max(command.offset, self.offsets.get(command.number, 0))
+        if command.put_off is not None:
+            self.put_off = tuple(sorted(set(command.put_off)))
+
+    def capture(self) -> Callable[[], object]:
+        """See `Part.capture`."""
+        rows = [*((_PUT_OFF, offset) for offset in self.put_off), *sorted(self.offsets.items())]
+        return lambda: rows or None
+
+    def restore(self, state: object) -> None:
+        """See `Part.restore`."""
+        rows = msgspec.convert(state or [], list[tuple[int, int]])
+        if any(not 0 <= number <= CHECKS_MAX or offset < 0 for number, offset in rows):
+            raise SnapshotDamaged("offsets of checks that cannot be")
+        self.offsets = {number: offset for number, offset in rows if number != _PUT_OFF}
+        self.put_off = tuple(offset for number, offset in rows if number == _PUT_OFF)
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `Part.topic_deleted`."""
+        if topic == HALF_TOPIC:
+            self.offsets = {}
+            self.put_off = ()
+
+    def group_deleted(self, group: str) -> None:
+        """See `Part.group_deleted`. Checks are of no group."""

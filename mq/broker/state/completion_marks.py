@@ -1,0 +1,193 @@
+"""Which messages of the broker's own queues are dealt with, although not in the order of their queue.
+
+A message that waits for a time of its own, or half a transaction, leaves its queue when its turn comes, not when it is
+first. So for each such queue there is a *low* offset below which all are done, and from there on a bit for each. A
+million waiting messages take 125 KB, and none of them is an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from mq.broker.state.table import CommandRefused, CommandUnknown, PartCommand, SnapshotDamaged, check_range
+from mq.protocol.names import check_topic
+
+_OFFSET_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+_SPAN_MAX = 2**31
+"""Offsets from the first that is not done to the last that is: 256 MiB of bits."""
+_ALL = 0xFF
+
+
+class CompleteEntries(PartCommand, frozen=True, tag="complete_entries"):
+    """The messages at these offsets of a queue are dealt with. Saying so again changes nothing."""
+
+    topic: str
+    queue_id: int
+    offsets: list[int]
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        check_topic(self.topic)
+        check_range("queue_id", self.queue_id, 0, _INT32_MAX)
+        if not self.offsets:
+            raise CommandRefused(f"no offset of {self.topic}/{self.queue_id} is completed")
+        check_range("offset", min(self.offsets), 0, _OFFSET_MAX)
+        check_range("offset", max(self.offsets), 0, _OFFSET_MAX)
+
+
+class SkipEntries(PartCommand, frozen=True, tag="skip_entries"):
+    """Everything below ``offset`` is dealt with or gone with the log's beginning. A lower offset changes nothing."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        check_topic(self.topic)
+        check_range("queue_id", self.queue_id, 0, _INT32_MAX)
+        check_range("offset", self.offset, 0, _OFFSET_MAX)
+
+
+class QueueMarks:
+    """The marks of one queue.
+
+    Attributes:
+        low: all offsets below are done; this one is not.
+        bits: bit ``i % 8`` of byte ``i // 8`` is set when offset ``low - low % 8 + i`` is done; those below ``low`` are
+            0. Its last byte is not 0.
+    """
+
+    __slots__ = ("bits", "low")
+
+    def __init__(self, low: int = 0, bits: bytes = b"") -> None:
+        self.low = low
+        self.bits = bytearray(bits)
+
+    def is_done(self, offset: int) -> bool:
+        """Whether the message at ``offset`` is dealt with."""
+        if offset < self.low:
+            return True
+        at = offset - (self.low & ~7)
+        return at >> 3 < len(self.bits) and bool(self.bits[at >> 3] >> (at & 7) & 1)
+
+    def open_offsets(self, start: int, end: int) -> Iterator[int]:
+        """The offsets in ``[start, end)`` that are not done, ascending. The marks must not change meanwhile."""
+        offset = max(start, self.low)
+        base, bits = self.low & ~7, self.bits
+        marked_end = min(end, base + 8 * len(bits))
+        while offset < marked_end:
+            at = offset - base
+            byte = bits[at >> 3]
+            if byte == _ALL:
+                offset = base + (at | 7) + 1
+                continue
+            if not byte >> (at & 7) & 1:
+                yield offset
+            offset += 1
+        yield from range(max(offset, marked_end), end)
+
+    def count_open(self, end: int) -> int:
+        """How many offsets below ``end`` are not done."""
+        if end <= self.low:
+            return 0
+        base = self.low & ~7
+        marked = min(end - base, 8 * len(self.bits))
+        done = int.from_bytes(self.bits, "little") & ((1 << marked) - 1)
+        below = (1 << (self.low - base)) - 1
+        return end - self.low - (done & ~below).bit_count()
+
+    def complete(self, offsets: Sequence[int]) -> None:
+        """Mark ``offsets`` as done."""
+        bits, low = self.bits, self.low
+        base = low & ~7
+        for offset in offsets:
+            if offset < low:
+                continue
+            at = offset - base
+            missing = (at >> 3) + 1 - len(bits)
+            if missing > 0:
+                bits += bytes(missing)
+            bits[at >> 3] |= 1 << (at & 7)
+        self._settle(low)
+
+    def skip_to(self, offset: int) -> None:
+        """Mark everything below ``offset`` as done."""
+        if offset > self.low:
+            drop = (offset >> 3) - (self.low >> 3)
+            del self.bits[:drop]
+            self.low = offset
+            self._settle(offset)
+
+    def _settle(self, low: int) -> None:
+        """Move ``low`` past what is done from there on, and drop what is below."""
+        bits = self.bits
+        at = low & 7
+        count = len(bits)
+        byte = 0
+        while byte < count:
+            value = bits[byte] >> at
+            ones = (~value & (value + 1)).bit_length() - 1  # set bits at the low end
+            at += ones
+            if at < 8:
+                break
+            byte, at = byte + 1, 0
+        self.low = (low & ~7) + 8 * byte + at
+        del bits[:byte]
+        if bits:
+            bits[0] &= _ALL << at & _ALL
+            while bits and not bits[-1]:
+                bits.pop()
+
+
+class Marks:
+    """The marks of all such queues; see the module."""
+
+    COMMANDS: tuple[type[PartCommand], ...] = (CompleteEntries, SkipEntries)
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, int], QueueMarks] = {}
+
+    def of(self, topic: str, queue_id: int) -> QueueMarks:
+        """The marks of a queue; of one of which nothing is known, nothing is done. To be read only."""
+        return self.queues.get((topic, queue_id)) or QueueMarks()
+
+    def apply(self, command: PartCommand) -> None:
+        """See `Part.apply`."""
+        assert isinstance(command, CompleteEntries | SkipEntries), type(command).__name__
+        key = command.topic, command.queue_id
+        marks = self.queues.get(key)
+        if marks is None:
+            marks = self.queues[key] = QueueMarks()
+        if isinstance(command, SkipEntries):
+            marks.skip_to(command.offset)
+            return
+        span = max(command.offsets) - marks.low
+        if span >= _SPAN_MAX:
+            raise CommandUnknown(
+                f"{command.topic}/{command.queue_id}: {span} offsets from {marks.low} on are completed"
+            )
+        marks.complete(command.offsets)
+
+    def capture(self) -> Callable[[], object]:
+        """See `Part.capture`."""
+        rows = [(topic, queue, marks.low, bytes(marks.bits)) for (topic, queue), marks in self.queues.items()]
+        return lambda: sorted(rows) or None
+
+    def restore(self, state: object) -> None:
+        """See `Part.restore`."""
+        rows = msgspec.convert(state or [], list[tuple[str, int, int, bytes]])
+        if any(low < 0 for _, _, low, _ in rows):
+            raise SnapshotDamaged("marks with a negative offset")
+        self.queues = {(topic, queue): QueueMarks(low, bits) for topic, queue, low, bits in rows}
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `Part.topic_deleted`."""
+        for key in [key for key in self.queues if key[0] == topic]:
+            del self.queues[key]
+
+    def group_deleted(self, group: str) -> None:
+        """See `Part.group_deleted`. Marks are of no group."""

@@ -1,0 +1,444 @@
+"""Messages that consumers popped and have not acknowledged: for each group and queue its open checkpoints.
+
+A *checkpoint* is what one pop took out of one queue: the first offset, the time of the pop, for how long the messages
+stay invisible to others, and a bit for each message that is still open. Acknowledged ones lose their bit, and with the
+last one the checkpoint is gone. The group's consumer offset is that of the ordinary table: it moves past what was
+popped in the same step.
+
+Of a group that consumes in order a queue has one checkpoint at most, and the consumer offset moves only with its
+acknowledgements: to the first message that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from mq.broker.state.nested_tables import in_order
+from mq.broker.state.table import CommandRefused, PartCommand, SnapshotDamaged, check_range
+from mq.protocol.names import check_group, check_topic
+
+SPAN_MAX = 1024
+"""Offsets from the first message of a checkpoint to its last."""
+NUMBER_BYTES_MAX = SPAN_MAX // 8
+"""A bit for each of these offsets is the largest number in a command or a snapshot."""
+ATTEMPT_LENGTH_MAX = 256
+"""Characters of the name that a client gives to an attempt."""
+INVISIBLE_MS_MAX = 12 * 3600 * 1000
+
+_INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+
+QueueOfGroup = tuple[str, str, int]
+"""Group, topic and queue id."""
+
+Move = Callable[[str, str, int, int, int], bool]
+"""``move(group, topic, queue id, before, after)``: the consumer offset is ``after`` if it was ``before``, -1 for none.
+
+Returns False, doing nothing, if there is no such topic.
+"""
+
+
+class PopMessages(PartCommand, frozen=True, omit_defaults=True, tag="pop_messages"):
+    """A consumer gets messages of a queue, and the group's offset moves past those that were looked at.
+
+    Bit ``i`` of ``taken`` stands for offset ``start + i``; with none the offset moves and that is all. ``attempt`` is
+    None unless the group consumes in order: then the offset moves to ``start`` only.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    before: int
+    """The group's offset before, -1 if it has none. If it is another one by now, it does not move."""
+    next_offset: int
+    start: int = 0
+    pop_time_ms: int = 0
+    invisible_ms: int = 0
+    taken: int = 0
+    attempt: str | None = None
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        _check_queue(self.group, self.topic, self.queue_id)
+        check_range("before", self.before, -1, _INT64_MAX)
+        check_range("next_offset", self.next_offset, 0, _INT64_MAX)
+        check_range("start", self.start, 0, _INT64_MAX)
+        check_range("pop_time_ms", self.pop_time_ms, 0, _INT64_MAX)
+        check_range("invisible_ms", self.invisible_ms, 0, INVISIBLE_MS_MAX)
+        _check_bits(self.taken)
+        if self.taken:
+            check_range("end of taken", self.start + self.taken.bit_length(), 0, self.next_offset)
+        check_range("length of attempt", len(self.attempt or ""), 0, ATTEMPT_LENGTH_MAX)
+
+
+class AckMessages(PartCommand, frozen=True, tag="ack_messages"):
+    """Messages are acknowledged, or moved to a retry topic: they are open no more.
+
+    Each row is group, topic, queue id, the start and the pop time of a checkpoint, and a bit for each message, as in
+    `PopMessages`. Bits that are not open change nothing.
+    """
+
+    rows: list[tuple[str, str, int, int, int, int]]
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        for group in {row[0] for row in self.rows}:
+            check_group(group)
+        for topic in {row[1] for row in self.rows}:
+            check_topic(topic)
+        for _, _, queue_id, start, pop_time_ms, bits in self.rows:
+            check_range("queue_id", queue_id, 0, _INT32_MAX)
+            check_range("start", start, 0, _INT64_MAX)
+            check_range("pop_time_ms", pop_time_ms, 0, _INT64_MAX)
+            _check_bits(bits)
+
+
+class DeferMessage(PartCommand, frozen=True, tag="defer_message"):
+    """One message stays invisible for another time, ``invisible_ms`` from ``new_pop_time_ms`` on.
+
+    It leaves its checkpoint for one of its own, (``offset``, ``new_pop_time_ms``). In order it stays where it is.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    start: int
+    pop_time_ms: int
+    offset: int
+    new_pop_time_ms: int
+    invisible_ms: int
+
+    def check(self) -> None:
+        """See `PartCommand.check`."""
+        _check_queue(self.group, self.topic, self.queue_id)
+        check_range("start", self.start, 0, _INT64_MAX)
+        check_range("pop_time_ms", self.pop_time_ms, 0, _INT64_MAX)
+        check_range("offset", self.offset, self.start, self.start + SPAN_MAX - 1)
+        check_range("new_pop_time_ms", self.new_pop_time_ms, 0, _INT64_MAX)
+        check_range("invisible_ms", self.invisible_ms, 0, INVISIBLE_MS_MAX)
+
+
+class Checkpoint(NamedTuple):
+    """What is open of a pop; bit ``i`` of ``bits`` is its start's offset plus ``i``."""
+
+    invisible_ms: int
+    bits: int
+
+
+class Ordered(NamedTuple):
+    """The checkpoint of a queue that is consumed in order. Its tables are not changed but replaced."""
+
+    start: int
+    pop_time_ms: int
+    invisible_ms: int
+    bits: int
+    next_offset: int
+    """Where the group goes on once all is acknowledged."""
+    attempt: str
+    counts: dict[int, int]
+    """For messages that were popped before: how often."""
+    later: dict[int, int]
+    """For messages whose time was changed: until when they are invisible, in epoch milliseconds."""
+
+    @property
+    def first_open(self) -> int:
+        """The offset of the first open message."""
+        return self.start + lowest_bit(self.bits)
+
+    def blocked_until_ms(self) -> int:
+        """When all open messages may be had again, in epoch milliseconds."""
+        usual = self.pop_time_ms + self.invisible_ms
+        if not self.later:
+            return usual
+        return max(self.later.get(offset, usual) for offset in offsets_of(self.start, self.bits))
+
+
+class PopQueue:
+    """What a group has open of one queue.
+
+    Attributes:
+        open: checkpoints by their start and pop time.
+        ordered: the one that is consumed in order.
+    """
+
+    __slots__ = ("epoch", "open", "ordered")
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self.open: dict[tuple[int, int], Checkpoint] = {}
+        self.ordered: Ordered | None = None
+
+    def copy(self, epoch: int) -> PopQueue:
+        """The same, to be changed."""
+        queue = PopQueue(epoch)
+        queue.open = dict(self.open)
+        queue.ordered = self.ordered
+        return queue
+
+    def message_count(self) -> int:
+        """How many messages are open."""
+        return (0 if self.ordered is None else self.ordered.bits.bit_count()) + self.unordered_count()
+
+    def unordered_count(self) -> int:
+        """How many messages are open that were not popped in order."""
+        return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
+
+    def first_hidden(self, low: int, now_ms: int) -> int | None:
+        """Of the messages from offset ``low`` on that are hidden from others, the first; None if none is.
+
+        It may be up to `SPAN_MAX` too low. What is consumed in order is not hidden any more when its time is over.
+        """
+        found = min(self.open)[0] if self.open else None
+        if found is not None and found < low:  # the log has lost some of them
+            ends = ((start, start + checkpoint.bits.bit_length()) for (start, _), checkpoint in self.open.items())
+            found = min((max(start, low) for start, end in ends if end > low), default=None)
+        ordered = self.ordered
+        if ordered is None or not 0 < ordered.blocked_until_ms() - now_ms <= INVISIBLE_MS_MAX:
+            return found
+        if ordered.start + ordered.bits.bit_length() > low:
+            first = max(ordered.first_open, low)
+            found = first if found is None else min(found, first)
+        return found
+
+
+_NOTHING = PopQueue()
+
+_OpenRow = tuple[int, int, int, int]
+_Row = tuple[str, str, int, list[_OpenRow], Ordered | None]
+
+
+class Pops:
+    """The open checkpoints of all groups.
+
+    Args:
+        move: moves a consumer offset.
+
+    Attributes:
+        queues: by group, topic and queue id; queues with nothing open are missing.
+        count: open checkpoints in all, those in order not counted: there is one for a queue at most.
+        of_groups: the same of each group that has some.
+    """
+
+    COMMANDS: tuple[type[PartCommand], ...] = (PopMessages, AckMessages, DeferMessage)
+
+    def __init__(self, move: Move) -> None:
+        self._move = move
+        self.queues: dict[QueueOfGroup, PopQueue] = {}
+        self._of_topics: dict[str, set[QueueOfGroup]] = {}
+        """The keys of ``queues`` by topic."""
+        self.count = 0
+        self.of_groups: dict[str, int] = {}
+        self._epoch = 0
+        """Queues of an older one are being encoded, perhaps: another one takes their place before it changes."""
+
+    def of(self, key: QueueOfGroup) -> PopQueue:
+        """What is open of a queue. To be read only."""
+        return self.queues.get(key, _NOTHING)
+
+    def apply(self, command: PartCommand) -> None:
+        """See `Part.apply`."""
+        match command:
+            case PopMessages():
+                self._pop(command)
+            case AckMessages(rows=rows):
+                for group, topic, queue_id, start, pop_time_ms, bits in rows:
+                    self._ack((group, topic, queue_id), start, pop_time_ms, bits)
+            case DeferMessage():
+                self._defer(command)
+            case _:
+                raise AssertionError(f"{type(command).__name__} is no command of this part")
+
+    def _pop(self, command: PopMessages) -> None:
+        key = command.group, command.topic, command.queue_id
+        in_order = command.attempt is not None and command.taken != 0
+        if not self._move(*key, command.before, command.start if in_order else command.next_offset):
+            return  # the topic is gone, and its messages with it
+        if not command.taken:
+            return
+        queue = self._to_change(key)
+        if command.attempt is not None:
+            queue.ordered = _ordered(command, queue.ordered)
+        else:
+            self._add(key, queue, command.start, command.pop_time_ms, command.invisible_ms, command.taken)
+
+    def _count(self, group: str, more: int) -> None:
+        """A group has so many open checkpoints more, or less."""
+        self.count += more
+        self.of_groups[group] = count = self.of_groups.get(group, 0) + more
+        if not count:
+            del self.of_groups[group]
+
+    def _add(
+        self, key: QueueOfGroup, queue: PopQueue, start: int, pop_time_ms: int, invisible_ms: int, bits: int
+    ) -> None:
+        there = queue.open.get((start, pop_time_ms))
+        if there is None:
+            self._count(key[0], 1)
+        else:
+            bits |= there.bits  # the same messages, twice within a millisecond
+        queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
+
+    def _to_change(self, key: QueueOfGroup) -> PopQueue:
+        """What is open of a queue, made if there is nothing; after the next capture it is another one's."""
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = PopQueue(self._epoch)
+            self._put(key, queue)
+        elif queue.epoch != self._epoch:
+            queue = self.queues[key] = queue.copy(self._epoch)
+        return queue
+
+    def _ack(self, key: QueueOfGroup, start: int, pop_time_ms: int, bits: int) -> None:
+        if key not in self.queues:
+            return
+        queue = self._to_change(key)
+        checkpoint = queue.open.get((start, pop_time_ms))
+        if checkpoint is not None:
+            left = checkpoint.bits & ~bits
+            if left:
+                queue.open[start, pop_time_ms] = Checkpoint(checkpoint.invisible_ms, left)
+                return
+            del queue.open[start, pop_time_ms]
+            self._count(key[0], -1)
+        elif (ordered := queue.ordered) is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms):
+            left = ordered.bits & ~bits
+            queue.ordered = ordered._replace(bits=left) if left else None
+            end = start + lowest_bit(left) if left else ordered.next_offset
+            self._move(*key, ordered.first_open, end)
+        if not queue.open and queue.ordered is None:
+            self._remove(key)
+
+    def _put(self, key: QueueOfGroup, queue: PopQueue) -> None:
+        self.queues[key] = queue
+        self._of_topics.setdefault(key[1], set()).add(key)
+
+    def _remove(self, key: QueueOfGroup) -> PopQueue:
+        of_topic = self._of_topics[key[1]]
+        of_topic.discard(key)
+        if not of_topic:
+            del self._of_topics[key[1]]
+        return self.queues.pop(key)
+
+    def _defer(self, command: DeferMessage) -> None:
+        key = command.group, command.topic, command.queue_id
+        if key not in self.queues:
+            return
+        queue = self._to_change(key)
+        start, pop_time_ms, offset = command.start, command.pop_time_ms, command.offset
+        bit = 1 << (offset - start)
+        checkpoint = queue.open.get((start, pop_time_ms))
+        if checkpoint is not None and checkpoint.bits & bit:
+            self._ack(key, start, pop_time_ms, bit)
+            self._put(key, queue)  # its last message may have left it
+            self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
+            return
+        ordered = queue.ordered
+        if ordered is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms) and ordered.bits & bit:
+            until_ms = command.new_pop_time_ms + command.invisible_ms
+            queue.ordered = ordered._replace(later=ordered.later | {offset: until_ms})
+
+    def capture(self) -> Callable[[], object]:
+        """See `Part.capture`."""
+        self._epoch += 1
+        queues = self.queues.copy()
+
+        def encode() -> object:
+            return [
+                (
+                    *key,
+                    [(*place, *queues[key].open[place]) for place in sorted(queues[key].open)],
+                    (ordered := queues[key].ordered) and _sorted(ordered),
+                )
+                for key in in_order(queues)
+            ] or None
+
+        return encode
+
+    def restore(self, state: object) -> None:
+        """See `Part.restore`."""
+        rows = msgspec.convert(state or [], list[_Row])
+        queues: dict[QueueOfGroup, PopQueue] = {}
+        for group, topic, queue_id, opened, ordered in rows:
+            queue = queues[group, topic, queue_id] = PopQueue()
+            for start, pop_time_ms, invisible_ms, bits in opened:
+                queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
+            queue.ordered = ordered
+            every = [*(row[3] for row in opened), *([ordered.bits] if ordered else [])]
+            if not every or min(every) <= 0:
+                raise SnapshotDamaged(f"checkpoints of {group} in {topic}/{queue_id} with nothing open")
+        self.queues, self._of_topics, self.of_groups, self.count = {}, {}, {}, 0
+        for key, queue in queues.items():
+            self._put(key, queue)
+            self._count(key[0], len(queue.open))
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `Part.topic_deleted`."""
+        self._drop(list(self._of_topics.get(topic, ())))
+
+    def group_deleted(self, group: str) -> None:
+        """See `Part.group_deleted`."""
+        self._drop([key for key in self.queues if key[0] == group])
+
+    def _drop(self, keys: list[QueueOfGroup]) -> None:
+        for key in keys:
+            self._count(key[0], -len(self._remove(key).open))
+
+
+def offsets_of(start: int, bits: int) -> Iterator[int]:
+    """The offsets that the bits of a checkpoint stand for, ascending."""
+    if not bits & bits + 1:  # one after the other, as nearly all are
+        yield from range(start, start + bits.bit_length())
+        return
+    while bits:
+        low = bits & -bits
+        yield start + low.bit_length() - 1
+        bits ^= low
+
+
+def lowest_bit(bits: int) -> int:
+    """The number of the lowest bit that is set; there must be one."""
+    assert bits > 0, f"no bit of {bits} is set"
+    return (bits & -bits).bit_length() - 1
+
+
+def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
+    counts: dict[int, int] = {}
+    attempt = command.attempt or ""
+    if before is not None:
+        popped = set(offsets_of(before.start, before.bits))
+        again = 0 if attempt and attempt == before.attempt else 1
+        for offset in offsets_of(command.start, command.taken):
+            count = before.counts.get(offset, 0) + (again if offset in popped else 0)
+            if count:
+                counts[offset] = count
+    return Ordered(
+        start=command.start,
+        pop_time_ms=command.pop_time_ms,
+        invisible_ms=command.invisible_ms,
+        bits=command.taken,
+        next_offset=command.next_offset,
+        attempt=attempt,
+        counts=counts,
+        later={},
+    )
+
+
+def _sorted(ordered: Ordered) -> tuple[object, ...]:
+    return tuple(
+        ordered._replace(counts=dict(sorted(ordered.counts.items())), later=dict(sorted(ordered.later.items())))
+    )
+
+
+def _check_queue(group: str, topic: str, queue_id: int) -> None:
+    check_group(group)
+    check_topic(topic)
+    check_range("queue_id", queue_id, 0, _INT32_MAX)
+
+
+def _check_bits(bits: int) -> None:
+    if bits < 0:
+        raise CommandRefused(f"bits of messages are {bits}")
+    check_range("span of messages", bits.bit_length(), 0, SPAN_MAX)

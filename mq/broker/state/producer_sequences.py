@@ -1,0 +1,263 @@
+"""Which messages with a sequence number the log has: a table that every replica derives from the records themselves.
+
+Numbers are kept as ranges, as they were sent: a message by itself is a range of one number, a batch one of many. For
+each producer the ranges with its highest numbers are known, with the place of their first record, and a *floor*. Of
+what is at or below that no places are known. The numbers just below it may still be known to be stored, as far down as
+they have no gap, at the cost of one number: so a producer that counts without gaps, from wherever it begins, is known
+whole however much it sends. Of what is below these nobody knows any more whether it was stored.
+
+The first record with a sequence number is the message; later ones are copies that the broker made of it, such as the
+delivery of a delayed one, and change nothing.
+
+The table is bounded: by ranges of one producer, by producers, and by ranges in all. Who stored nothing for longest
+makes room first: of producers with many ranges most go, then producers go as a whole. No clock has a say in this: one
+that is days ahead would make the table forget what producers are about to repeat.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from mq.broker.state.table import PartCommand, SnapshotDamaged
+from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
+
+WINDOW = 1024
+"""Ranges of one producer."""
+PRODUCERS_MAX = 10_000
+RANGES_MAX = 1_000_000
+"""In all: 20 bytes each, in memory and in a snapshot."""
+NARROW = RANGES_MAX // PRODUCERS_MAX
+"""What is left of a producer's ranges when the table is full."""
+
+_NONE = -1
+_INT: Final = "q"
+_UINT: Final = "I"
+assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, 4)
+
+
+class Stored(NamedTuple):
+    """Messages with numbers from ``first`` to ``last`` are in the log.
+
+    ``position`` is the physical offset of the record that began them when they were stored, ``skip`` how many records
+    further the first of these is; None if the place is not known any more.
+    """
+
+    first: int
+    last: int
+    position: int | None
+    skip: int
+
+
+_OldRow = tuple[str, int, int, bytes, bytes]
+_OLD_COLUMNS = 5
+_Row = tuple[str, int, int, bytes, bytes, bytes, int]
+"""Producer, floor, time, first numbers, positions, further numbers, and from where on up to the floor all is stored.
+Snapshots of older versions have none of the last two: no batches had numbers then."""
+
+
+class _Window:
+    """What is known of one producer: ranges, ascending and apart from each other, and where they begin in the log.
+
+    ``extras`` is how many numbers each range has besides its first. All from ``stored_from`` to ``floor`` is stored.
+    ``latest_ms`` is the store time of the latest one, for those who read a snapshot; nothing is decided by it.
+    """
+
+    __slots__ = ("epoch", "extras", "firsts", "floor", "latest_ms", "positions", "stored_from")
+
+    def __init__(
+        self,
+        epoch: int,
+        floor: int,
+        latest_ms: int,
+        firsts: array[int],
+        positions: array[int],
+        extras: array[int],
+        stored_from: int,
+    ) -> None:
+        self.epoch = epoch
+        self.floor = floor
+        self.latest_ms = latest_ms
+        self.firsts = firsts
+        self.positions = positions
+        self.extras = extras
+        self.stored_from = stored_from
+
+    def copy(self, epoch: int) -> _Window:
+        firsts, positions, extras = self.firsts[:], self.positions[:], self.extras[:]
+        return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
+
+    def row(self, name: str) -> _Row:
+        ranges = _pack(self.firsts), _pack(self.positions), _pack(self.extras)
+        return name, self.floor, self.latest_ms, *ranges, self.stored_from
+
+    def find(self, first: int, last: int) -> list[Stored] | None:
+        found: list[Stored] = []
+        if first <= self.floor:
+            if first < self.stored_from:
+                return None
+            found.append(Stored(first, min(last, self.floor), None, 0))
+        firsts, extras = self.firsts, self.extras
+        at = max(bisect_right(firsts, first) - 1, 0)
+        while at < len(firsts) and (start := firsts[at]) <= last:
+            low, high = max(first, start), min(last, start + extras[at])
+            if low <= high:
+                found.append(Stored(low, high, self.positions[at], low - start))
+            at += 1
+        return found
+
+    def insert(self, first: int, last: int, position: int) -> None:
+        at = bisect_right(self.firsts, first)
+        self.firsts.insert(at, first)
+        self.positions.insert(at, position)
+        self.extras.insert(at, last - first)
+
+    def drop(self, count: int) -> None:
+        for first, extra in zip(self.firsts[:count], self.extras[:count], strict=True):
+            if first != self.floor + 1:
+                self.stored_from = first
+            self.floor = first + extra
+        del self.firsts[:count]
+        del self.positions[:count]
+        del self.extras[:count]
+
+
+class Sequences:
+    """The table; see the module. Changes by `note` only."""
+
+    COMMANDS: tuple[type[PartCommand], ...] = ()
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        """In the order in which producers stored their latest messages."""
+        self._wide: OrderedDict[str, None] = OrderedDict()
+        """In the same order those with more than `NARROW` ranges here."""
+        self._epoch = 0
+        """Windows of an older one are being encoded, perhaps: another one takes their place before it changes."""
+        self.count = 0
+        """Ranges in all."""
+
+    @property
+    def producers(self) -> int:
+        """How many producers are known."""
+        return len(self._windows)
+
+    def find(self, numbers: SequenceRange) -> list[Stored] | None:
+        """Which of these messages are stored, ascending; others are not, unless they are on their way.
+
+        None if of some nobody knows any more.
+        """
+        window = self._windows.get(numbers.producer)
+        return [] if window is None else window.find(numbers.first, numbers.last)
+
+    def note(self, producer: str, first: int, last: int, physical_offset: int, store_ms: int) -> None:
+        """The messages with these numbers were committed, beginning with the record there."""
+        window = self._windows.get(producer)
+        if window is None:
+            empty = array(_INT), array(_INT), array(_UINT)
+            window = self._windows[producer] = _Window(self._epoch, _NONE, store_ms, *empty, _NONE + 1)
+        elif window.find(first, last) != []:  # a copy: only what is new is ever stored
+            return
+        if window.epoch != self._epoch:
+            window = self._windows[producer] = window.copy(self._epoch)
+        window.insert(first, last, physical_offset)
+        window.latest_ms = store_ms
+        self.count += 1
+        self._windows.move_to_end(producer)
+        if len(window.firsts) > WINDOW:
+            window.drop(1)
+            self.count -= 1
+        if len(window.firsts) > NARROW:
+            self._wide[producer] = None
+            self._wide.move_to_end(producer)
+        self._make_room()
+
+    def apply(self, command: PartCommand) -> None:
+        """See `Part.apply`. There is no command: records say it all."""
+        raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
+
+    def _make_room(self) -> None:
+        windows = self._windows
+        while len(windows) > PRODUCERS_MAX:
+            oldest, window = windows.popitem(last=False)
+            self.count -= len(window.firsts)
+            self._wide.pop(oldest, None)
+        while self.count > RANGES_MAX:
+            producer, _ = self._wide.popitem(last=False)
+            window = windows[producer]
+            if window.epoch != self._epoch:
+                window = windows[producer] = window.copy(self._epoch)
+            excess = len(window.firsts) - NARROW
+            window.drop(excess)
+            self.count -= excess
+
+    def capture(self) -> Callable[[], object]:
+        """See `Part.capture`."""
+        self._epoch += 1
+        windows = list(self._windows.items())
+        return lambda: [window.row(name) for name, window in windows] or None
+
+    def restore(self, state: object) -> None:
+        """See `Part.restore`."""
+        windows: OrderedDict[str, _Window] = OrderedDict()
+        for given in msgspec.convert(state or [], list[list[object]]):
+            row = _row(given)
+            name = row[0]
+            if not 1 <= len(name) <= PRODUCER_ID_LENGTH_MAX or name in windows:
+                raise SnapshotDamaged(f"sequence numbers of producer {name[:PRODUCER_ID_LENGTH_MAX]!r}")
+            windows[name] = _restored(self._epoch, row)
+        self._windows = windows
+        self._wide = OrderedDict.fromkeys(name for name, window in windows.items() if len(window.firsts) > NARROW)
+        self.count = sum(len(window.firsts) for window in windows.values())
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `Part.topic_deleted`. A producer's numbers are not those of a topic."""
+
+    def group_deleted(self, group: str) -> None:
+        """See `Part.group_deleted`. Sequence numbers are of no group."""
+
+
+def _row(given: list[object]) -> _Row:
+    if len(given) != _OLD_COLUMNS:
+        row: _Row = msgspec.convert(given, _Row)
+        return row
+    name, floor, latest_ms, firsts, positions = msgspec.convert(given, _OldRow)
+    return name, floor, latest_ms, firsts, positions, bytes(len(firsts) // 2), floor + 1
+
+
+def _restored(epoch: int, row: _Row) -> _Window:
+    _, floor, latest_ms, firsts, positions, extras, stored_from = row
+    if not firsts or len(firsts) % 8 or (len(positions), len(extras)) != (len(firsts), len(firsts) // 2):
+        sizes = f"{len(firsts)}, {len(positions)} and {len(extras)}"
+        raise SnapshotDamaged(f"sequence numbers in {sizes} bytes")
+    window = _Window(
+        epoch, floor, latest_ms, _unpack(_INT, firsts), _unpack(_INT, positions), _unpack(_UINT, extras), stored_from
+    )
+    below = floor
+    for first, extra in zip(window.firsts, window.extras, strict=True):
+        if first <= below:
+            raise SnapshotDamaged(f"sequence numbers do not ascend from {floor}")
+        below = first + extra
+    if not _NONE <= floor <= below <= SEQUENCE_MAX or not 0 <= stored_from <= floor + 1:
+        raise SnapshotDamaged(f"sequence numbers up to {below}, stored from {stored_from} to {floor}")
+    return window
+
+
+def _pack(numbers: array[int]) -> bytes:
+    return _little(numbers[:]).tobytes()
+
+
+def _unpack(kind: Literal["q", "I"], data: bytes) -> array[int]:
+    return _little(array(kind, data))
+
+
+def _little(numbers: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

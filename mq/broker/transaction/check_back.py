@@ -1,0 +1,367 @@
+"""Check-backs: the leader asks producers about half messages that nobody ended (request code 39).
+
+Theory of operation. Half messages lie in their queue in the order in which they came. What was asked about once is all
+that lies before a first *cursor*; what was asked about twice, all before a second one, and so on. A cursor passes what
+the one before it passed some time ago, the first one what came some time ago; each half message that is still open then
+is asked about. Behind the last cursor, what is open is put aside. So there is one number for each repetition, and
+nothing in memory for a half message, however many are open.
+
+Some producers do not want to be asked before a time of their own. Until then cursors pass their messages without a
+question, but for the last one, which *puts them off*: they are listed, and asked about as often, once that time is over
+(`mq.broker.transaction.check_immunity`). When the list is full the last cursor waits for them.
+
+When a cursor passed what is not kept by message: the leader notes some times a minute where each cursor is. A new one
+takes everything for passed just now; so after a change, or a long stop, producers have their time again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+
+import structlog
+
+from mq.broker.base.rate_limited_log import SeldomLog
+from mq.broker.consume.clients import ClientRegistry
+from mq.broker.net.connection import ClientConnection
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
+from mq.broker.state.commands import encode_command
+from mq.broker.state.completion_marks import SkipEntries
+from mq.broker.state.metadata import Metadata
+from mq.broker.transaction.check_immunity import PutOff
+from mq.broker.transaction.end_transaction import Transactions
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
+from mq.broker.write_path.appender import Appender
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode
+from mq.protocol.headers import encode_request
+from mq.protocol.names import HALF_TOPIC
+from mq.protocol.records import RecordError, StoredMessage, encode_message
+from mq.store.errors import StoreError
+from raftlog import SegmentError
+
+Log = structlog.stdlib.BoundLogger
+
+_TOGETHER_MAX = 32
+_TOGETHER_BYTES_MAX = 128 * 1024
+_SAMPLES = 32
+_WAITING_BYTES_MAX = 1024 * 1024
+"""A producer that has so much to read is not asked more."""
+
+
+class Track:
+    """How far something had come ``seconds`` ago, about; in a bounded number of samples."""
+
+    __slots__ = ("_passed", "_samples", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._samples: deque[tuple[float, int]] = deque()
+        self._passed = 0
+
+    def note(self, now: float, position: int) -> None:
+        """It is at ``position`` now, which never falls."""
+        if not self._samples or now >= self._samples[-1][0] + self._seconds / _SAMPLES:
+            self._samples.append((now, position))
+
+    def passed(self, now: float) -> int:
+        """Where it certainly was ``seconds`` ago, or longer; 0 where that is not known."""
+        while self._samples and self._samples[0][0] <= now - self._seconds:
+            self._passed = self._samples.popleft()[1]
+        return self._passed
+
+
+class CheckBacks:
+    """Asks producers while this replica leads.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        asked: how many checks were sent.
+        unanswerable: how often nobody of a producer group was there to be asked.
+        expired: how many half messages were lost to the log's retention while they were open.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        halves: HalfMessages,
+        transactions: Transactions,
+        appender: Appender,
+        clients: ClientRegistry[ClientConnection],
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._timeout_seconds = settings.transaction_timeout_seconds
+        self._interval_seconds = settings.transaction_check_seconds
+        self._last = settings.transaction_checks_max
+        self._pending_bytes_max = settings.pending_bytes_max // 2
+        # A segment may be small, and an entry must fit it.
+        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, appender.entry_bytes_max // 2)
+        self._metadata = metadata
+        self._halves = halves
+        self._transactions = transactions
+        self._appender = appender
+        self._clients = clients
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._log = SeldomLog(log, wall_clock_ms)
+        self._tracks: list[Track] = []
+        self._positions: list[int] = []
+        self._busy: set[int] = set()
+        self._put_off = self._none_put_off()
+        self._turn = 0
+        self.asked = 0
+        self.unanswerable = 0
+        self.expired = 0
+
+    def lead(self) -> None:
+        """This replica leads, and everything committed before is applied."""
+        last = self._last
+        self._tracks = [
+            Track(self._timeout_seconds if number == 0 else self._interval_seconds) for number in range(last + 1)
+        ]
+        known = self._metadata.checks.offsets
+        # A cursor that nobody moved yet, since there are more of them than there were, begins at the beginning.
+        self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
+        self._busy = set()
+        self._put_off = self._none_put_off()
+
+    def forget(self) -> None:
+        """This replica does not lead any more: another one asks."""
+        self._tracks = []
+        self._positions = []
+        self._busy = set()
+
+    def counters(self) -> dict[str, int]:
+        """Figures of this replica, since its start but for those that are open."""
+        ended = self._transactions
+        return {
+            "transactionsOpen": self._halves.open_count,
+            "transactionsPutOff": len(self._metadata.checks.put_off),
+            "transactionsCommitted": ended.committed,
+            "transactionsRolledBack": ended.rolled_back,
+            "transactionsEndedAgain": ended.ended_again,
+            "transactionsGivenUp": ended.given_up,
+            "transactionsExpired": self.expired,
+            "transactionChecks": self.asked,
+            "transactionChecksUnanswerable": self.unanswerable,
+        }
+
+    def run(self) -> None:
+        """Ask what is to be asked; called by a timer some times a second."""
+        queue = self._halves.queue
+        if queue is None or not self._tracks or not self._appender.is_open:
+            return
+        if self._appender.pending_bytes > self._pending_bytes_max:
+            return
+        now = self._clock()
+        marks = self._halves.marks
+        if marks.low < queue.min_offset:
+            self._skip(queue.min_offset)
+        self._positions[0] = queue.max_offset
+        low = marks.low
+        for number, track in enumerate(self._tracks):
+            track.note(now, max(self._positions[number], low))
+        try:
+            for number in range(1, self._last + 1):
+                self._pass(number, now)
+            self._give_up(now)
+            self._ask_those_put_off(now)
+        except (StoreError, SegmentError, RecordError, OSError) as error:
+            # Other replicas have what this disk does not give; it may be repaired from them, or one of them may lead.
+            self._log.warning("half_message_unreadable", error=str(error))
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def _pass(self, number: int, now: float) -> None:
+        """Move a cursor on past some half messages, if it is time, and ask about them. Raises as `HalfMessages`."""
+        limit = self._tracks[number - 1].passed(now)
+        if number in self._busy or self._positions[number] >= limit:
+            return
+        marks = self._halves.marks
+        opened = list(islice(marks.open_offsets(self._positions[number], limit), _TOGETHER_MAX))
+        reached = limit if len(opened) < _TOGETHER_MAX else opened[-1] + 1
+        put_off: list[int] = []
+        waiting = self._metadata.checks.put_off
+        if number == self._last:
+            # Nobody is given up without having been asked.
+            for at, offset in enumerate(opened):
+                message = None if offset in waiting else self._halves.message(offset)
+                if message is not None and self._immune_ms(message):
+                    if len(waiting) + len(put_off) == PUT_OFF_MAX:
+                        opened, reached = opened[:at], offset
+                        break
+                    put_off.append(offset)
+        if not opened:
+            self._positions[number] = max(reached, self._positions[number])
+            return
+        changed = [*self._still_put_off(), *put_off] if put_off else None
+        self._advance(
+            number, reached, changed, [each for each in opened if each not in waiting and each not in put_off]
+        )
+
+    def _advance(self, number: int, reached: int, put_off: list[int] | None, asked: list[int]) -> None:
+        """Have it committed that a cursor is there, and what is put off if that changes; then ask."""
+        self._busy.add(number)
+        command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
+        positions = self._positions
+
+        def settled(known: bool) -> None:
+            if self._positions is positions:
+                self._busy.discard(number)
+                if known:
+                    positions[number] = max(reached, positions[number])
+                    self._ask_about(asked, number)
+                    self.run()
+
+        self._appender.add_command(command, settled)
+
+    def _none_put_off(self) -> PutOff:
+        return PutOff(times=self._last, first_seconds=self._timeout_seconds, interval_seconds=self._interval_seconds)
+
+    def _still_put_off(self) -> list[int]:
+        is_done = self._halves.marks.is_done
+        return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
+
+    def _ask_those_put_off(self, now: float) -> None:
+        """Ask about some of those whose time is over, and put aside what was asked about in vain. Raises as `_pass`."""
+        listed = self._metadata.checks.put_off
+        if not listed:
+            return
+        opened = self._still_put_off()
+        if len(opened) < len(listed) and self._last not in self._busy:
+            self._advance(self._last, self._positions[self._last], opened, [])
+        given_up: list[int] = []
+        for offset in self._put_off.turns(opened, now, _TOGETHER_MAX):
+            message = self._halves.message(offset)
+            if message is None:
+                continue
+            if immune_ms := self._immune_ms(message):
+                self._put_off.wait(offset, now, immune_ms / 1000)
+            elif number := self._put_off.ask(offset, now):
+                self._ask(message, number)
+            else:
+                given_up.append(offset)
+        self._put_aside(given_up)
+
+    def _ask_about(self, offsets: list[int], number: int) -> None:
+        for offset in offsets:
+            if self._halves.marks.is_done(offset):
+                continue
+            try:
+                message = self._halves.message(offset)
+            except (StoreError, SegmentError, RecordError, OSError) as error:
+                self._log.warning("half_message_unreadable", error=str(error))
+                continue
+            if message is not None and not self._immune_ms(message):
+                self._ask(message, number)
+
+    def _immune_ms(self, message: StoredMessage) -> int:
+        """For how long its producer does not want to be asked yet."""
+        wanted_ms = immunity_ms(
+            message.properties.get(props.CHECK_IMMUNITY_SECONDS), round(self._timeout_seconds * 1000)
+        )
+        age_ms = self._wall_clock_ms() - message.born_timestamp_ms
+        return max(wanted_ms - age_ms, 0) if age_ms >= 0 else 0
+
+    def _ask(self, message: StoredMessage, number: int) -> None:
+        group = message.properties.get(props.PRODUCER_GROUP, "")
+        members = [
+            each
+            for each in self._clients.producers(group)
+            if not each.closed and each.waiting_bytes < _WAITING_BYTES_MAX
+        ]
+        if not members:
+            self.unanswerable += 1
+            self._log.warning("nobody_to_check_back", producer_group=group, unanswerable=self.unanswerable)
+            return
+        self._turn += 1
+        members[self._turn % len(members)].send(_check_request(message, number, self._turn & 0x7FFFFFFF))
+        self.asked += 1
+
+    # -- giving up ---------------------------------------------------------------------------------------------------
+
+    def _give_up(self, now: float) -> None:
+        """Put aside what is open behind the last cursor, unless it is put off. Raises as `HalfMessages`."""
+        behind = self._last + 1
+        begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
+        if begin >= limit or behind in self._busy:
+            return
+        put_off = frozenset(self._metadata.checks.put_off)
+        opened = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
+        first = next(opened, None)
+        if first is None:
+            self._positions[behind] = limit  # those put off may stay open for long, and are not gone through again
+        else:
+            self._put_aside(chain((first,), opened))
+
+    def _put_aside(self, offsets: Iterable[int]) -> None:
+        """End some of these half messages, unless others are being put aside. Raises as `HalfMessages`."""
+        number = self._last + 1
+        if number in self._busy:
+            return
+        halves: list[HalfMessage] = []
+        nbytes = 0
+        for offset in islice(offsets, _TOGETHER_MAX):
+            half = self._halves.get(offset)
+            if half is None:
+                break  # the log was shortened
+            nbytes += len(half.raw)
+            if halves and nbytes > self._together_bytes_max:
+                break
+            halves.append(half)
+        if not halves:
+            return
+        self._busy.add(number)
+        positions = self._positions
+
+        def settled() -> None:
+            if self._positions is positions:
+                self._busy.discard(number)
+
+        self._transactions.give_up(halves, settled)
+
+    def _skip(self, offset: int) -> None:
+        """What was open below ``offset`` is gone with the log's beginning."""
+        if 0 in self._busy:
+            return
+        self._busy.add(0)
+        lost = self._halves.marks.count_open(offset)
+        command = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
+
+        def settled(known: bool) -> None:
+            self._busy.discard(0)
+            if known:
+                self.expired += lost
+                self._log.warning("half_messages_expired", expired=self.expired)
+
+        self._appender.add_command(command, settled)
+
+
+def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
+    """The request, with the message as if it were in the queue that it is for."""
+    unique_key = message.properties.get(props.UNIQUE_KEY, "")
+    topic = message.properties.get(props.REAL_TOPIC, "")
+    properties = props.encode(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)})
+    if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+        properties = props.encode(message.properties)
+    if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
+        properties = ""  # they are no text, and marks that replace other bytes made them longer
+    queue_id = props.real_queue_id(message.properties.get(props.REAL_QUEUE_ID))
+    record = encode_message(message, topic, queue_id, properties)
+    ext = {
+        "tranStateTableOffset": str(message.queue_offset),
+        "commitLogOffset": str(message.physical_offset),
+        "msgId": unique_key,
+        "transactionId": unique_key,
+        "offsetMsgId": message.offset_message_id,
+        "topic": topic,
+    }
+    return encode_request(RequestCode.CHECK_TRANSACTION_STATE, opaque, ext=ext, body=record, oneway=True)

@@ -1,0 +1,343 @@
+"""How transactions begin and end: half messages, and END_TRANSACTION (request code 37).
+
+Theory of operation. A half message waits in a topic of its own, see `mq.broker.transaction.half_messages`. What ends
+it enters the log in one entry: for a commit the copy that consumers see, for a rollback none, with a command that marks
+the half message as ended. After any failure both are there or neither is, and a leader has applied all such entries
+before it serves: each transaction has one outcome, and its message at most one visible copy. Ends that come together
+share an entry, one record in the topic that tools of stock brokers look at, and one command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import encode_command
+from mq.broker.state.completion_marks import CompleteEntries
+from mq.broker.state.metadata import Metadata
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.internal_messages import encode_properties
+from mq.broker.write_path.pending import MadeRecord, PendingCommand, Sender
+from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import tag_code
+from mq.protocol.headers import ONEWAY_FLAG, EndTransaction, encode_response, encode_success
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, UNENDED_TOPIC, NameRefused, check_group
+from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
+from mq.store.errors import StoreError
+from raftlog import SegmentError
+
+_UNKNOWN = 0
+_TOGETHER_MAX = 64
+_TOGETHER_BYTES_MAX = 192 * 1024
+_WAITING_MAX = 4 * _TOGETHER_MAX
+"""Requests that wait for one entry; among them those that end again what is being ended."""
+_ENDED_TAG = "d"
+_NOT_FOUND = "Find prepared transaction message failed"
+
+
+class _Waiting(NamedTuple):
+    """Such requests have no body; what comes as one is not kept, for nothing bounds it."""
+
+    sender: Sender
+    request: EndTransaction
+    serialization: int
+
+
+class _Ends:
+    """Half messages that are ended in one entry, and who waits for that."""
+
+    __slots__ = ("again", "copies", "discarded", "nbytes", "offsets", "waiting")
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.discarded: list[int] = []
+        """Of these the ones that nobody gets to see."""
+        self.copies: list[MadeRecord] = []
+        self.nbytes = 0
+        self.waiting: list[_Waiting] = []
+        self.again: list[_Waiting] = []
+        """Who wants to end one of them while it is being ended: served anew when it is."""
+
+
+class Transactions:
+    """The handler of ends, and what sends and checks need of it.
+
+    Args:
+        host: what the records that the broker makes itself say about where they were born.
+
+    Attributes:
+        committed, rolled_back: how many half messages were ended so.
+        ended_again: how many requests were about one that was ended before.
+        given_up: how many half messages were put aside, because nobody ended them.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        metadata: Metadata,
+        halves: HalfMessages,
+        appender: Appender,
+        tails: QueueTails,
+        places: WaitingPlaces,
+        host: bytes,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._served = settings.transactions
+        self._timeout_ms = round(settings.transaction_timeout_seconds * 1000)
+        self._checks_max = settings.transaction_checks_max
+        self._pending_bytes_max = settings.pending_bytes_max
+        self._metadata = metadata
+        self._halves = halves
+        self._appender = appender
+        self._tails = tails
+        self._places = places
+        self._host = host
+        self._wall_clock_ms = wall_clock_ms
+        self._ended_properties = encode_properties({props.TAGS: _ENDED_TAG})
+        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, appender.entry_bytes_max // 2)
+        self._gathering: _Ends | None = None
+        self._ending: dict[int, _Ends] = {}
+        self.committed = 0
+        self.rolled_back = 0
+        self.ended_again = 0
+        self.given_up = 0
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {EndTransaction: self.handle_end}
+
+    def forget(self) -> None:
+        """This replica does not lead any more: what had not entered the log yet is for the one that does."""
+        gathering, self._gathering = self._gathering, None
+        self._ending = {}
+        if gathering is not None:
+            self._serve_again(gathering)
+
+    # -- they begin --------------------------------------------------------------------------------------------------
+
+    def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[QueueTail, dict[str, str]]:
+        """Where half a transaction is stored, and with which properties. Raises RequestRefused.
+
+        A delay that its properties ask for begins with the commit; one that cannot be is refused now.
+        """
+        if not self._served:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
+        group = properties.get(props.PRODUCER_GROUP, "")
+        try:
+            check_group(group)
+        except NameRefused as error:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"a transactional message names its producers' group in PGROUP: {error}"
+            ) from error
+        _, placed = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
+        properties |= {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
+        if due_ms := placed.get(props.TIMER_OUT_MS):
+            properties[props.TIMER_OUT_MS] = due_ms  # so that there is room for it when the message is committed
+        return self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties
+
+    # -- they end ----------------------------------------------------------------------------------------------------
+
+    def handle_end(
+        self, connection: ClientConnection, request: EndTransaction, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 37; answered when it is committed. Raises RequestRefused."""
+        ext = request.ext
+        outcome = ext.commit_or_rollback
+        if outcome == _UNKNOWN:
+            # No answer, as of stock brokers; there will be a check. A replica that handed this on waits for that much.
+            return None if request.flag & ONEWAY_FLAG else b""
+        if outcome not in (COMMITTED, ROLLBACK):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"commitOrRollback is {outcome}, known are {COMMITTED} to commit and {ROLLBACK} to roll back",
+            )
+        if self._appender.pending_bytes > self._pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        offset = ext.half_queue_offset
+        try:
+            place = self._halves.place(offset)
+            if place is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
+            position = place[0]
+            if position != ext.half_physical_offset:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+            if self._halves.marks.is_done(offset):
+                self._check_not_put_aside(offset)
+                if outcome == COMMITTED and self._halves.is_discarded(offset):
+                    raise RequestRefused(
+                        ResponseCode.SYSTEM_ERROR, f"half message {offset} was rolled back or put aside before"
+                    )
+                self.ended_again += 1
+                return encode_success(request.opaque, serialization)
+            record = self._halves.read(place)
+            if record is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
+            raw = split_record(record)
+        except (StoreError, SegmentError, RecordError) as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
+        text = raw.properties.decode("utf-8", "replace")
+        if ext.producer_group != props.find(text, props.PRODUCER_GROUP):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        waiting = _Waiting(connection, request, serialization)
+        if (under_way := self._ending.get(offset)) is not None:
+            if len(under_way.again) >= _WAITING_MAX:
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many already")
+            under_way.again.append(waiting)
+            return None
+        if not ext.from_transaction_check:
+            self._check_in_time(raw, text)
+        copy = self._visible(position, raw, text) if outcome == COMMITTED else None
+        self._add(offset, copy, waiting)
+        return None
+
+    def end_turn(self) -> None:
+        """Let what was gathered enter the log, with the next round; called when everything that came in was served."""
+        if self._gathering is not None and self._appender.may_start:
+            self._start(self._gathering)
+            self._gathering = None
+
+    def give_up(self, halves: Sequence[HalfMessage], on_settled: Callable[[], None]) -> None:
+        """Put half messages aside that nobody ended, each once, and end them by that.
+
+        Those that are being ended just now are left out. ``on_settled`` is called when this came to an end, with
+        success or without. Raises RecordError.
+        """
+        ends = _Ends()
+        tail = self._tails.get(UNENDED_TOPIC, 0)
+        for half in halves:
+            if half.offset not in self._ending:
+                raw = split_record(half.raw)
+                ends.offsets.append(half.offset)
+                ends.discarded.append(half.offset)
+                ends.copies.append(copy_half(raw, tail, raw.properties))
+        if not ends.offsets:
+            on_settled()
+            return
+        self._ending.update(dict.fromkeys(ends.offsets, ends))
+        self._append(ends, [], partial(self._given_up, ends, on_settled))
+
+    def _check_not_put_aside(self, offset: int) -> None:
+        """Raises RequestRefused if a half message that was ended may have been so by nobody's request."""
+        if offset < self._metadata.checks.offsets.get(self._checks_max, 0):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"half message {offset} was ended before, or put aside after {self._checks_max} checks",
+            )
+
+    def _check_in_time(self, raw: RawRecord, text: str) -> None:
+        """Who put off the checks is not heard any more once they have begun. Raises RequestRefused."""
+        immunity = props.find(text, props.CHECK_IMMUNITY_SECONDS)
+        if immunity is None:
+            return
+        allowed_ms = max(immunity_ms(immunity, self._timeout_ms), self._timeout_ms)
+        age_ms = self._wall_clock_ms() - raw.born_timestamp_ms
+        if age_ms > allowed_ms:
+            raise RequestRefused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"the message is {age_ms} ms old, its transaction had {allowed_ms}: its producers will be asked",
+            )
+
+    def _visible(self, position: int, raw: RawRecord, text: str) -> MadeRecord:
+        """What consumers get to see, at its time. Raises RequestRefused."""
+        topic = props.find(text, props.REAL_TOPIC) or ""
+        config = self._metadata.topics.get(topic)
+        if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message is gone")
+        queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
+        if not 0 <= queue_id < max(config.read_queues, config.write_queues):
+            queue_id %= config.write_queues  # the topic has become smaller meanwhile
+        if "DELAY\x01" in text or "TIMER_" in text:
+            tail, waiting = self._places.place(props.decode(text), topic, queue_id, self._wall_clock_ms())
+            properties = encode_properties(waiting)
+        else:
+            tail, properties = self._tails.get(topic, queue_id), raw.properties
+        return copy_half(raw, tail, properties, COMMITTED, position)
+
+    def _add(self, offset: int, copy: MadeRecord | None, waiting: _Waiting) -> None:
+        nbytes = 0 if copy is None else copy.nbytes
+        ends = self._gathering
+        if ends is not None and (len(ends.offsets) >= _TOGETHER_MAX or ends.nbytes + nbytes > self._together_bytes_max):
+            self._start(ends)
+            ends = None
+        if ends is None:
+            ends = self._gathering = _Ends()
+        ends.offsets.append(offset)
+        ends.nbytes += nbytes
+        if copy is None:
+            ends.discarded.append(offset)
+        else:
+            ends.copies.append(copy)
+        ends.waiting.append(waiting)
+        self._ending[offset] = ends
+
+    def _start(self, ends: _Ends) -> None:
+        now_ms = self._wall_clock_ms()
+        ended = MadeRecord(
+            tail=self._tails.get(HALF_OP_TOPIC, HALF_QUEUE_ID),
+            body="".join([f"{offset}," for offset in ends.offsets]).encode(),
+            properties=self._ended_properties,
+            tag_code=tag_code(_ENDED_TAG),
+            born_timestamp_ms=now_ms,
+            born_host=self._host,
+        )
+        self._append(ends, [ended], partial(self._settled, ends), partial(self._refused, ends))
+
+    def _append(
+        self,
+        ends: _Ends,
+        records: list[MadeRecord],
+        settled: Callable[[bool], None],
+        refused: Callable[[str], None] | None = None,
+    ) -> None:
+        command = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
+        done = PendingCommand(encode_command(command), settled, None, refused)
+        discards = [PendingCommand(encode_command(each)) for each in self._halves.discards(ends.discarded)]
+        self._appender.add_atomically([*ends.copies, *records, *discards, done])
+
+    def _settled(self, ends: _Ends, known: bool) -> None:
+        self._forget_ends(ends)
+        if not known:
+            # It may have happened or not; ended twice, it is ended once.
+            self._serve_again(ends)
+            return
+        self.committed += len(ends.copies)
+        self.rolled_back += len(ends.discarded)
+        waiting, ends.waiting = ends.waiting, []
+        for sender, request, serialization in waiting:
+            if not request.flag & ONEWAY_FLAG:
+                sender.send(encode_success(request.opaque, serialization))
+        self._serve_again(ends)
+
+    def _refused(self, ends: _Ends, remark: str) -> None:
+        self._forget_ends(ends)
+        for sender, request, serialization in (*ends.waiting, *ends.again):
+            if not request.flag & ONEWAY_FLAG:
+                code = ResponseCode.SERVICE_NOT_AVAILABLE
+                sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+
+    def _given_up(self, ends: _Ends, on_settled: Callable[[], None], known: bool) -> None:
+        self._forget_ends(ends)
+        if known:
+            self.given_up += len(ends.offsets)
+        self._serve_again(ends)
+        on_settled()
+
+    def _forget_ends(self, ends: _Ends) -> None:
+        for offset in ends.offsets:
+            if self._ending.get(offset) is ends:
+                del self._ending[offset]
+
+    @staticmethod
+    def _serve_again(ends: _Ends) -> None:
+        waiting, ends.waiting, ends.again = (*ends.waiting, *ends.again), [], []
+        for sender, request, serialization in waiting:
+            sender.dispatch(request, b"", serialization)

@@ -1,0 +1,159 @@
+"""RESUME_CHECK_HALF_MESSAGE (request code 323): producers are asked once more about a message that was given up.
+
+Half messages that nobody ended lie in a topic of their own. One that is resumed enters the log as a new half message,
+in one entry with a mark that it was: so however often an operator asks for it, each that was put aside comes again
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.commands import encode_command
+from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.broker.state.metadata import Metadata
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, copy_half
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import PendingCommand
+from mq.broker.write_path.queue_offsets import QueueTails
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.headers import encode_response
+from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
+from mq.protocol.operator_requests import ResumeCheckHalfMessage
+from mq.protocol.records import RawRecord, RecordError, decode_record, split_record
+from mq.store.log_records import LogRecords
+from mq.store.queue_store import QueueStore
+from raftlog import SegmentError
+
+Log = structlog.stdlib.BoundLogger
+
+_QUEUE_ID: Final = 0
+"""The only queue of what was given up."""
+
+
+class Resumptions:
+    """The handler of one broker.
+
+    Args:
+        served: whether this broker takes transactional messages.
+
+    Attributes:
+        resumed: how many messages were, since the start of this replica.
+    """
+
+    def __init__(
+        self,
+        *,
+        served: bool,
+        metadata: Metadata,
+        store: QueueStore,
+        records: LogRecords,
+        appender: Appender,
+        tails: QueueTails,
+        log: Log,
+    ) -> None:
+        self._served = served
+        self._metadata = metadata
+        self._store = store
+        self._records = records
+        self._appender = appender
+        self._tails = tails
+        self._log = log
+        self._under_way: set[int] = set()
+        self.resumed = 0
+
+    def leader_handlers(self) -> dict[type[Any], Handler]:
+        """What only the leader serves."""
+        return {ResumeCheckHalfMessage: self.handle}
+
+    def forget(self) -> None:
+        """This replica does not lead any more."""
+        self._under_way = set()
+
+    def handle(
+        self, connection: ClientConnection, request: ResumeCheckHalfMessage, body: bytes, serialization: int
+    ) -> bytes | None:
+        """Request code 323: answered when the message is a half message again, or was made one before.
+
+        Raises RequestRefused.
+        """
+        if not self._served:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
+        self._appender.check_room()
+        message_id = request.ext.message_id
+        offset, raw = self._find(message_id)
+        if self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).is_done(offset):
+            return encode_response(
+                request.opaque, ResponseCode.SUCCESS, remark="it was resumed before", serialization=serialization
+            )
+        if offset in self._under_way:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"message {message_id} is being resumed")
+        under_way = self._under_way
+        under_way.add(offset)
+
+        def settled(known: bool) -> None:
+            under_way.discard(offset)
+            if known:
+                self.resumed += 1
+                self._log.info("half_message_resumed", message_id=message_id)
+                connection.answer(
+                    request, encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+                )
+            else:
+                connection.close("leadership was lost while a half message was being resumed")
+
+        def returned() -> None:
+            connection.dispatch(request, b"", serialization)
+
+        def refused(remark: str) -> None:
+            under_way.discard(offset)
+            connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+
+        half = copy_half(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties))
+        self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled, returned, refused)])
+        return None
+
+    def _find(self, message_id: str) -> tuple[int, RawRecord]:
+        """A message that was given up, and its offset in their queue. Raises RequestRefused."""
+        try:
+            place = parse_offset_message_id(message_id)
+            record = self._records.at(place.physical_offset)
+            if record is None:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no message {message_id}")
+            message, raw = decode_record(memoryview(record)), split_record(record)
+        except (MessageIdRefused, SegmentError, RecordError) as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no message {message_id[:64]}: {error}") from error
+        if (message.topic, message.queue_id) != (UNENDED_TOPIC, _QUEUE_ID):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"message {message_id} is in topic {message.topic}, not {UNENDED_TOPIC}"
+            )
+        return message.queue_offset, raw
+
+    def _forget_lost(self) -> list[PendingCommand]:
+        """What keeps the marks as small as the queue."""
+        queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
+        first = 0 if queue is None else queue.min_offset
+        if first <= self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low:
+            return []
+        return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
+
+    @staticmethod
+    def _done(
+        offset: int, settled: Callable[[bool], None], returned: Callable[[], None], refused: Callable[[str], None]
+    ) -> PendingCommand:
+        command = CompleteEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offsets=[offset])
+        return PendingCommand(encode_command(command), settled, returned, refused)
+
+
+def _unchecked(properties: bytes) -> bytes:
+    """The properties, saying that nobody was asked yet, as stock brokers store them."""
+    text = props.decode(properties.decode("utf-8", "replace")) | {props.TRANSACTION_CHECK_TIMES: "0"}
+    encoded = props.encode(text).encode()
+    return encoded if len(encoded) <= props.PROPERTIES_BYTES_MAX else properties

@@ -1,0 +1,120 @@
+"""Requests that store a message which is not the client's own as it stands: delayed, given back, dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mq.broker.net.errors import RequestRefused
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import NotStored, OnStored, PendingGroup, PendingSend, Sender, SendRequest, StoredAt
+from mq.broker.write_path.queue_offsets import QueueTail
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import UniqKeyGenerator, tag_code
+from mq.protocol.headers import ONEWAY_FLAG, encode_response
+from mq.protocol.sequencing import SequenceRange
+
+
+def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
+    """The properties of a record, and behind them those in ``suffix``. Raises RequestRefused if they are too long."""
+    encoded = props.encode(properties).encode() + suffix
+    if len(encoded) > props.PROPERTIES_BYTES_MAX:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"properties of {len(encoded)} bytes, allowed are {props.PROPERTIES_BYTES_MAX}",
+        )
+    return encoded
+
+
+def answer_when_stored(
+    appender: Appender,
+    sender: Sender,
+    request: Any,
+    body: bytes,
+    serialization: int,
+    render: Callable[[StoredAt], bytes],
+) -> OnStored:
+    """What answers ``request`` once its message is stored, with what ``render`` gives.
+
+    A request whose message is certainly not stored is served once more by whoever leads now. When nobody knows, the
+    connection is closed.
+    """
+
+    def on_stored(at: StoredAt | NotStored) -> None:
+        if at is NotStored.UNKNOWN:
+            sender.close("leadership was lost while a message was being stored")
+        elif at is not NotStored.REFUSED:
+            if not request.flag & ONEWAY_FLAG:
+                sender.send(render(at))
+        elif not appender.is_open:
+            sender.dispatch(request, body, serialization)
+        elif not request.flag & ONEWAY_FLAG:
+            remark = "DISK_FULL: service not available now, the broker's disk is full"
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+
+    return on_stored
+
+
+class MadeSends:
+    """Stores what clients send, in another queue or with other properties than they said, and answers them."""
+
+    def __init__(
+        self,
+        *,
+        appender: Appender,
+        unique_keys: UniqKeyGenerator,
+        cluster: str,
+        body_bytes_max: int,
+    ) -> None:
+        self._appender = appender
+        self._unique_keys = unique_keys
+        self._suffix = props.encode(props.of_cluster(cluster)).encode()
+        self._body_bytes_max = body_bytes_max
+
+    def add(
+        self,
+        sender: Sender,
+        request: SendRequest,
+        body: bytes,
+        serialization: int,
+        *,
+        tail: QueueTail,
+        properties: dict[str, str],
+        queue_id: int,
+        before: PendingGroup | None = None,
+        sequence: SequenceRange | None = None,
+        more: Callable[[StoredAt, str], dict[str, str]] | None = None,
+    ) -> None:
+        """Store the message at ``tail``, in one entry with the commands in ``before``.
+
+        The answer names ``queue_id``, and the place where the message is; ``more`` makes further fields of it from that
+        place and the message's unique key. ``sequence`` is what the properties say, if it is known. Raises
+        RequestRefused.
+        """
+        if len(body) > self._body_bytes_max:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(body)} bytes, allowed are {self._body_bytes_max}"
+            )
+        unique_key = properties.get(props.UNIQUE_KEY)
+        if not unique_key:
+            unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
+        # What the client may have said of the same names does not count any more: of equal names the last one does.
+        encoded = encode_properties(properties, self._suffix)
+        tags = properties.get(props.TAGS)
+        send = PendingSend(
+            tail.fixed_bytes + len(body) + len(encoded),
+            sender,
+            request,
+            serialization,
+            tail,
+            body,
+            encoded,
+            tag_code(tags) if tags else 0,
+            unique_key.encode(),
+            queue_id,
+            sequence,
+            more,
+        )
+        self._appender.add_atomically([*before, send] if before else [send])

@@ -1,0 +1,164 @@
+"""What waits to enter the log: clients' messages, batches, the broker's own messages, and metadata commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple, Protocol
+
+from mq.broker.write_path.queue_offsets import QueueTail
+from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.records import FIXED
+from mq.protocol.sequencing import SequenceRange
+from mq.store.dispatch import META_TOPIC
+
+ALREADY_STORED = "alreadyStored"
+"""Field of the answer to a numbered batch: how many of its messages were there before it came."""
+NO_PLACE = 2**64 - 1
+"""Stands for a physical offset that is not known."""
+
+OnCommitted = Callable[[bool], None]
+SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
+
+
+class Sender(Protocol):
+    """The connection a message came from."""
+
+    host: bytes
+
+    def send(self, data: bytes) -> None: ...
+    def close(self, reason: str) -> None: ...
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
+
+
+PendingMessage = tuple[int, Sender, SendRequest, int, QueueTail, bytes, bytes, int, bytes]
+"""A message that was checked and waits for its round: bytes of its record, sender, request, how the request's header
+was encoded, queue, body, properties, tag code, unique key. A plain tuple: there is one per message."""
+
+
+class StoredAt(NamedTuple):
+    """Where a message is: committed, on a majority of disks."""
+
+    queue_offset: int
+    physical_offset: int
+
+
+class NotStored(Enum):
+    """Why a message is not known to be stored."""
+
+    REFUSED = auto()
+    """It was not stored, and will not be."""
+    UNKNOWN = auto()
+    """Leadership was lost while it was under way."""
+
+
+OnStored = Callable[[StoredAt | NotStored], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MadeRecord:
+    """A message that does not come straight from a plain send: delayed, retried, or made by the broker itself.
+
+    Where messages wait for their turn, ``tag_code`` is of no meaning.
+    """
+
+    tail: QueueTail
+    body: bytes
+    properties: bytes
+    tag_code: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int
+    born_host: bytes
+    """Four bytes of an IPv4 address and four of the port."""
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+    on_stored: OnStored | None = None
+    nbytes: int = field(init=False)
+    """Of the record."""
+
+    def __post_init__(self) -> None:
+        self.nbytes = self.tail.fixed_bytes + len(self.body) + len(self.properties)
+
+
+@dataclass(slots=True, eq=False)
+class PendingSend:
+    """A client's message that is stored in another queue, or with other properties, than the client said."""
+
+    nbytes: int
+    """Of its record."""
+    sender: Sender
+    request: SendRequest
+    serialization: int
+    tail: QueueTail
+    body: bytes
+    properties: bytes
+    tag_code: int
+    unique_key: bytes
+    queue_id: int
+    """As the answer names it."""
+    sequence: SequenceRange | None = None
+    """What its properties say, if anybody has read that already."""
+    more: Callable[[StoredAt, str], dict[str, str]] | None = None
+    """Makes further fields of the answer from where it is and its unique key."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingCommand:
+    """A change of replicated metadata that waits for its round."""
+
+    body: bytes
+    on_committed: OnCommitted | None = None
+    on_returned: Callable[[], None] | None = None
+    """Called in its place when leadership was lost before the command had begun: certainly nothing happened."""
+    on_refused: Callable[[str], None] | None = None
+    """Called in its place, with a remark for the client, when the disk has no room for the command."""
+    on_framed: Callable[[], None] | None = None
+    """Called when the command has its place in the log: what is framed from then on comes behind it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record."""
+        return FIXED + len(META_TOPIC) + len(self.body)
+
+
+class BatchElement(NamedTuple):
+    """One message of a batch."""
+
+    size: int
+    """Bytes of its record."""
+    flag: int
+    body: bytes
+    properties: bytes
+    tag_code: int
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """Messages to one queue that are stored together and answered with one reply."""
+
+    sender: Sender
+    request: SendRequest
+    serialization: int
+    request_body: bytes
+    tail: QueueTail
+    elements: list[BatchElement]
+    unique_keys: bytes
+    """Of all messages that were sent, joined by commas."""
+    parts: list[tuple[int, SequenceRange]] | None = None
+    """Which elements begin messages with numbers, and with which; None without numbers."""
+    already_stored: int = 0
+    """Messages of a numbered batch that are not among the elements, because the log has them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its records."""
+        return sum(element.size for element in self.elements)
+
+
+PendingGroup = list[MadeRecord | PendingCommand | PendingSend]
+"""What enters the log in one entry, or not at all."""
+
+Pending = PendingMessage | tuple[int, PendingBatch] | tuple[int, PendingGroup]
+"""Each begins with its bytes; the lengths of the tuples tell them apart."""

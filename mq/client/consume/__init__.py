@@ -1,0 +1,1 @@
+"""Consumers: push, pull and pop; rebalancing, offsets, locks, handlers and retries."""

@@ -1,0 +1,229 @@
+"""Handing out messages: which queue is next, one at a time per queue where order counts, retries when they are due."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.errors import ClientClosed
+from mq.client.message import ReceivedMessage
+from mq.client.produce.tracing import Tracer
+from mq.protocol.trace import ContextCode
+
+__all__ = ["Delivery", "DeliveryBoard", "DeliveryStream", "MessageStream"]
+
+RETRY_SECONDS_MAX = 30.0
+
+
+class DeliveryBoard:
+    """The queues that have something to hand out, in turn.
+
+    With `exclusive`, a queue whose messages were taken gives no more before `release`.
+    `on_progress` is told when messages of a queue were finished, so that its pulling may go on.
+    """
+
+    def __init__(self, on_progress: Callable[[ProcessQueue], None], *, retry_seconds: float) -> None:
+        self._on_progress = on_progress
+        self._retry_seconds = retry_seconds
+        self._turns: deque[ProcessQueue] = deque()
+        self._listed: set[ProcessQueue] = set()
+        self._alarms: list[tuple[float, int, ProcessQueue]] = []
+        self._alarm_count = 0
+        self._offered = anyio.Event()
+        self._closed = False
+
+    def open(self) -> None:
+        """Messages may be waited for."""
+        self._closed = False
+
+    def close(self) -> None:
+        """No more messages come; whoever waits for one hears of it."""
+        self._closed = True
+        self._offered.set()
+
+    def offer(self, queue: ProcessQueue) -> None:
+        """`queue` may have something to hand out."""
+        if queue not in self._listed and not queue.leased and not queue.dropped:
+            self._listed.add(queue)
+            self._turns.append(queue)
+            self._offered.set()
+
+    def release(self, queue: ProcessQueue) -> None:
+        """What was taken exclusively is finished or given back."""
+        queue.leased = False
+        self.offer(queue)
+
+    def finish(self, queue: ProcessQueue, message: ReceivedMessage) -> None:
+        """The message is done."""
+        if not queue.dropped:
+            queue.acknowledge(message)
+            self._on_progress(queue)
+
+    def retry_at(self, message: ReceivedMessage) -> float:
+        """When a message that has just failed may be tried again: twice as late each time, at most after 30 s."""
+        delay = min(self._retry_seconds * 2.0 ** min(message.attempt - 1, 10), RETRY_SECONDS_MAX)
+        return anyio.current_time() + delay
+
+    async def take(
+        self, count: Callable[[ProcessQueue], int], *, exclusive: bool
+    ) -> tuple[ProcessQueue, list[ReceivedMessage]]:
+        """Wait for messages of any queue, and take at most `count(queue)` of them. Cancelled, it takes none.
+
+        Raises ClientClosed.
+        """
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            if self._closed:
+                raise ClientClosed("the consumer is closed")
+            if (taken := self.take_nowait(count, exclusive=exclusive)) is not None:
+                return taken
+            if self._offered.is_set():  # else others wait for it, too
+                self._offered = anyio.Event()
+            seconds = max(self._alarms[0][0] - anyio.current_time(), 0.0) if self._alarms else float("inf")
+            with anyio.move_on_after(seconds):
+                await self._offered.wait()
+
+    def take_nowait(
+        self, count: Callable[[ProcessQueue], int], *, exclusive: bool
+    ) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
+        """As `take`, or None if nothing can be taken now."""
+        now = anyio.current_time()
+        while self._alarms and self._alarms[0][0] <= now:
+            self.offer(heappop(self._alarms)[2])
+        while self._turns:
+            queue = self._turns.popleft()
+            self._listed.discard(queue)
+            messages = queue.take(count(queue), now)
+            if messages:
+                queue.leased = exclusive
+                self._offer_or_set_alarm(queue, now)
+                return queue, messages
+            self._offer_or_set_alarm(queue, now)
+        return None
+
+    def _offer_or_set_alarm(self, queue: ProcessQueue, now: float) -> None:
+        available_at = queue.available_at(now)
+        if available_at is None or queue.leased:
+            return
+        if available_at <= now:
+            self.offer(queue)
+        else:
+            self._alarm_count += 1
+            heappush(self._alarms, (available_at, self._alarm_count, queue))
+
+
+class Delivery:
+    """One message to be finished explicitly: `ack()` it or `nack()` it.
+
+    As a context manager it gives the message, acknowledges when the block ends, and on an exception has the message
+    handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
+    """
+
+    __slots__ = ("_board", "_exclusive", "_queue", "_trace", "finished", "message")
+
+    def __init__(
+        self,
+        board: DeliveryBoard,
+        queue: ProcessQueue,
+        message: ReceivedMessage,
+        *,
+        exclusive: bool,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._trace = None if tracer is None else tracer.handling([message])
+        self._exclusive = exclusive
+        self._board = board
+        self._queue = queue
+        self.message = message
+        self.finished = False
+
+    def __repr__(self) -> str:
+        return f"<Delivery {'finished' if self.finished else 'open'} of {self.message}>"
+
+    def __enter__(self) -> ReceivedMessage:
+        return self.message
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.finished:
+            if error is None:
+                self.ack()
+            else:
+                self.nack()
+
+    def ack(self) -> None:
+        """The message is done; the group's offset passes it once all earlier ones of its queue are done."""
+        assert not self.finished, f"{self.message} was finished before"
+        self.finished = True
+        if self._trace is not None:
+            self._trace.ended(ContextCode.SUCCESS)
+        self._board.finish(self._queue, self.message)
+        if self._exclusive:
+            self._board.release(self._queue)
+
+    def nack(self, delay: float | None = None) -> None:
+        """Hand the message out again in `delay` seconds (default: growing with each attempt).
+
+        Later ones go on meanwhile, unless the consumer is exclusive.
+        """
+        assert not self.finished, f"{self.message} was finished before"
+        self.finished = True
+        if self._trace is not None:
+            self._trace.ended(ContextCode.FAILED)
+        at = self._board.retry_at(self.message) if delay is None else anyio.current_time() + delay
+        self.message.attempt += 1
+        if self._exclusive:
+            self._queue.block([self.message], at)
+            self._board.release(self._queue)
+        else:
+            self._queue.give_back([self.message], at)
+            self._board.offer(self._queue)
+
+
+class DeliveryStream:
+    """All messages of a consumer as deliveries; several tasks may iterate over streams of one consumer.
+
+    With `exclusive`, a queue gives the next message when the one before is finished.
+    """
+
+    def __init__(self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None) -> None:
+        self._board = board
+        self._exclusive = exclusive
+        self._tracer = tracer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        await anyio.lowlevel.checkpoint()
+        queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
+        return Delivery(self._board, queue, message, exclusive=self._exclusive, tracer=self._tracer)
+
+
+class MessageStream:
+    """All messages of a consumer, each acknowledged when the next one is asked for.
+
+    So the body of `async for` is the handling: if it raises, or the process dies in it, the message comes again.
+    """
+
+    def __init__(self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None) -> None:
+        self._deliveries = DeliveryStream(board, exclusive=exclusive, tracer=tracer)
+        self._current: Delivery | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        if self._current is not None:
+            current, self._current = self._current, None
+            current.ack()
+        self._current = await anext(self._deliveries)
+        return self._current.message

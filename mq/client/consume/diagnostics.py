@@ -1,0 +1,73 @@
+"""What brokers ask a consumer about itself, on behalf of people with tools, and what they tell it to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.protocol.bodies import SubscriptionData
+from mq.protocol.errors import BodyError
+from mq.protocol.queue_tables import QueueRef, queue_table, read_offset_table
+
+__all__ = ["read_reset", "running_info", "status"]
+
+
+def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
+    """The offsets to go on from (request code 220); none, and a log line, if they cannot be read."""
+    try:
+        table = read_offset_table(body)
+    except BodyError as error:
+        log.warning("offset_reset_unreadable", reason=str(error))
+        return {}
+    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): offset for ref, offset in table.items()}
+
+
+def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:
+    """The offsets in memory (request code 221)."""
+    rows = ((_ref(queue), b"%d" % offset) for queue, offset in sorted(positions.items()) if queue.topic == topic)
+    return b'{"consumerTable":{},"messageQueueTable":%s}' % queue_table(rows)
+
+
+def running_info(
+    queues: Iterable[ProcessQueue], subscriptions: Sequence[SubscriptionData], *, ordered: bool, started_ms: int
+) -> bytes:
+    """How the consumer is (request code 307); tools reckon with the time at which it started."""
+    properties = {
+        "PROP_CLIENT_VERSION": "V4_9_8",
+        "PROP_CONSUME_ORDERLY": str(ordered).lower(),
+        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
+    }
+    table = queue_table((_ref(each.queue), msgspec.json.encode(_queue_info(each))) for each in queues)
+    return b'{"jstack":"","mqTable":%s,"properties":%s,"statusTable":{},"subscriptionSet":[%s]}' % (
+        table,
+        msgspec.json.encode(properties),
+        b",".join(each.encode() for each in subscriptions),
+    )
+
+
+def _queue_info(queue: ProcessQueue) -> dict[str, int | bool]:
+    return {
+        "cachedMsgCount": queue.cached_count,
+        "cachedMsgMaxOffset": queue.next_offset - 1 if queue.cached_count else 0,
+        "cachedMsgMinOffset": queue.commit_offset if queue.cached_count else 0,
+        "cachedMsgSizeInMiB": queue.cached_bytes // (1024 * 1024),
+        "commitOffset": queue.commit_offset,
+        "droped": queue.dropped,
+        "lastConsumeTimestamp": 0,
+        "lastLockTimestamp": 0,
+        "lastPullTimestamp": 0,
+        "locked": queue.held_until != float("inf"),
+        "transactionMsgCount": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgMinOffset": 0,
+        "tryUnlockTimes": 0,
+    }
+
+
+def _ref(queue: MessageQueue) -> QueueRef:
+    return QueueRef(queue.topic, queue.broker_name, queue.queue_id)

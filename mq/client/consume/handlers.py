@@ -1,0 +1,189 @@
+"""Giving messages to handlers: how many at once, in which order, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+import anyio
+
+from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.consume.subscription import Subscribed
+from mq.client.logs import log
+from mq.client.message import ReceivedMessage
+from mq.client.produce.tracing import Tracer
+from mq.protocol.group_bodies import ConsumeResult
+from mq.protocol.names import retry_topic
+from mq.protocol.trace import ContextCode
+
+__all__ = ["Handler", "HandlerT", "Handling", "check_handler"]
+
+Handler = Callable[[ReceivedMessage], Awaitable[None]]
+HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
+
+LEASE_MESSAGES_MAX = 32
+
+
+def check_handler(handler: Callable[[Any], Awaitable[None]]) -> None:
+    """Raises TypeError for a plain function: it would do its work, fail as it is awaited, and do it again for ever."""
+    if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        raise TypeError(
+            f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
+        )
+
+
+class Handling:
+    """Drives the handlers of one consumer.
+
+    With `ordered`, one message of a queue after the other. `give_back` has the brokers take what a handler failed at,
+    and says whether they did, in bounded time; None: the handler gets it again here. `tracer` notes what is handled,
+    and how.
+    """
+
+    def __init__(
+        self,
+        board: DeliveryBoard,
+        subscribed: Mapping[str, Subscribed],
+        *,
+        group: str,
+        concurrency: int,
+        ordered: bool,
+        give_back: Callable[[ReceivedMessage], Awaitable[bool]] | None,
+    ) -> None:
+        self._board = board
+        self._subscribed = subscribed
+        self._group = group
+        self._retry_topic = retry_topic(group)
+        self._concurrency = concurrency
+        self._ordered = ordered
+        self._give_back = give_back
+        self.tracer: Tracer | None = None
+        self._fallback: Handler | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._was_run = False
+
+    async def remind(self, seconds: float) -> None:
+        """Say so if nothing was handled after `seconds` because nobody called `run`: messages wait in silence then."""
+        await anyio.sleep(seconds)
+        topics = [topic for topic, each in self._subscribed.items() if each.handler is not None]
+        if topics and not self._was_run:
+            log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
+
+    async def run(self, fallback: Handler | None) -> None:
+        """Until `stop`. `fallback` takes the messages of topics without a handler; without it, ValueError."""
+        missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
+        if fallback is None and missing:
+            raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
+        self._fallback = fallback
+        self._was_run = True
+        slots = anyio.Semaphore(self._concurrency)
+        with anyio.CancelScope() as scope:
+            self._scope = scope
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    await slots.acquire()
+                    process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
+                    tasks.start_soon(self._handle, process_queue, messages, slots)
+
+    def stop(self) -> None:
+        """End `run`, cancelling the handlers that are at work."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def handle_again(self, message: ReceivedMessage) -> None:
+        """Give a message to the handler of its topic. Raises what that raises, and LookupError if there is none."""
+        subscribed = self._subscribed.get(message.topic)
+        handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
+        if handler is not None and subscribed is not None:
+            await handler([message] if subscribed.batch else message)
+        elif self._fallback is not None:
+            await self._fallback(message)
+        else:
+            raise LookupError(f"{self._group} has no handler for {message.topic}, and got {message}")
+
+    async def handle_for_operator(self, message: ReceivedMessage) -> ConsumeResult:
+        """What comes of giving a message to its handler now; it makes no difference to what the group has done."""
+        begun = anyio.current_time()
+        result, remark = "CR_SUCCESS", ""
+        try:
+            await self.handle_again(message)
+        except Exception as error:
+            log.exception("handler_failed", message=message, attempt=message.attempt)
+            result, remark = "CR_THROW_EXCEPTION", repr(error)
+        spent_ms = int((anyio.current_time() - begun) * 1000)
+        return ConsumeResult(result, order=self._ordered, remark=remark, spent_ms=spent_ms)
+
+    def _lease_size(self, process_queue: ProcessQueue) -> int:
+        subscribed = self._subscribed.get(process_queue.queue.topic)
+        batch = (subscribed.batch if subscribed is not None else None) or 1
+        if self._ordered:
+            return max(batch, LEASE_MESSAGES_MAX)
+        # Enough to make a task worth its while, few enough to keep all tasks busy.
+        return max(batch, min(LEASE_MESSAGES_MAX, process_queue.ready_count // self._concurrency))
+
+    async def _handle(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], slots: anyio.Semaphore
+    ) -> None:
+        """Give `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
+        subscribed = self._subscribed.get(process_queue.queue.topic)
+        handler: Callable[[Any], Awaitable[None]] | None = self._fallback
+        if subscribed is not None and subscribed.handler is not None:
+            handler = subscribed.handler
+        batch = subscribed.batch if subscribed is not None else None
+        done = 0
+        retry_at = 0.0
+        try:
+            while done < len(messages) and handler is not None and process_queue.may_go_on(anyio.current_time()):
+                part = messages[done : done + (batch or 1)]
+                trace = None if self.tracer is None else self.tracer.handling(part)
+                try:
+                    await (handler(part) if batch else handler(part[0]))
+                except Exception:
+                    log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
+                    if trace is not None:
+                        trace.ended(ContextCode.EXCEPTION)
+                    retry_at = self._board.retry_at(part[0])
+                    if self._give_back is not None:
+                        await self._give_all_back(self._give_back, process_queue, part, retry_at)
+                    else:
+                        for message in part:
+                            message.attempt += 1
+                        if self._ordered:
+                            return
+                        process_queue.give_back(part, retry_at)
+                else:
+                    if trace is not None:
+                        trace.ended(ContextCode.SUCCESS)
+                    for message in part:
+                        self._board.finish(process_queue, message)
+                done += len(part)
+        finally:
+            if done < len(messages):
+                process_queue.block(messages[done:], retry_at)
+            self._board.release(process_queue)
+            slots.release()
+
+    async def _give_all_back(
+        self,
+        give_back: Callable[[ReceivedMessage], Awaitable[bool]],
+        process_queue: ProcessQueue,
+        messages: Sequence[ReceivedMessage],
+        retry_at: float,
+    ) -> None:
+        """Let the brokers hand these messages out again, or do it ourselves if none takes them."""
+
+        async def give(message: ReceivedMessage) -> None:
+            if await give_back(message):
+                self._board.finish(process_queue, message)
+            else:
+                message.attempt += 1
+                process_queue.give_back([message], retry_at)
+
+        if process_queue.dropped:
+            return  # the next owner of the queue gets them
+        with anyio.CancelScope(shield=True):  # so that each is either taken back or handed out again
+            async with anyio.create_task_group() as tasks:
+                for message in messages:
+                    tasks.start_soon(give, message)

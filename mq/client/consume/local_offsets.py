@@ -1,0 +1,82 @@
+"""Where a broadcast consumer continues: its offsets are its own, in a file beside the application."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mq.client.consume.offsets import ConsumeFrom, queue_offset
+from mq.client.errors import OffsetsFileDamaged
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import Remoting
+from mq.protocol import fastjson
+from mq.protocol.errors import BodyError
+from mq.protocol.queue_tables import QueueRef, offset_table_body, read_queue_table
+
+__all__ = ["LocalOffsets"]
+
+
+class LocalOffsets:
+    """The offsets in one file, in the form in which Java clients write theirs. Only one consumer may use it."""
+
+    commits_with_pulls = False
+    """Whether offsets go to the leader with pulls as well."""
+
+    def __init__(self, remoting: Remoting, path: Path, consume_from: ConsumeFrom) -> None:
+        """Raises OffsetsFileDamaged, OSError."""
+        self._remoting = remoting
+        self._path = path
+        self._consume_from = consume_from
+        self._stored = _read(path)
+
+    async def begin(self, queue: MessageQueue) -> int:
+        """Where to begin consuming `queue`. Raises ClientError."""
+        stored = self._stored.get(queue)
+        return await queue_offset(self._remoting, queue, self._consume_from) if stored is None else stored
+
+    def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
+        """Write what changed: the whole file, in one step. Returns the empty set."""
+        if any(self._stored.get(queue) != offset for queue, offset in offsets.items()):
+            merged = self._stored | dict(offsets)
+            table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in merged.items()}
+            try:
+                _write(self._path, offset_table_body(table))
+                self._stored = merged
+            except OSError as error:  # tried again with the next progress
+                log.error("offsets_not_written", path=str(self._path), reason=str(error))
+        return set()
+
+    async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:  # noqa: ASYNC910
+        """As `commit_soon`."""
+        self.commit_soon(offsets)
+
+
+def _read(path: Path) -> dict[MessageQueue, int]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
+        table = read_queue_table(value["offsetTable"])
+        return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): int(at) for ref, at in table.items()}
+    except (BodyError, LookupError, TypeError, ValueError) as error:
+        raise OffsetsFileDamaged(f"{path}, {len(data)} bytes: {error}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,184 @@
+"""Where a group continues: reading and storing its offsets on the leaders of the queues."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from functools import partial
+from typing import Literal
+
+import anyio
+
+from mq.client.errors import BrokerError, ClientError, ConnectionLost, NoRoute
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import Remoting
+from mq.client.net.connection import Answer
+from mq.client.net.replies import int_field
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import retry_topic
+
+__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "leader_of", "queue_offset", "stored_offset"]
+
+ConsumeFrom = Literal["first", "last"] | dt.datetime
+"""Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
+
+
+def check_position(position: ConsumeFrom) -> None:
+    """Raises ValueError for what is no position, and for a time that does not say of which time zone."""
+    if isinstance(position, dt.datetime):
+        if position.tzinfo is None:
+            raise ValueError(f"{position} needs a time zone")
+    elif position not in ("first", "last"):
+        raise ValueError(f"{position!r} is neither 'first' nor 'last' nor a datetime")
+
+
+def leader_of(remoting: Remoting, queue: MessageQueue) -> str:
+    """The address of the queue's leader by the known route. Raises NoRoute."""
+    route = remoting.known_route(queue.topic)
+    address = route.leader_address(queue.broker_name) if route is not None else None
+    if address is None:
+        raise NoRoute(queue.topic, f"broker group {queue.broker_name} has no leader")
+    return address
+
+
+async def queue_offset(remoting: Remoting, queue: MessageQueue, position: ConsumeFrom) -> int:
+    """The offset of the first message kept, of the next one to come, or of the first one stored at a time or later.
+
+    Raises ValueError for what is no position, NoRoute, BrokerError and what requests raise.
+    """
+    check_position(position)
+    ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+    if isinstance(position, dt.datetime):
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        ext["timestamp"] = str(int(position.timestamp() * 1000))
+    else:
+        code = RequestCode.GET_MIN_OFFSET if position == "first" else RequestCode.GET_MAX_OFFSET
+    response, _ = await remoting.call(leader_of(remoting, queue), code, ext)
+    # Stock brokers answer -1 for the first offset of a queue that never had a message.
+    return max(0, int_field(response, "offset"))
+
+
+async def stored_offset(
+    remoting: Remoting, group: str, queue: MessageQueue, *, zero_if_young: bool = False
+) -> int | None:
+    """The stored offset of a group, None if there is none. Raises NoRoute, BrokerError and what requests raise.
+
+    With `zero_if_young` brokers say 0 instead of None for a queue that they hold in memory from its first message on.
+    """
+    ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
+    if not zero_if_young:
+        ext["setZeroIfNotFound"] = "false"
+    try:
+        response, _ = await remoting.call(leader_of(remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext)
+    except BrokerError as error:
+        if error.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        raise
+    return int_field(response, "offset")
+
+
+class GroupOffsets:
+    """The stored offsets of one group. A stored offset is the next one to consume.
+
+    `by_hand`: they are stored when somebody asks for it, not with pulls, and `consume_from` is taken at its word. Else
+    a group begins at 0 in a young queue whatever it says: consumers come to new queues seconds after the first message.
+    """
+
+    def __init__(self, remoting: Remoting, group: str, consume_from: ConsumeFrom, *, by_hand: bool = False) -> None:
+        self.commits_with_pulls = not by_hand
+        self._by_hand = by_hand
+        self._remoting = remoting
+        self._group = group
+        self._consume_from = consume_from
+        self._stored: dict[MessageQueue, int] = {}
+
+    async def begin(self, queue: MessageQueue) -> int:
+        """Where to begin consuming `queue`.
+
+        Only a broker's clear word that nothing is stored (QUERY_NOT_FOUND) leads to `consume_from`; any other failure
+        is raised, because jumping to the end on a hiccup would lose messages. Raises ClientError.
+        """
+        offset = await stored_offset(self._remoting, self._group, queue, zero_if_young=not self._by_hand)
+        if offset is None:
+            # What was given back was seen before, so it is never too old for the group.
+            is_retry = queue.topic == retry_topic(self._group)
+            return await queue_offset(self._remoting, queue, "first" if is_retry else self._consume_from)
+        self._stored[queue] = offset
+        return offset
+
+    def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
+        """Store what changed, without waiting: what is not confirmed is repeated the next time, or on leaving.
+
+        What pulls have stored meanwhile is stored again: their answers do not say whether who was asked leads, those to
+        these requests do (see `Remoting`).
+
+        Returns the topics whose leader is not known, or not connected; their offsets wait.
+        """
+        postponed: set[str] = set()
+        for queue, offset in offsets.items():
+            if self._stored.get(queue) == offset:
+                continue
+            try:
+                connection = self._remoting.connected(leader_of(self._remoting, queue))
+                if connection is None:
+                    postponed.add(queue.topic)
+                    continue
+                fields = self._fields(queue, offset)
+                on_answer = partial(self._answered, queue, offset)
+                connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_answer)
+                self._stored[queue] = offset
+            except ClientError as error:
+                postponed.add(queue.topic)
+                log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
+        return postponed
+
+    def _answered(self, queue: MessageQueue, offset: int, answer: Answer, _body: memoryview) -> None:
+        if isinstance(answer, ConnectionLost) or answer.code != ResponseCode.SUCCESS:
+            reason = str(answer) if isinstance(answer, ConnectionLost) else f"code {answer.code}: {answer.remark}"
+            log.info("offset_not_stored", queue=queue, offset=offset, reason=reason)
+            if self._stored.get(queue) == offset:
+                del self._stored[queue]
+
+    async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
+        """Store these offsets and wait for the answers, for at most `seconds`, even when cancelled meanwhile.
+
+        Whoever gives up a queue must know its offsets stored before the next owner asks for them. A failure is
+        logged: it costs repeated messages, never lost ones.
+        """
+
+        async def store(queue: MessageQueue, offset: int) -> None:
+            try:
+                address = leader_of(self._remoting, queue)
+                await self._remoting.call(
+                    address, RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset), timeout=seconds
+                )
+            except ClientError as error:
+                log.warning("offset_commit_failed", queue=queue, offset=offset, reason=str(error))
+            self._stored.pop(queue, None)
+
+        with anyio.move_on_after(seconds, shield=True):
+            async with anyio.create_task_group() as tasks:
+                for queue, offset in offsets.items():
+                    tasks.start_soon(store, queue, offset)
+
+    async def store(self, queue: MessageQueue, offset: int) -> None:
+        """Store one offset. Raises ClientError."""
+        address = leader_of(self._remoting, queue)
+        await self._remoting.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
+
+    async def stored(self, queue: MessageQueue) -> int | None:
+        """The stored offset, None if there is none. Raises ClientError."""
+        return await stored_offset(self._remoting, self._group, queue)
+
+    def _fields(self, queue: MessageQueue, offset: int) -> dict[str, str]:
+        fields = {
+            "consumerGroup": self._group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "commitOffset": str(offset),
+        }
+        if not self._by_hand:
+            # Somebody else may have the queue by now, and be further on.
+            fields["forwardOnly"] = "true"
+        return fields

@@ -1,0 +1,385 @@
+"""The pop consumer: gets messages of a topic one by one, and says for each when it is done.
+
+No queue belongs to it, so members of a group need not agree on anything, and one that hangs holds up nobody: what it
+has popped is hidden from the others for a while, and comes again unless it is acknowledged by then. Each broker group
+is asked by a task of its own; acknowledgements that come while one is on its way leave together.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import msgspec
+
+from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
+from mq.client.consume.subscription import subscription_of
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, UnreadableAnswer
+from mq.client.filters import Sql
+from mq.client.logs import log
+from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.connection import Connection
+from mq.client.net.identity import new_client_id
+from mq.client.net.routes import TopicRoute
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import HeartbeatData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import check_group, check_topic, pop_retry_topic
+from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
+
+__all__ = ["PopConsumer"]
+
+RETRY_SECONDS = 0.2
+LEAVE_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
+"""How much longer than it may be held an answer to a pop is waited for."""
+BATCH_MAX = 32
+INVISIBLE_SECONDS_MAX = 12 * 3600.0
+
+_NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
+_NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
+
+
+class _AckBatch:
+    """Acknowledgements that leave together."""
+
+    def __init__(self) -> None:
+        self.receipts: list[Receipt] = []
+        self.answered = anyio.Event()
+        self.error: ClientError | None = None
+
+    def fail(self) -> None:
+        """Nobody hears what becomes of them."""
+        self.error = ClientClosed("the consumer was closed before the answer came")
+        self.error.stored = "unknown"
+        self.answered.set()
+
+
+class PopConsumer(anyio.AsyncContextManagerMixin):
+    """Pops messages of a topic, on trio or asyncio.
+
+        async with PopConsumer("127.0.0.1:9876", "billing", "Orders", invisible=60.0) as consumer:
+            async for message in consumer:
+                try:
+                    await bill(message)
+                except BankClosed:
+                    await consumer.nack(message, delay=600)
+                else:
+                    await consumer.ack(message)
+
+    A message is hidden from the rest of the group for `invisible` seconds. What is neither acknowledged nor given back
+    by then comes again, to anybody of the group, with `reconsume_times` grown. `tags` chooses messages as in
+    `PushConsumer.subscribe`. A new group begins where `consume_from` says. `ahead` is how many messages may wait here
+    before no more are popped; those whose time is over meanwhile are left out.
+
+    With `ordered`, the messages of a queue come in its order, each when the one before it is acknowledged, and the
+    whole group works on one message of a queue at a time. One that is given back or not acknowledged in time comes
+    again before those behind it. Messages of a queue that came together, `ahead` of them at most, are hidden for
+    `invisible` seconds together. All members of a group must say the same.
+
+    `timeout` bounds `ack` and `nack`, in seconds: within it they outlive a change of leaders.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        ordered: bool = False,
+        invisible: float = 60.0,
+        consume_from: Literal["first", "last"] = "last",
+        ahead: int = BATCH_MAX,
+        hold_seconds: float = 15.0,
+        timeout: float = 10.0,
+        remoting: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        check_topic(topic)
+        if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
+            raise ValueError(f"invisible is {invisible}, allowed are 0.001 to {INVISIBLE_SECONDS_MAX}")
+        if consume_from not in ("first", "last"):
+            raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
+        if ahead < 1 or hold_seconds <= 0 or timeout <= 0:
+            raise ValueError(f"ahead {ahead}, hold_seconds {hold_seconds} and timeout {timeout} must be positive")
+        self.group = group
+        self.topic = topic
+        self.client_id = new_client_id()
+        self.invisible = invisible
+        self.timeout = timeout
+        self._subscription = subscription_of(topic, tags)
+        self._ordered = ordered
+        self._init_mode = 0 if consume_from == "first" else 1
+        self._hold_seconds = hold_seconds
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng
+        self._ahead = ahead
+        self._attempts = 0
+        self._held: dict[str, Connection] = {}
+        self._polled: set[str] = set()
+        self._acks: dict[str, _AckBatch] = {}
+        self._inbox = Inbox(ahead, ordered=ordered)
+        self._remoting: Remoting | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    # Life.
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=HeartbeatData(self.client_id).encode,
+            on_route_change=self._note_route,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            self._inbox = Inbox(self._ahead, ordered=self._ordered)
+            self._polled.clear()
+            self._held.clear()
+            try:
+                async with open_task_group() as tasks:
+                    self._remoting, self._tasks = remoting, tasks
+                    self._note_route(await remoting.route(self.topic, refresh=True))
+                    yield self
+            finally:
+                self._tasks = None
+                for batch in self._acks.values():
+                    batch.fail()
+                self._acks.clear()
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    if rest := self._inbox.close():
+                        # Otherwise their queues would rest until their time is over. Pops that are still held at the
+                        # brokers end with their connections, or they would get the messages again.
+                        for connection in self._held.values():
+                            connection.close("left while a pop was held")
+                        await self._give_back(rest, 0.0)
+                    await remoting.unregister(self.client_id)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._tasks is None else "open"
+        return f"<PopConsumer {self.group} of {self.topic} at {';'.join(self._name_servers)}, {state}>"
+
+    def _opened(self) -> tuple[Remoting, anyio.abc.TaskGroup]:
+        if self._remoting is None:
+            raise ClientClosed("enter the consumer first: async with PopConsumer(...) as consumer")
+        if self._tasks is None:
+            raise ClientClosed("the consumer is closed")
+        return self._remoting, self._tasks
+
+    def _note_route(self, route: TopicRoute) -> None:
+        if self._tasks is None or route.topic != self.topic:
+            return
+        for broker_name in route.brokers.keys() - self._polled:
+            self._polled.add(broker_name)
+            self._tasks.start_soon(self._poll, broker_name)
+
+    # Messages.
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> PoppedMessage:
+        self._opened()
+        return await self._inbox.get()
+
+    async def ack(self, message: PoppedMessage) -> None:
+        """Say that a message is done; returns when that is stored. Raises ClientError if nobody says so in time.
+
+        If its time was over before, it comes again all the same. In order, the next one of its queue may come from
+        this call on.
+        """
+        _, tasks = self._opened()
+        self._inbox.done(message)
+        broker_name = message.queue.broker_name
+        batch = self._acks.get(broker_name)
+        if batch is None:
+            batch = self._acks[broker_name] = _AckBatch()
+            tasks.start_soon(self._send_acks, broker_name)
+        batch.receipts.append(message.receipt)
+        await batch.answered.wait()
+        if batch.error is not None:
+            raise batch.error
+
+    async def nack(self, message: PoppedMessage, delay: float = 0.0) -> None:
+        """Let a message come again in `delay` seconds from now, sooner or later than it would. Raises ClientError.
+
+        Afterwards it cannot be acknowledged any more. In order, those behind it come after it.
+        """
+        if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
+            raise ValueError(f"a delay of {delay} seconds, allowed are 0 to {INVISIBLE_SECONDS_MAX}")
+        self._opened()
+        errors = await self._give_back(self._inbox.drop(message), delay)
+        if errors:
+            raise errors[0]
+
+    async def _give_back(self, messages: Sequence[PoppedMessage], delay: float) -> list[ClientError]:
+        """Let messages come again; returns what was in the way."""
+        errors: list[ClientError] = []
+
+        async def change(message: PoppedMessage) -> None:
+            receipt = message.receipt
+            ext = {
+                "consumerGroup": self.group,
+                "topic": self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
+                "queueId": str(receipt.queue_id),
+                "extraInfo": receipt.encode(),
+                "offset": str(receipt.offset),
+                "invisibleTime": str(math.ceil(delay * 1000)),
+            }
+            try:
+                await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"")
+            except ClientError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for message in messages:
+                tasks.start_soon(change, message)
+        return errors
+
+    async def _send_acks(self, broker_name: str) -> None:
+        """Send what is gathered, and what comes meanwhile, until nothing is left."""
+        await anyio.lowlevel.checkpoint()
+        while (batch := self._acks[broker_name]).receipts:
+            self._acks[broker_name] = _AckBatch()
+            try:
+                body = self._ack_body(broker_name, batch.receipts)
+                await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
+            except ClientError as error:
+                batch.error = error
+            except BaseException:  # the consumer is being left
+                batch.fail()
+                raise
+            batch.answered.set()
+        del self._acks[broker_name]
+
+    def _ack_body(self, broker_name: str, receipts: list[Receipt]) -> bytes:
+        rows: dict[tuple[str, int, int, int, int], int] = {}
+        for receipt in receipts:
+            key = receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue
+            rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)
+        acks = [
+            AckRow(
+                group=self.group,
+                topic=self.topic,
+                mark=mark,
+                start=start,
+                queue_id=queue_id,
+                revive_queue=revive_queue,
+                pop_time_ms=pop_time_ms,
+                encoded_bits=encode_bits(bits),
+            )
+            for (mark, queue_id, start, pop_time_ms, revive_queue), bits in rows.items()
+        ]
+        return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))
+
+    async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> None:
+        """A request about popped messages, again while there is time: to say it twice is to say it once."""
+        remoting = self._remoting
+        assert remoting is not None, "something is said of messages before there are any"
+        deadline = anyio.current_time() + self.timeout
+        refresh = False
+        while True:
+            left = max(deadline - anyio.current_time(), 0.001)
+            try:
+                address = await self._leader(remoting, broker_name, refresh=refresh)
+                await remoting.call(address, code, ext, body, timeout=min(left, remoting.settings.request_seconds))
+                return
+            except BrokerError as error:
+                if error.code == ResponseCode.NO_MESSAGE:
+                    log.info("popped_message_gone", topic=self.topic, group=self.group, reason=error.remark)
+                    return
+                if error.code not in _NOT_NOW or anyio.current_time() + RETRY_SECONDS >= deadline:
+                    raise
+            except ClientClosed:
+                raise
+            except ClientError:
+                if anyio.current_time() + RETRY_SECONDS >= deadline:
+                    raise
+            refresh = True
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _leader(self, remoting: Remoting, broker_name: str, *, refresh: bool) -> str:
+        route = await remoting.route(self.topic, refresh=refresh)
+        address = route.leader_address(broker_name)
+        if address is None:
+            raise NoRoute(self.topic, f"broker group {broker_name} has no leader")
+        return address
+
+    # Pops.
+
+    async def _poll(self, broker_name: str) -> None:
+        """Get messages of a broker group for ever. Raises BrokerError for what will not change."""
+        remoting, _ = self._opened()
+        refresh = False
+        attempt = self._new_attempt()
+        while True:
+            await self._inbox.room()
+            asked_at = anyio.current_time()
+            try:
+                address = await self._leader(remoting, broker_name, refresh=refresh)
+                connection = await remoting.connection(address)
+                self._held[broker_name] = connection
+                response, body = await connection.request(
+                    RequestCode.POP_MESSAGE,
+                    self._pop_ext(attempt),
+                    timeout=self._hold_seconds + ANSWER_SECONDS,
+                    may_be_held=True,
+                )
+                del self._held[broker_name]
+                attempt = self._new_attempt()
+                refresh = response.code in _NOT_NOW
+                if response.code == ResponseCode.SUCCESS:
+                    # Only now, as far as anybody here knows: the pop may have been held for longer than that.
+                    hidden_until = anyio.current_time() + self.invisible
+                    self._inbox.put(read_popped(self.topic, broker_name, response, body, hidden_until))
+                elif response.code not in _NOTHING and not refresh:
+                    raise BrokerError(response.code, response.remark or "", address)
+                elif anyio.current_time() < asked_at + RETRY_SECONDS:
+                    await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy, or its clock is another one
+            except BrokerError:
+                raise
+            except ClientClosed:
+                return
+            except UnreadableAnswer as error:
+                # Nothing of it is taken: it comes again, from another leader if this one does not mend itself.
+                log.warning("replica_damaged", broker_name=broker_name, topic=self.topic, reason=str(error))
+                refresh = True
+                await anyio.sleep(RETRY_SECONDS)
+            except ClientError as error:
+                log.info("pop_failed", topic=self.topic, broker_name=broker_name, reason=str(error))
+                refresh = True
+                await anyio.sleep(RETRY_SECONDS)
+
+    def _new_attempt(self) -> str:
+        """The name of a pop. Who asks again by it gets, in order, what was on its way to him when it got lost."""
+        self._attempts += 1
+        return f"{self.client_id}#{self._attempts}"
+
+    def _pop_ext(self, attempt: str) -> dict[str, str]:
+        subscription = self._subscription
+        ext = {
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queueId": "-1",
+            "maxMsgNums": str(min(BATCH_MAX, self._ahead) if self._ordered else BATCH_MAX),
+            "invisibleTime": str(math.ceil(self.invisible * 1000)),
+            "pollTime": str(int(self._hold_seconds * 1000)),
+            "bornTime": str(time.time_ns() // 1_000_000),
+            "initMode": str(self._init_mode),
+            "expType": subscription.expression_type,
+            "exp": subscription.expression,
+            "order": "true" if self._ordered else "false",
+        }
+        if self._ordered:
+            ext["attemptId"] = attempt
+        return ext

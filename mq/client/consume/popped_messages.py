@@ -1,0 +1,189 @@
+"""Popped messages between the tasks that fetch them and those that handle them, and how they are read."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from mq.client.errors import ClientClosed, UnreadableAnswer
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.net.replies import received_messages
+from mq.protocol import properties as props
+from mq.protocol.headers import Response
+from mq.protocol.receipts import BITS_BYTES_MAX, NORMAL, Receipt, ReceiptError, mark_of, read_count_info
+
+__all__ = ["Inbox", "PoppedMessage", "read_popped"]
+
+SPAN_MAX = 8 * BITS_BYTES_MAX
+
+
+class PoppedMessage(ReceivedMessage):
+    """A message with the receipt under which it is acknowledged; hidden from others until `hidden_until`.
+
+    In order, `reconsume_times` counts how often it was popped before, be it behind one that failed.
+    """
+
+    __slots__ = ("behind", "hidden_until", "receipt")
+
+    def __init__(self, message: ReceivedMessage, receipt: Receipt, hidden_until: float) -> None:
+        super().__init__(message.record, message.queue, message.body)
+        self.receipt = receipt
+        self.hidden_until = hidden_until
+        """By the clock of the event loop."""
+        self.behind: deque[PoppedMessage] = deque()
+        """In order: the messages of its queue that came with it and wait until it is done."""
+
+
+class Inbox:
+    """What was popped and is to be handled; who pops waits for `room` first.
+
+    With `ordered` a message comes out when the one before it, of those that came together from its queue, is `done`.
+    """
+
+    def __init__(self, ahead: int, *, ordered: bool) -> None:
+        self._ahead = ahead
+        self._ordered = ordered
+        self._ready: deque[PoppedMessage] = deque()
+        self._open: dict[MessageQueue, PoppedMessage] = {}
+        """In order: of each queue the message that is to be handled or at work, until its time is over."""
+        self._count = 0
+        """Of those that are ready and those behind a message that is open."""
+        self._came = anyio.Event()
+        self._left = anyio.Event()
+        self._closed = False
+
+    async def room(self) -> None:
+        """Wait until fewer than `ahead` messages are here."""
+        while self._count >= self._ahead:
+            if self._left.is_set():
+                self._left = anyio.Event()
+            # Those behind a message that is never done are here no longer than they are hidden.
+            over = min((head.hidden_until for head in self._open.values()), default=math.inf)
+            with anyio.CancelScope(deadline=over):
+                await self._left.wait()
+            now = anyio.current_time()
+            for head in [head for head in self._open.values() if head.hidden_until <= now]:
+                self.drop(head)
+
+    def put(self, messages: Sequence[PoppedMessage]) -> None:
+        """Add an answer, whole."""
+        self._count += len(messages)
+        self._ready.extend(self._heads(messages) if self._ordered else messages)
+        self._came.set()
+
+    def _heads(self, messages: Iterable[PoppedMessage]) -> list[PoppedMessage]:
+        heads: dict[MessageQueue, PoppedMessage] = {}
+        for message in messages:
+            head = heads.setdefault(message.queue, message)
+            if head is not message:
+                head.behind.append(message)
+        for queue, head in heads.items():
+            if (late := self._open.get(queue)) is not None:
+                self.drop(late)
+            self._open[queue] = head
+        return list(heads.values())
+
+    async def get(self) -> PoppedMessage:
+        """The next message whose time is not over, and that was not popped anew meanwhile. Raises ClientClosed."""
+        await anyio.lowlevel.checkpoint()
+        while True:
+            while self._ready:
+                message = self._ready.popleft()
+                self._leave(1)
+                is_replaced = self._ordered and self._open.get(message.queue) is not message
+                if message.hidden_until > anyio.current_time() and not is_replaced:
+                    return message
+                self.drop(message)
+            if self._closed:
+                raise ClientClosed("the consumer is closed")
+            if self._came.is_set():
+                self._came = anyio.Event()
+            await self._came.wait()
+
+    def done(self, message: PoppedMessage) -> None:
+        """The next one of its queue may come out."""
+        if not self._ordered:
+            return
+        behind, message.behind = message.behind, deque()
+        if behind:
+            following = behind.popleft()
+            following.behind = behind
+            if self._open.get(message.queue) is message:
+                self._open[message.queue] = following
+            self._ready.append(following)
+            self._came.set()
+        elif self._open.get(message.queue) is message:
+            del self._open[message.queue]
+
+    def drop(self, message: PoppedMessage) -> list[PoppedMessage]:
+        """Nothing of what waits for this message comes out any more; returns it and those."""
+        dropped = [message, *message.behind]
+        message.behind = deque()
+        if self._open.get(message.queue) is message:
+            del self._open[message.queue]
+        self._leave(len(dropped) - 1)
+        return dropped
+
+    def close(self) -> list[PoppedMessage]:
+        """Nothing comes out any more; returns what is open of queues that are consumed in order."""
+        self._closed = True
+        self._ready.clear()
+        self._came.set()
+        return [each for head in list(self._open.values()) for each in self.drop(head)]
+
+    def _leave(self, count: int) -> None:
+        self._count -= count
+        self._left.set()
+
+
+def read_popped(
+    topic: str, broker_name: str, response: Response, body: memoryview, hidden_until: float
+) -> list[PoppedMessage]:
+    """The messages of an answer to a pop, with their receipts. Raises UnreadableAnswer."""
+    ext = response.ext
+    try:
+        starts = {}
+        for row in filter(None, ext.get("startOffsetInfo", "").split(";")):
+            mark, queue_id, start = row.split(" ")
+            starts[mark, int(queue_id)] = int(start)
+        pop_time_ms, invisible_ms = int(ext["popTime"]), int(ext["invisibleTime"])
+        revive_queue = int(ext["reviveQid"])
+        counts = read_count_info(ext.get("orderCountInfo", ""))
+        # What comes again has its receipt with it; so may a message that somebody sent on with all its properties.
+        may_carry = any(mark != NORMAL for mark, _ in starts)
+        messages = []
+        for message in received_messages(broker_name, body):
+            record = message.record
+            carried = record.properties.get(props.POP_CK)
+            if carried is not None and may_carry:
+                receipt = Receipt.decode(carried)
+            else:
+                mark = mark_of(record.topic)
+                receipt = Receipt(
+                    starts[mark, record.queue_id],
+                    pop_time_ms,
+                    invisible_ms,
+                    revive_queue,
+                    mark,
+                    broker_name,
+                    record.queue_id,
+                    record.queue_offset,
+                )
+            if not 0 <= receipt.offset - receipt.start < SPAN_MAX:
+                raise ReceiptError(f"message {receipt.offset} of a pop that began at {receipt.start}")
+            times = record.reconsume_times
+            if counts:
+                every = counts.get((receipt.mark, receipt.queue_id, -1), times)
+                times = counts.get((receipt.mark, receipt.queue_id, receipt.offset), every)
+            if record.topic != topic or times != record.reconsume_times:
+                # What comes again may be named after where it waited.
+                message.record = msgspec.structs.replace(record, topic=topic, reconsume_times=times)
+            messages.append(PoppedMessage(message, receipt, hidden_until))
+    except (KeyError, ValueError, ReceiptError) as error:
+        raise UnreadableAnswer(f"popped, but the answer says not what: {error!r}") from error
+    return messages

@@ -1,0 +1,344 @@
+"""The pull consumer: reads the queues it is told to, from where it is told to, when it is asked to.
+
+It is no member of its group: nobody shares out queues with it, and it takes none away from others. The group is the
+name under which it stores offsets. `Puller`s read ahead as for a push consumer; what `poll` has returned is done.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Literal, Self, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, queue_offset
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.consume.pull_loop import Puller, PullSettings
+from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound
+from mq.client.filters import Sql
+from mq.client.logs import log
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.routes import TopicRoute
+from mq.client.produce.reply import REPLY_SECONDS, reply_to
+from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import HeartbeatData
+from mq.protocol.codes import ResponseCode
+from mq.protocol.names import check_group, check_topic
+from mq.protocol.trace import ContextCode
+
+__all__ = ["PullConsumer"]
+
+RETRY_SECONDS = 0.1
+LEAVE_SECONDS = 2.0
+
+_NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
+
+T = TypeVar("T")
+
+
+class PullConsumer(anyio.AsyncContextManagerMixin):
+    """Reads chosen queues from chosen places, on trio or asyncio.
+
+        async with PullConsumer("127.0.0.1:9876", group="audit", consume_from="first") as consumer:
+            await consumer.assign(await consumer.queues("Orders"), tags="new || changed")
+            while messages := await consumer.poll(timeout=1.0):
+                ...
+                await consumer.commit()
+
+    `group` is the name under which `commit` stores offsets. The consumer is no member of that group: it may read the
+    queues of a group whose members are at work. `consume_from` says where a queue begins for which nothing is stored:
+    "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` is as that of a
+    `Producer`; what `poll` returns counts as handled.
+
+    `timeout` bounds `assign`, `seek`, `commit` and `committed`, in seconds: within it they outlive a change of leaders.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        consume_from: ConsumeFrom = "last",
+        timeout: float = 10.0,
+        pull: PullSettings | None = None,
+        trace: bool | str = False,
+        remoting: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        check_position(consume_from)
+        if timeout <= 0:
+            raise ValueError(f"timeout {timeout} must be positive")
+        self.group = group
+        self.client_id = new_client_id()
+        self.timeout = timeout
+        self._consume_from = consume_from
+        self._pull_settings = pull or PullSettings()
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng
+        self._trace_topic = trace_topic(trace)
+        self._unique_keys = new_unique_keys(rng or random.Random())
+        self._tracer: Tracer | None = None
+        self._board = DeliveryBoard(self._note_progress, retry_seconds=RETRY_SECONDS)
+        self._subscribed: dict[str, Subscribed] = {}
+        self._pullers: dict[MessageQueue, Puller] = {}
+        self._paused: set[MessageQueue] = set()
+        self._remoting: Remoting | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    # Life.
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=HeartbeatData(self.client_id).encode,
+            on_route_change=self._note_route,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            # What `poll` has handed out may be unfinished, so no offset goes anywhere without `commit`.
+            self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True)
+            try:
+                async with open_task_group() as tasks:
+                    self._remoting, self._tasks = remoting, tasks
+                    self._board.open()
+                    self._tracer = tracer = open_tracer(
+                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                    )
+                    try:
+                        yield self
+                    finally:
+                        if tracer is not None:
+                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
+            finally:
+                self._tasks = None
+                self._board.close()
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await remoting.unregister(self.client_id)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._tasks is None else f"{len(self._pullers)} queues"
+        return f"<PullConsumer {self.group} at {';'.join(self._name_servers)}, {state}>"
+
+    def _opened(self) -> Remoting:
+        if self._remoting is None:
+            raise ClientClosed("enter the consumer first: async with PullConsumer(...) as consumer")
+        if self._tasks is None:
+            raise ClientClosed("the consumer is closed")
+        return self._remoting
+
+    # What to read.
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable."""
+        return list((await self._opened().route(topic, refresh=True)).read_queues)
+
+    async def assign(self, queues: Iterable[MessageQueue], tags: str | Sql = "*") -> None:
+        """Read these queues and no others, of their messages those that `tags` chooses, as in `PushConsumer.subscribe`.
+
+        A queue that is read already with the same `tags` goes on; any other begins at the group's stored offset.
+        Raises SubscriptionError, TopicNotFound, and ClientError if a queue's leader cannot be asked in time; then
+        nothing has changed.
+        """
+        self._opened()
+        wanted = set(queues)
+        subscribed = {
+            topic: Subscribed(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)
+            for topic in {queue.topic for queue in wanted}
+        }
+        kept = {queue for queue in wanted & self._pullers.keys() if self._same_choice(queue.topic, subscribed)}
+        begins = {queue: await self._ask(queue.topic, partial(self._offsets.begin, queue)) for queue in wanted - kept}
+        for queue in self._pullers.keys() - kept:
+            self._pullers.pop(queue).stop()
+        self._subscribed = subscribed
+        self._paused &= wanted
+        for queue, offset in sorted(begins.items()):
+            self._start(queue, offset)
+        await anyio.lowlevel.checkpoint()
+
+    def _same_choice(self, topic: str, subscribed: Mapping[str, Subscribed]) -> bool:
+        before = self._subscribed.get(topic)
+        return before is not None and before.subscription == subscribed[topic].subscription
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are read."""
+        return frozenset(self._pullers)
+
+    async def seek(self, queue: MessageQueue, position: int | Literal["first", "last"] | dt.datetime) -> None:
+        """Go on at an offset, the first message kept, the end, or the first message stored at a time or later.
+
+        An offset outside of the queue becomes its nearer end when it is read. Raises ValueError if the queue is not
+        assigned, and ClientError if its leader cannot be asked in time.
+        """
+        self._puller(queue)
+        if isinstance(position, int):
+            if position < 0:
+                raise ValueError(f"offset {position} is negative")
+            await anyio.lowlevel.checkpoint()
+            offset = position
+        else:
+            check_position(position)
+            offset = await self._ask(queue.topic, partial(queue_offset, self._opened(), queue, position))
+        self._puller(queue).stop()
+        self._start(queue, offset)
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Let `poll` return nothing of these queues, or of all that are assigned, until `resume`."""
+        self._paused.update(queues or self._pullers)
+        self._pauses_changed()
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with these queues, or with all."""
+        self._paused.difference_update(queues or set(self._paused))
+        self._pauses_changed()
+
+    def _pauses_changed(self) -> None:
+        for queue, puller in self._pullers.items():
+            puller.process_queue.paused = queue in self._paused
+            if not puller.process_queue.paused:
+                puller.note_progress()
+                self._board.offer(puller.process_queue)
+
+    # Messages.
+
+    async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
+        """Up to `count_max` messages, as soon as there is one; none after `timeout` seconds.
+
+        Those of one queue are in its order. Cancelled, it has taken none.
+        """
+        self._opened()
+        if count_max < 1:
+            raise ValueError(f"count_max {count_max} must be at least 1")
+        await anyio.lowlevel.checkpoint()
+        board = self._board
+        taken: list[ReceivedMessage] = []
+
+        def room(_: ProcessQueue) -> int:
+            return count_max - len(taken)
+
+        part = board.take_nowait(room, exclusive=False)
+        if part is None:
+            with anyio.move_on_after(timeout):
+                part = await board.take(room, exclusive=False)
+        while part is not None:
+            process_queue, messages = part
+            for message in messages:
+                board.finish(process_queue, message)
+            if self._tracer is not None:
+                self._tracer.handling(messages).ended(ContextCode.SUCCESS)
+            taken += messages
+            part = board.take_nowait(room, exclusive=False) if len(taken) < count_max else None
+        return taken
+
+    async def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+    ) -> None:
+        """Answer a message whose sender waits for it, as `PushConsumer.reply`. Raises what that raises."""
+        own_id, remoting = self._unique_keys.next(), self._remoting
+        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset at which `poll` goes on in this queue. Raises ValueError if it is not assigned."""
+        return self._puller(queue).process_queue.commit_offset
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """For each queue the offset at which `poll` goes on."""
+        return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
+
+    # Offsets of the group.
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Store where the group goes on: all that `poll` has returned is done, or else `offsets`; wait for the answers.
+
+        Raises ClientError when that is not certain for one of the queues; storing again does no harm. A member of the
+        group that has locked a queue is its only one to store offsets: BrokerError with code 16.
+        """
+        self._opened()
+        for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
+            await self._ask(queue.topic, partial(self._offsets.store, queue, offset))
+        await anyio.lowlevel.checkpoint()
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset stored for the group, None if there is none. Raises ClientError."""
+        return await self._ask(queue.topic, partial(self._offsets.stored, queue))
+
+    async def _ask(self, topic: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the leader says; asked again with a fresh route while there is time. Raises ClientError."""
+        remoting = self._opened()
+        check_topic(topic)
+        deadline = anyio.current_time() + self.timeout
+        refresh = False
+        while True:
+            try:
+                await remoting.route(topic, refresh=refresh)
+                return await ask()
+            except ClientError as error:
+                is_final = isinstance(error, BrokerError) and error.code not in _NOT_NOW
+                if is_final or isinstance(error, TopicNotFound | ClientClosed) or anyio.current_time() >= deadline:
+                    raise
+                log.info("leader_asked_again", topic=topic, reason=str(error))
+            await anyio.sleep(RETRY_SECONDS)
+            refresh = True
+
+    # The pullers.
+
+    def _puller(self, queue: MessageQueue) -> Puller:
+        puller = self._pullers.get(queue)
+        if puller is None:
+            raise ValueError(f"{queue} is not assigned")
+        return puller
+
+    def _start(self, queue: MessageQueue, offset: int) -> None:
+        tasks, remoting = self._tasks, self._opened()
+        assert tasks is not None, "opened without tasks"
+        subscribed = self._subscribed[queue.topic]
+        process_queue = ProcessQueue(queue, offset)
+        process_queue.paused = queue in self._paused
+        puller = self._pullers[queue] = Puller(
+            remoting,
+            self.group,
+            subscribed.subscription,
+            process_queue,
+            self._offsets,
+            self._pull_settings,
+            sub_version=subscribed.sub_version,
+            on_messages=self._board.offer,
+            on_offset_moved=self._restart_at,
+        )
+        tasks.start_soon(puller.run)
+
+    def _restart_at(self, process_queue: ProcessQueue, offset: int) -> None:
+        puller = self._pullers.get(process_queue.queue)
+        if puller is not None and puller.process_queue is process_queue:
+            puller.stop()
+            self._start(process_queue.queue, offset)
+
+    def _note_progress(self, process_queue: ProcessQueue) -> None:
+        if (puller := self._pullers.get(process_queue.queue)) is not None:
+            puller.note_progress()
+
+    def _note_route(self, route: TopicRoute) -> None:
+        for queue, puller in self._pullers.items():
+            if queue.topic == route.topic:
+                puller.note_route(route)

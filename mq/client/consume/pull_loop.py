@@ -1,0 +1,255 @@
+"""The pull loop of one assigned queue: long polls, flow control, and what to do about every kind of answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from mq.client.consume.local_offsets import LocalOffsets
+from mq.client.consume.offsets import GroupOffsets
+from mq.client.consume.process_queue import FlowLimits, ProcessQueue
+from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
+from mq.client.logs import log
+from mq.client.message import ReceivedMessage
+from mq.client.net.client_core import Remoting
+from mq.client.net.connection import Connection
+from mq.client.net.replies import int_field, read_body
+from mq.client.net.routes import LEADER_ID, TopicRoute
+from mq.filter.subscription import Subscription
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.headers import Response
+from mq.protocol.records import StoredMessage, decode_records
+
+__all__ = ["PullSettings", "Puller"]
+
+COMMIT_OFFSET = 1
+SUSPEND = 2
+SUBSCRIPTION = 4
+
+BACKOFF_SECONDS_MIN = 0.05
+BACKOFF_SECONDS_MAX = 0.5
+# A broker that answers an empty long poll sooner than this does not hold it; asking at once would be a busy loop.
+EMPTY_ANSWER_SECONDS_MIN = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSettings:
+    """One pull brings at most `batch_max` messages; without any the broker holds it for `hold_seconds`.
+
+    The answer must come `answer_seconds` after that at the latest. Bodies inflate to `inflated_bytes_max` at most, and
+    those of one answer to twice that: what is behind them is asked for again.
+    """
+
+    batch_max: int = 32
+    hold_seconds: float = 15.0
+    answer_seconds: float = 5.0
+    inflated_bytes_max: int = 64 * 1024 * 1024
+    limits: FlowLimits = field(default_factory=FlowLimits)
+
+
+class Puller:
+    """Keeps one `ProcessQueue` filled while `run` runs.
+
+    Position is kept here alone: an answer moves it, and whatever fails, the same offset is asked for again. So
+    nothing is skipped, and nothing is repeated except by `on_offset_moved`, which is told the offset the broker wants
+    us to continue at when it has twice refused ours.
+    """
+
+    def __init__(
+        self,
+        remoting: Remoting,
+        group: str,
+        subscription: Subscription,
+        process_queue: ProcessQueue,
+        offsets: GroupOffsets | LocalOffsets,
+        settings: PullSettings,
+        *,
+        sub_version: int,
+        on_messages: Callable[[ProcessQueue], None],
+        on_offset_moved: Callable[[ProcessQueue, int], None],
+    ) -> None:
+        self.process_queue = process_queue
+        self._remoting = remoting
+        self._group = group
+        self._subscription = subscription
+        self._offsets = offsets
+        self._settings = settings
+        self._sub_version = sub_version
+        self._on_messages = on_messages
+        self._on_offset_moved = on_offset_moved
+        self._queue = process_queue.queue
+        self._broker_id = LEADER_ID
+        self._asked_address: str | None = None
+        self._pull_scope = anyio.CancelScope()
+        self._scope = anyio.CancelScope()
+        self._progress = anyio.Event()
+        self._backoff_seconds = BACKOFF_SECONDS_MIN
+        self._refused_offset: int | None = None
+        self._damaged: set[str] = set()
+
+    def stop(self) -> None:
+        """End `run`; the queue is dropped and hands out nothing more."""
+        self.process_queue.dropped = True
+        self._scope.cancel()
+
+    def note_progress(self) -> None:
+        """Messages of the queue were finished, or it is paused no more; pulling may go on."""
+        self._progress.set()
+
+    def note_route(self, route: TopicRoute) -> None:
+        """The group may have a new leader. A pull held by the old one would not notice for up to 20 s."""
+        asked = self._asked_address
+        if asked is not None and asked not in route.brokers.get(self._queue.broker_name, {}).values():
+            self._pull_scope.cancel()
+        elif asked is not None and self._broker_id == LEADER_ID:
+            leader = route.leader_address(self._queue.broker_name)
+            if leader is not None and leader != asked:
+                self._pull_scope.cancel()
+
+    async def run(self) -> None:
+        """Pull until stopped or cancelled."""
+        with self._scope:
+            while not self.process_queue.dropped:
+                if self.process_queue.paused or self.process_queue.is_full(self._settings.limits):
+                    self._progress = anyio.Event()
+                    await self._progress.wait()
+                    continue
+                try:
+                    await self._pull_once()
+                except ClientError as error:
+                    log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
+                    await self._back_off()
+
+    async def _back_off(self) -> None:
+        self._broker_id = LEADER_ID
+        await anyio.sleep(self._backoff_seconds)
+        self._backoff_seconds = min(self._backoff_seconds * 2, BACKOFF_SECONDS_MAX)
+        try:
+            await self._remoting.route(self._queue.topic, refresh=True)
+        except ClientError as error:
+            log.info("route_unavailable", topic=self._queue.topic, reason=str(error))
+
+    async def _pull_once(self) -> None:
+        route = await self._remoting.route(self._queue.topic)
+        address = route.read_address(self._queue.broker_name, self._broker_id)
+        if address in self._damaged:
+            # A disk may have given out wrong bytes; another replica has its own.
+            others = route.brokers.get(self._queue.broker_name, {}).values()
+            address = next((other for other in others if other not in self._damaged), None)
+            if address is None:
+                self._damaged.clear()
+                address = route.read_address(self._queue.broker_name, LEADER_ID)
+        if address is None:
+            raise NoRoute(self._queue.topic, f"no replica of {self._queue.broker_name} is known")
+        connection = await self._remoting.connection(address)
+        begun = anyio.current_time()
+        self._asked_address = address
+        with anyio.CancelScope() as self._pull_scope:
+            response, body = await self._request(
+                connection, from_leader=address == route.leader_address(self._queue.broker_name)
+            )
+            self._asked_address = None
+            try:
+                await self._react(response, body, seconds=anyio.current_time() - begun)
+            except UnreadableAnswer as error:
+                self._damaged.add(address)
+                log.warning("replica_damaged", address=address, queue=self._queue, reason=str(error))
+                raise
+        self._asked_address = None
+
+    async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
+        commit_offset = self.process_queue.commit_offset
+        # Only leaders store offsets; and zero says nothing that the absence of an offset does not.
+        commits = from_leader and commit_offset > 0 and self._offsets.commits_with_pulls
+        settings = self._settings
+        return await connection.request(
+            RequestCode.PULL_MESSAGE,
+            {
+                "consumerGroup": self._group,
+                "topic": self._queue.topic,
+                "queueId": str(self._queue.queue_id),
+                "queueOffset": str(self.process_queue.next_offset),
+                "maxMsgNums": str(settings.batch_max),
+                "sysFlag": str(SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0)),
+                "commitOffset": str(commit_offset if commits else 0),
+                # The former owner of the queue may have committed more after this client asked where to begin.
+                **({"forwardOnly": "true"} if self._offsets.commits_with_pulls else {}),
+                "suspendTimeoutMillis": str(int(settings.hold_seconds * 1000)),
+                "subscription": self._subscription.expression,
+                "subVersion": str(self._sub_version),
+                "expressionType": self._subscription.expression_type,
+            },
+            timeout=settings.hold_seconds + settings.answer_seconds,
+            may_be_held=True,
+        )
+
+    async def _react(self, response: Response, body: memoryview, *, seconds: float) -> None:
+        """Take what an answer says, all of it or nothing. Raises UnreadableAnswer, BrokerError."""
+        process_queue = self.process_queue
+        suggested = LEADER_ID
+        if "suggestWhichBrokerId" in response.ext:
+            suggested = int_field(response, "suggestWhichBrokerId")
+        match response.code:
+            case ResponseCode.SUCCESS:
+                next_offset = int_field(response, "nextBeginOffset")
+                process_queue.put(*self._receive(body, next_offset))
+                self._damaged.clear()
+                self._on_messages(process_queue)
+            case ResponseCode.PULL_NOT_FOUND | ResponseCode.PULL_RETRY_IMMEDIATELY:
+                process_queue.put((), max(int_field(response, "nextBeginOffset"), process_queue.next_offset))
+                if response.code == ResponseCode.PULL_NOT_FOUND and seconds < EMPTY_ANSWER_SECONDS_MIN:
+                    await anyio.sleep(BACKOFF_SECONDS_MIN)
+            case ResponseCode.PULL_OFFSET_MOVED:
+                await self._offset_refused(int_field(response, "nextBeginOffset"))
+                return
+            case _:
+                raise BrokerError(response.code, response.remark, self._asked_address or "broker")
+        self._refused_offset = None
+        self._backoff_seconds = BACKOFF_SECONDS_MIN
+        self._broker_id = suggested
+
+    async def _offset_refused(self, wanted: int) -> None:
+        """Move only when told twice: a broker that is still recovering may not know its queue yet."""
+        ours = self.process_queue.next_offset
+        if self._refused_offset != ours or wanted == ours:
+            self._refused_offset = ours
+            await self._back_off()
+            return
+        log.warning("pull_offset_moved", queue=self._queue, offset=ours, next_offset=wanted)
+        self._on_offset_moved(self.process_queue, wanted)
+
+    def _receive(self, body: memoryview, next_offset: int) -> tuple[list[ReceivedMessage], int]:
+        """The messages of an answer that are for us, and where to go on.
+
+        Brokers filter by hash codes, so tags are compared again. Raises UnreadableAnswer for what is not this queue's.
+        """
+        first = self.process_queue.next_offset
+        if next_offset < first:
+            raise UnreadableAnswer(f"a pull at {first} goes on at {next_offset}")
+        received: list[ReceivedMessage] = []
+        nbytes = 0
+        for record in read_body(decode_records, body):
+            if (record.topic, record.queue_id) != (self._queue.topic, self._queue.queue_id):
+                raise UnreadableAnswer(f"a message of queue {record.queue_id} of {record.topic}")
+            if not first <= record.queue_offset < next_offset:
+                raise UnreadableAnswer(f"offset {record.queue_offset} is not in [{first}, {next_offset})")
+            first = record.queue_offset + 1
+            if self._subscription.matches_tag(record.properties.get("TAGS")):
+                if nbytes > self._settings.inflated_bytes_max:
+                    return received, record.queue_offset
+                content = self._body(record)
+                nbytes += len(content)
+                received.append(ReceivedMessage(record, self._queue, content))
+        return received, next_offset
+
+    def _body(self, record: StoredMessage) -> bytes:
+        try:
+            return inflate(record.sys_flag, record.body, self._settings.inflated_bytes_max)
+        except DecompressionError as error:
+            # Asking again would bring the same bytes and stop the queue for ever; leaving the message out would lose
+            # it silently. So the application gets what is stored.
+            log.error("body_not_inflated", queue=self._queue, offset=record.queue_offset, reason=str(error))
+            return record.body

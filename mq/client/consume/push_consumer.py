@@ -1,0 +1,543 @@
+"""The push consumer: a member of a consumer group that shares the queues of its topics with the other members.
+
+Theory of operation. `Assignment` holds one `Puller` per queue that is ours; each fills its `ProcessQueue`; the
+`DeliveryBoard` hands messages out, to the handlers that `run` drives or to the streams that users iterate over. Every
+5 s the smallest offset not yet acknowledged of each queue goes to its leader. A crash, a lost leader, or a new member
+therefore repeats at most what was acknowledged since, and skips nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+
+from mq.client.consume.allocation import Strategy, allocate_averagely
+from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
+from mq.client.consume.diagnostics import read_reset, running_info, status
+from mq.client.consume.handlers import Handler, HandlerT, Handling, check_handler
+from mq.client.consume.local_offsets import LocalOffsets
+from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.consume.pull_loop import Puller, PullSettings
+from mq.client.consume.queue_lock import RENEW_SECONDS, QueueLocker
+from mq.client.consume.rebalance import Assignment
+from mq.client.consume.send_back import give_back
+from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.errors import ClientClosed, ClientError
+from mq.client.filters import Sql
+from mq.client.logs import log
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.connection import AnswerLater, refuse_server_request
+from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.replies import received_messages
+from mq.client.net.routes import TopicRoute
+from mq.client.produce.reply import REPLY_SECONDS, reply_to
+from mq.client.produce.tracing import open_tracer, trace_topic
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import ConsumerData, HeartbeatData
+from mq.protocol.codes import ResponseCode
+from mq.protocol.group_requests import (
+    ConsumeMessageDirectly,
+    GetConsumerRunningInfo,
+    GetConsumerStatusFromClient,
+    ResetConsumerClientOffset,
+)
+from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
+from mq.protocol.names import check_group, check_topic, retry_topic
+
+__all__ = ["PushConsumer"]
+
+COMMIT_SECONDS = 5.0
+REBALANCE_SECONDS = 20.0
+REBALANCE_RETRY_SECONDS_MIN = 0.05
+REBALANCE_RETRY_SECONDS_MAX = 0.5
+FOR_OPERATORS_MAX = 16
+"""Messages that operators have handled right now, at most so many at once."""
+
+
+REMIND_SECONDS = 10.0
+"""An open consumer with handlers whose `run` was not called by then says so in its log."""
+
+LEAVE_SECONDS = 2.0
+"""Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
+
+
+class PushConsumer(anyio.AsyncContextManagerMixin):
+    """Receives messages as a member of a consumer group (clustering mode), on trio or asyncio. With handlers:
+
+        consumer = PushConsumer("127.0.0.1:9876", group="billing")
+
+        @consumer.on("Orders", tags="new || changed")
+        async def bill(message: ReceivedMessage) -> None: ...
+
+        async with consumer:
+            await consumer.run()
+
+    or as a stream, in which a message counts as done when the next one is asked for:
+
+        async with PushConsumer("127.0.0.1:9876", group="billing") as consumer:
+            consumer.subscribe("Orders")
+            async for message in consumer: ...
+
+    or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`. What
+    follows about order and failures is about handlers; a delivery that fails is handed out again by this member.
+
+    Every message is handed out at least once; duplicates follow crashes, lost leaders and changes of the group.
+    `ordered` (the default) hands out each queue's messages one after the other: a handler that raises gets the message
+    again after `retry_delay` seconds, doubled each time up to 30 s, and it holds up its queue meanwhile.
+
+    With `ordered=False` up to `concurrency` messages are handled at once whatever their queue, and one whose handler
+    raises is given back to its broker. It comes again, to any member of the group, after 10 s, 30 s, 1 min ... 2 h,
+    with `reconsume_times` counting; after `max_reconsume_times` (default: as the group is configured, 16 unless
+    changed) it goes to the topic `%DLQ%` and the group's name. If its broker does not take it back, another one of the
+    topic gets a copy, and if there is none that does, it is handled as in `ordered`, except that it holds up nothing
+    but the group's offset.
+
+    With `exclusive` a queue is locked at its broker as well, so that no two members handle messages of it at the same
+    time, also when one of them was cut off without noticing; what a member commits that lost its lock does not count.
+    The price: the queues of a member that died without a word rest until their locks are over, up to 60 s.
+
+    With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own. What a
+    handler fails at it gets again itself.
+
+    `allocate` shares out the queues, see `mq.client.consume.allocation`; it must be the same on all members.
+
+    `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
+    its broker still has in memory from the first message on is consumed from there in any case, so that nobody misses
+    the beginning of a new topic; that is the brokers' rule for clients in all languages.
+    Messages are pulled ahead of the handlers within `pull.limits`. `trace` is as that of a `Producer`.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        consume_from: ConsumeFrom = "last",
+        ordered: bool = True,
+        exclusive: bool = False,
+        broadcast: str | os.PathLike[str] | None = None,
+        allocate: Strategy = allocate_averagely,
+        concurrency: int = 16,
+        retry_delay: float = 1.0,
+        max_reconsume_times: int | None = None,
+        pull: PullSettings | None = None,
+        trace: bool | str = False,
+        remoting: RemotingSettings | None = None,
+        commit_seconds: float = COMMIT_SECONDS,
+        rebalance_seconds: float = REBALANCE_SECONDS,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        if concurrency < 1 or retry_delay <= 0:
+            raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
+        if exclusive and (broadcast is not None or not ordered):
+            raise ValueError("exclusive goes with ordered and without broadcast")
+        if max_reconsume_times is not None and ordered:
+            raise ValueError("max_reconsume_times goes with ordered=False: in order, no message is given up")
+        check_position(consume_from)
+        self.group = group
+        self.client_id = new_client_id()
+        self._consume_from = consume_from
+        self._ordered = ordered
+        self._started_ms = time.time_ns() // 1_000_000
+        self._exclusive = exclusive
+        self._broadcast = None if broadcast is None else Path(broadcast)
+        self._allocate = allocate
+        self._max_reconsume_times = max_reconsume_times
+        self._pull_settings = pull or PullSettings()
+        self._commit_seconds = commit_seconds
+        self._rebalance_seconds = rebalance_seconds
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng
+        self._subscribed: dict[str, Subscribed] = {}
+        self._retry_topic = retry_topic(group)
+        self._rebalance_wanted = anyio.Event()
+        self._paused: set[MessageQueue] = set()
+        self._all_paused = False
+        self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
+        self._handling = Handling(
+            self._board,
+            self._subscribed,
+            group=group,
+            concurrency=concurrency,
+            ordered=ordered,
+            # What one member of many that get everything failed at is nobody else's.
+            give_back=None if ordered or broadcast is not None else self._give_back,
+        )
+        self._handling_for_operators = 0
+        self._trace_topic = trace_topic(trace)
+        self._unique_keys = new_unique_keys(rng or random.Random())
+        self._remoting: Remoting | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._assignment: Assignment | None = None
+
+    # Life.
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=self._heartbeat_body,
+            on_route_change=self._note_route,
+            on_server_request=self._answer_server,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            self._remoting = remoting
+            self._board.open()
+            self._offsets: GroupOffsets | LocalOffsets
+            if self._broadcast is None:
+                self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
+            else:
+                self._offsets = LocalOffsets(remoting, self._broadcast, self._consume_from)
+            try:
+                async with open_task_group() as tasks:
+                    self._tasks = tasks
+                    self._assignment = Assignment(
+                        tasks,
+                        remoting,
+                        self._offsets,
+                        group=self.group,
+                        client_id=self.client_id,
+                        allocate=self._allocate if self._broadcast is None else None,
+                        locker=QueueLocker(remoting, self.group, self.client_id) if self._exclusive else None,
+                        make_puller=self._make_puller,
+                    )
+                    tasks.start_soon(self._rebalance_forever)
+                    tasks.start_soon(self._commit_forever)
+                    tasks.start_soon(self._handling.remind, REMIND_SECONDS)
+                    if self._exclusive:
+                        tasks.start_soon(self._renew_locks_forever)
+                    self._handling.tracer = tracer = open_tracer(
+                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                    )
+                    try:
+                        yield self
+                    finally:
+                        self.stop()
+                        if tracer is not None:
+                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
+            finally:
+                self._tasks = None
+                self._board.close()
+                if self._assignment is not None:
+                    self._assignment.changed.set()
+                # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
+                # soon as it hears that we have left.
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await self._opened().drop(self.assignment, leaving=True)
+                    await remoting.unregister(self.client_id, consumer_group=self.group)
+
+    def __repr__(self) -> str:
+        what = ", ".join(sorted(self._subscribed.keys() - {self._retry_topic})) or "nothing"
+        state = "closed" if self._tasks is None else f"{len(self.assignment)} queues"
+        return f"<PushConsumer {self.group} of {what} at {';'.join(self._name_servers)}, {state}>"
+
+    def _heartbeat_body(self) -> bytes:
+        position = self._consume_from
+        from_where = "TIMESTAMP" if isinstance(position, dt.datetime) else f"{position.upper()}_OFFSET"
+        consumer = ConsumerData(
+            self.group,
+            subscriptions=[each.data() for each in self._subscribed.values()],
+            consume_type="CONSUME_PASSIVELY",
+            message_model="CLUSTERING" if self._broadcast is None else "BROADCASTING",
+            consume_from_where=f"CONSUME_FROM_{from_where}",
+        )
+        return HeartbeatData(self.client_id, consumers=[consumer]).encode()
+
+    def _answer_server(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
+        if isinstance(request, NotifyConsumerIdsChanged):
+            # Others may be about to take over queues of ours, and will ask where to begin.
+            self._offsets.commit_soon(self._opened().commit_offsets())
+            self._rebalance_wanted.set()
+            return None
+        if isinstance(request, ResetConsumerClientOffset):
+            self._reset(read_reset(body))
+            return None
+        if isinstance(request, GetConsumerStatusFromClient):
+            return encode_response(request.opaque, 0, body=status(self.positions, request.ext.topic))
+        if isinstance(request, GetConsumerRunningInfo):
+            subscriptions = [each.data() for each in self._subscribed.values()]
+            text = running_info(
+                self._opened().process_queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms
+            )
+            return encode_response(request.opaque, 0, body=text)
+        if isinstance(request, ConsumeMessageDirectly) and self._tasks is not None:
+            if self._handling_for_operators >= FOR_OPERATORS_MAX:
+                return encode_response(request.opaque, ResponseCode.SYSTEM_BUSY, remark="too many messages at once")
+            self._handling_for_operators += 1
+            self._tasks.start_soon(self._handle_for_operator, request, bytes(body), answer_later)
+            return None
+        return refuse_server_request(request, body, answer_later)
+
+    async def _handle_for_operator(
+        self, request: ConsumeMessageDirectly, body: bytes, answer_later: AnswerLater
+    ) -> None:
+        try:
+            [message] = received_messages(request.ext.broker_name or "", memoryview(body))
+            result = await self._handling.handle_for_operator(message)
+            answer_later(encode_response(request.opaque, ResponseCode.SUCCESS, body=result.encode()))
+        except (ClientError, ValueError) as error:
+            answer_later(encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"no message: {error}"))
+        finally:
+            self._handling_for_operators -= 1
+
+    def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Somebody has set the group's offsets: go on from there."""
+        assignment = self._opened()
+        for queue, offset in offsets.items():
+            puller = assignment.puller(queue)
+            if puller is not None:
+                log.info("offset_reset", queue=queue, offset=offset)
+                assignment.restart_at(puller.process_queue, offset)
+
+    # Subscriptions.
+
+    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
+        """Receive the messages of `topic` that carry one of `tags`: `"A || B"`, or `"*"` for all.
+
+        With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression.
+
+        All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
+        """
+        self._subscribe(topic, tags, None, None)
+
+    def on(self, topic: str, tags: str | Sql = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
+        """Decorator: subscribe, and have `run` give each message to this coroutine function.
+
+        With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together.
+        """
+        if batch is not None and batch < 1:
+            raise ValueError(f"batch {batch} must be at least 1")
+        if callable(topic):
+            raise TypeError('it is written with the topic: @consumer.on("Orders")')
+
+        def register(handler: HandlerT) -> HandlerT:
+            check_handler(handler)
+            self._subscribe(topic, tags, handler, batch)
+            return handler
+
+        return register
+
+    def unsubscribe(self, topic: str) -> None:
+        """Receive no more messages of `topic`; its queues are given up soon."""
+        self._subscribed.pop(topic, None)
+        self._subscriptions_changed()
+
+    def _subscribe(
+        self, topic: str, tags: str | Sql, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
+    ) -> None:
+        check_topic(topic)
+        self._subscribed[topic] = Subscribed(
+            subscription=subscription_of(topic, tags),
+            sub_version=int(time.time() * 1000),
+            handler=handler,
+            batch=batch,
+        )
+        if not self._ordered and self._broadcast is None and self._retry_topic not in self._subscribed:
+            self._subscribe(self._retry_topic, "*", self._handling.handle_again, None)
+            return
+        self._subscriptions_changed()
+
+    def _subscriptions_changed(self) -> None:
+        if self._remoting is not None:
+            self._remoting.heartbeat_soon()
+            self._rebalance_wanted.set()
+
+    # What the tasks of this consumer do.
+
+    async def _rebalance_forever(self) -> None:
+        assignment = self._opened()
+        retry_seconds = REBALANCE_RETRY_SECONDS_MIN
+        while True:
+            self._rebalance_wanted = anyio.Event()
+            await assignment.drop_lost()
+            await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
+            complete = True
+            for topic in list(self._subscribed):
+                complete = await assignment.rebalance(topic) and complete
+            with anyio.move_on_after(self._rebalance_seconds if complete else retry_seconds):
+                await self._rebalance_wanted.wait()
+            longer = min(retry_seconds * 2, REBALANCE_RETRY_SECONDS_MAX)
+            retry_seconds = REBALANCE_RETRY_SECONDS_MIN if complete else longer
+
+    async def _renew_locks_forever(self) -> None:
+        while True:
+            await anyio.sleep(RENEW_SECONDS)
+            renewed, lost = await self._opened().renew_locks()
+            for process_queue in renewed:
+                self._board.offer(process_queue)
+            if lost:
+                self._rebalance_wanted.set()
+
+    async def _commit_forever(self) -> None:
+        assignment = self._opened()
+        while True:
+            await anyio.sleep(self._commit_seconds)
+            for topic in self._offsets.commit_soon(assignment.commit_offsets()):
+                # Pulls may go on at a follower, so nobody else notices that the leader is another one.
+                await self._find_leader(topic)
+
+    async def _find_leader(self, topic: str) -> None:
+        remoting = self._remoting
+        assert remoting is not None, "offsets are stored before the consumer is entered"
+        try:
+            route = await remoting.route(topic, refresh=True)
+            await remoting.connect_all(route.addresses())
+        except ClientError as error:
+            log.debug("leader_not_found", topic=topic, reason=str(error))
+
+    def _make_puller(self, process_queue: ProcessQueue) -> Puller:
+        assert self._remoting is not None, "a puller is made before the consumer is entered"
+        subscribed = self._subscribed[process_queue.queue.topic]
+        process_queue.paused = self._all_paused or process_queue.queue in self._paused
+        return Puller(
+            self._remoting,
+            self.group,
+            subscribed.subscription,
+            process_queue,
+            self._offsets,
+            self._pull_settings,
+            sub_version=subscribed.sub_version,
+            on_messages=self._board.offer,
+            on_offset_moved=self._opened().restart_at,
+        )
+
+    def _note_progress(self, process_queue: ProcessQueue) -> None:
+        puller = self._opened().puller(process_queue.queue)
+        if puller is not None:
+            puller.note_progress()
+
+    def _note_route(self, route: TopicRoute) -> None:
+        if self._assignment is not None:
+            self._assignment.note_route(route)
+            self._rebalance_wanted.set()
+
+    def _opened(self) -> Assignment:
+        if self._assignment is None:
+            raise ClientClosed("enter the consumer first: async with PushConsumer(...) as consumer")
+        return self._assignment
+
+    def _entered(self) -> Assignment:
+        """As `_opened`, and the block has not ended yet."""
+        assignment = self._opened()
+        if self._tasks is None:
+            raise ClientClosed("the consumer is closed")
+        return assignment
+
+    # Looking at the assignment.
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are ours at present."""
+        return self._assignment.queues if self._assignment is not None else frozenset()
+
+    async def wait_assigned(self) -> frozenset[MessageQueue]:
+        """Wait until at least one queue is ours. Raises ClientClosed."""
+        assignment = self._entered()
+        while not assignment.queues:
+            if assignment.changed.is_set():  # else others wait for it, too
+                assignment.changed = anyio.Event()
+            await assignment.changed.wait()
+            self._entered()
+        return assignment.queues
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """For each of our queues the offset up to which all messages are acknowledged."""
+        return self._opened().commit_offsets()
+
+    async def commit(self) -> None:
+        """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
+        offsets = self._entered().commit_offsets()
+        await self._offsets.commit(offsets, seconds=1.0)
+
+    # Pausing.
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Hand out nothing more of these queues, or of all if none is named, and pull nothing, until `resume`.
+
+        What is being handled is finished and committed. The queues stay ours, and a pause outlives their loss.
+        """
+        self._paused.update(queues)
+        self._all_paused = self._all_paused or not queues
+        self._pauses_changed()
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with these queues, or with all if none is named. After `pause()` only `resume()` helps."""
+        if queues:
+            self._paused.difference_update(queues)
+        else:
+            self._paused.clear()
+            self._all_paused = False
+        self._pauses_changed()
+
+    def _pauses_changed(self) -> None:
+        if self._assignment is None:
+            return
+        for process_queue in self._assignment.process_queues:
+            process_queue.paused = self._all_paused or process_queue.queue in self._paused
+            if not process_queue.paused:
+                self._note_progress(process_queue)
+                self._board.offer(process_queue)
+
+    # Consuming.
+
+    def __aiter__(self) -> MessageStream:
+        """A stream of messages, each acknowledged when the next one is asked for."""
+        self._entered()
+        return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
+
+    def deliveries(self) -> DeliveryStream:
+        """A stream of deliveries, to be acknowledged one by one in any order."""
+        self._entered()
+        return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
+
+    async def run(self, handler: Handler | None = None) -> None:
+        """Give messages to the handlers until `stop` is called, the consumer is left or the caller is cancelled.
+
+        `handler` takes the messages of topics without a handler of their own. What was handed out and not finished
+        when this ends is handed out again, by the next `run` or to the next owner of the queue.
+        """
+        self._entered()
+        if handler is not None:
+            check_handler(handler)
+        await self._handling.run(handler)
+
+    def stop(self) -> None:
+        """End `run`, cancelling the handlers that are at work."""
+        self._handling.stop()
+
+    async def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+    ) -> None:
+        """Answer a message whose sender waits for it, see `Producer.request`, and wait until the sender has the reply.
+
+        Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds what was
+        in the way. The reply is not acknowledgement: the message is done when its handler ends, as any other.
+        """
+        own_id, remoting = self._unique_keys.next(), self._remoting
+        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
+
+    async def _give_back(self, message: ReceivedMessage) -> bool:
+        assert self._remoting is not None, "a message is given back before the consumer is entered"
+        return await give_back(self._remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)

@@ -1,0 +1,97 @@
+"""Locks on queues, so that no two members of a group handle messages of one queue at the same time.
+
+The leader of a queue gives the lock out for 60 s from each request on. We count on it for 30 s only, from the moment
+when we asked, and ask again every 20 s; so clocks may differ and answers take their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import anyio
+
+from mq.client.consume.offsets import leader_of
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import Remoting
+from mq.client.net.replies import read_body
+from mq.protocol.codes import RequestCode
+from mq.protocol.group_bodies import LockedQueues, QueueLocks
+from mq.protocol.queue_tables import QueueRef
+
+__all__ = ["RENEW_SECONDS", "VALID_SECONDS", "QueueLocker"]
+
+RENEW_SECONDS = 20.0
+VALID_SECONDS = 30.0
+UNLOCK_SECONDS = 1.0
+
+
+class QueueLocker:
+    """Takes and gives back the locks of one member."""
+
+    def __init__(self, remoting: Remoting, group: str, client_id: str) -> None:
+        self._remoting = remoting
+        self._group = group
+        self._client_id = client_id
+
+    async def lock(self, queues: Collection[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue], float]:
+        """Take or renew locks.
+
+        Returns the queues that are ours, those that another member holds, and until when the first are (in
+        `anyio.current_time`). A queue whose leader did not answer is in neither set. Raises nothing.
+        """
+        valid_until = anyio.current_time() + VALID_SECONDS
+        locked: set[MessageQueue] = set()
+        refused: set[MessageQueue] = set()
+        for address, theirs in self._by_leader(queues).items():
+            try:
+                _, body = await self._remoting.call(
+                    address, RequestCode.LOCK_BATCH_MQ, body=self._body(theirs), timeout=UNLOCK_SECONDS * 3
+                )
+                granted = {
+                    MessageQueue(ref.topic, ref.broker_name, ref.queue_id)
+                    for ref in read_body(LockedQueues.decode, body).queues
+                }
+            except ClientError as error:
+                log.info("lock_failed", address=address, queues=len(theirs), reason=str(error))
+                continue
+            locked |= granted.intersection(theirs)
+            refused |= theirs - granted
+        return locked, refused, valid_until
+
+    async def unlock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        """Give locks back, and wait until that is done or for a second, also when cancelled. Raises nothing.
+
+        Returns the queues whose leader did not confirm it. Left so, they cost the next owner the rest of the 60 s.
+        """
+        owed = set(queues)
+        with anyio.move_on_after(UNLOCK_SECONDS, shield=True):
+            for address, theirs in self._by_leader(queues).items():
+                try:
+                    await self._remoting.call(address, RequestCode.UNLOCK_BATCH_MQ, body=self._body(theirs))
+                    owed -= theirs
+                except ClientError as error:
+                    log.info("unlock_failed", address=address, queues=len(theirs), reason=str(error))
+        return owed
+
+    async def find_leaders(self, queues: Iterable[MessageQueue]) -> None:
+        """Ask the name servers who leads now. Raises nothing."""
+        for topic in {queue.topic for queue in queues}:
+            try:
+                await self._remoting.route(topic, refresh=True)
+            except ClientError as error:
+                log.info("route_unavailable", topic=topic, reason=str(error))
+
+    def _by_leader(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:
+        leaders: dict[str, set[MessageQueue]] = {}
+        for queue in queues:
+            try:
+                leaders.setdefault(leader_of(self._remoting, queue), set()).add(queue)
+            except ClientError as error:
+                log.debug("lock_postponed", queue=queue, reason=str(error))
+        return leaders
+
+    def _body(self, queues: Iterable[MessageQueue]) -> bytes:
+        refs = [QueueRef(queue.topic, queue.broker_name, queue.queue_id) for queue in sorted(queues)]
+        return QueueLocks(self._client_id, self._group, refs).encode()

@@ -1,0 +1,122 @@
+"""Giving a message back to the brokers: the group gets it again later, or it ends among the group's dead letters."""
+
+from __future__ import annotations
+
+import anyio
+
+from mq.client.consume.offsets import leader_of
+from mq.client.errors import ClientError, NoRoute, RequestTimeout
+from mq.client.logs import log
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.net.client_core import Remoting
+from mq.client.produce.outgoing_message import OutgoingMessage
+from mq.client.produce.send_pipeline import send_fields
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode
+from mq.protocol.compression import CODEC_MASK, COMPRESSED
+from mq.protocol.names import retry_topic
+
+__all__ = ["give_back"]
+
+TAKE_SECONDS = 3.0
+"""A leader that does not answer may have taken the message; then it comes twice."""
+COPY_SECONDS = 2.0
+FIRST_LEVEL = 3
+"""Delay level before the first repetition; each further one waits a level longer."""
+
+_INT32_MAX = 2**31 - 1
+_NOT_COPIED = frozenset(
+    {props.TRANSACTION_PREPARED, *props.TIMER_PROPERTIES, props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON}
+)
+"""They asked something of the broker when the message was sent first, or are set by each broker anew."""
+
+
+async def give_back(
+    remoting: Remoting, group: str, message: ReceivedMessage, *, max_reconsume_times: int | None
+) -> bool:
+    """Whether a broker has `message` now, to hand it out again. If not, one may have it all the same.
+
+    The message's own broker is asked to take it back. If it does not, whichever broker group takes it gets a copy, in
+    the group's retry topic. How long the message waits grows with each time. `max_reconsume_times` None leaves to the
+    group's configuration how often. Takes 5 s at most.
+    """
+    try:
+        with anyio.fail_after(TAKE_SECONDS):
+            await _ask_to_take(remoting, group, message, max_reconsume_times)
+            return True
+    except TimeoutError:
+        reason = f"no answer within {TAKE_SECONDS:g} s"
+    except ClientError as error:
+        reason = str(error)
+    log.info("message_not_taken_back", message=message, reason=reason)
+    try:
+        with anyio.fail_after(COPY_SECONDS):
+            await _send_copy(remoting, group, message, max_reconsume_times)
+            return True
+    except TimeoutError:
+        copy_reason = f"no answer within {COPY_SECONDS:g} s"
+    except ClientError as error:
+        copy_reason = str(error)
+    log.warning("message_not_given_back", message=message, reason=reason, copy_refused=copy_reason)
+    return False
+
+
+async def _ask_to_take(
+    remoting: Remoting, group: str, message: ReceivedMessage, max_reconsume_times: int | None
+) -> None:
+    ext = {
+        "offset": str(message.record.physical_offset),
+        "group": group,
+        "delayLevel": "0",
+        "originMsgId": message.offset_message_id,
+        "originTopic": message.topic,
+        "unitMode": "false",
+    }
+    if max_reconsume_times is not None:
+        ext["maxReconsumeTimes"] = str(max_reconsume_times)
+    await remoting.call(leader_of(remoting, message.queue), RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+
+
+async def _send_copy(remoting: Remoting, group: str, message: ReceivedMessage, max_reconsume_times: int | None) -> None:
+    """Send what the broker would have stored. Raises ClientError, of the broker group that was tried last."""
+    copy = _copy(group, message)
+    counted = {"j": str(min(message.reconsume_times + 1, _INT32_MAX))}
+    if max_reconsume_times is not None:
+        # Brokers compare what they are to store, which counts this time already.
+        counted["l"] = str(min(max_reconsume_times + 1, _INT32_MAX))
+    route = await remoting.route(copy.topic, refresh=True, auto_create=True)
+    own = message.queue.broker_name
+    failure: ClientError = NoRoute(copy.topic, "no queue is writable")
+    # The group that did not take it back comes last.
+    for name in sorted({queue.broker_name for queue in route.write_queues}, key=lambda name: (name == own, name)):
+        try:
+            address = route.leader_address(name)
+            if address is None:
+                raise NoRoute(copy.topic, f"broker group {name} has no leader")
+            fields = send_fields(group, copy, MessageQueue(copy.topic, name, 0)) | counted
+            await remoting.call(address, RequestCode.SEND_MESSAGE_V2, fields, copy.body)
+        except RequestTimeout:
+            raise  # it may well be there
+        except ClientError as error:
+            failure = error
+        else:
+            return
+    raise failure
+
+
+def _copy(group: str, message: ReceivedMessage) -> OutgoingMessage:
+    record = message.record
+    properties = {name: value for name, value in record.properties.items() if name not in _NOT_COPIED}
+    properties.setdefault(props.ORIGIN_MESSAGE_ID, message.offset_message_id)
+    properties[props.RETRY_TOPIC] = message.topic
+    properties[props.DELAY] = str(FIRST_LEVEL + message.reconsume_times)
+    return OutgoingMessage(
+        topic=retry_topic(group),
+        body=record.body,
+        properties=props.encode(properties),
+        sys_flag=record.sys_flag & (COMPRESSED | CODEC_MASK),
+        flag=record.flag,
+        born_timestamp_ms=record.born_timestamp_ms,
+        unique_key=message.message_id,
+        sharding_key=message.sharding_key,
+    )

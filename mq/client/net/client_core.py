@@ -1,0 +1,435 @@
+"""What producers, consumers and admins share: name servers, the route cache, connections by address, heartbeats.
+
+Routes are read from one name server, chosen at random, until it fails; then the next one is asked. They are read again
+every 30 s, when something fails, and when a broker that we took for the leader says that it had to ask the leader. A
+broker learns who we are by the first frame on each new connection and again every 30 s, because brokers forget silent
+clients.
+
+Each client opens one `Remoting` around all it does, so that it can still talk to the brokers when everything else has
+ended. That holds for a client that is cancelled as well: its connections end when they are closed, not before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import anyio
+import anyio.abc
+
+from mq.client.errors import (
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    NameServersUnavailable,
+    RequestTimeout,
+    TopicNotFound,
+)
+from mq.client.logs import log
+from mq.client.net.connection import (
+    Answer,
+    Connection,
+    OnServerRequest,
+    open_connection,
+    refuse_server_request,
+    split_address,
+)
+from mq.client.net.liveness import SilenceWatch
+from mq.client.net.replies import read_body
+from mq.client.net.routes import TopicRoute
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import Route
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
+
+__all__ = ["Remoting", "RemotingSettings", "parse_addresses"]
+
+_ALL_NAME_SERVERS_KNOW = (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)
+"""Who does not is something else: a broker, as a rule, whose address was taken for a name server's."""
+
+AUTO_CREATE_QUEUES_MAX = 4
+"""A topic that does not exist takes its shape from the template when its first message arrives, up to this."""
+
+FORWARDED_PAUSE_SECONDS = 0.25
+"""How soon the name servers are asked again who leads, when a broker still has to ask its leader."""
+
+GOODBYE_SECONDS = 1.0
+"""How long a client that leaves waits for a broker to take note of it."""
+
+
+def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
+    """`"a:9876;b:9876"` or a list of `host:port` -> list. Raises ValueError for none or a malformed one."""
+    if namesrv is None:
+        raise ValueError("name servers are 'host:port', separated by ';', or a list of such, not None")
+    parts = namesrv.replace(",", ";").split(";") if isinstance(namesrv, str) else namesrv
+    addresses = [part.strip() for part in parts if part.strip()]
+    if not addresses:
+        raise ValueError("at least one name server address is needed")
+    for address in addresses:
+        if "/" in address:
+            raise ValueError(f"not an address of the form host:port: {address!r}")
+        split_address(address)
+    return addresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotingSettings:
+    """Times of everything that is not one send or one pull, in seconds."""
+
+    connect_seconds: float = 3.0
+    silence_seconds: float = 1.0
+    """A connection that brought nothing for as long is given up when a request times out, or another replica leads."""
+    silence_check_seconds: float = 0.25
+    """How often silent connections are looked for, and the name servers asked who leads instead."""
+    probe_seconds: float = 3.0
+    """After as long without a byte, a broker that holds a pull is asked for a sign of life."""
+    request_seconds: float = 3.0
+    route_refresh_seconds: float = 30.0
+    heartbeat_seconds: float = 30.0
+
+
+class _Slot:
+    """Makes simultaneous wishes for one connection (or one route) one attempt, whose failure all of them share."""
+
+    __slots__ = ("attempts", "failure", "lock")
+
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
+        self.attempts = 0
+        self.failure: ClientError | None = None
+
+
+class Remoting:
+    """Requests to brokers by address and to "a name server"; routes by topic.
+
+    `heartbeat_body` gives the body of request 34 as it is now. `on_route_change` is told (synchronously) when the
+    route of a topic became known or changed, `on_server_request` gets what brokers ask of us.
+    """
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        name_servers: Sequence[str],
+        *,
+        heartbeat_body: Callable[[], bytes] | None = None,
+        on_route_change: Callable[[TopicRoute], None] | None = None,
+        on_server_request: OnServerRequest = refuse_server_request,
+        settings: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings or RemotingSettings()
+        self._tasks = tasks
+        self._name_servers = list(name_servers)
+        self._name_server = (rng or random.Random()).randrange(len(self._name_servers))
+        self._heartbeat_body = heartbeat_body
+        self._on_route_change = on_route_change
+        self._on_server_request = on_server_request
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, _Slot] = {}
+        self._routes: dict[str, TopicRoute] = {}
+        self._group_at: dict[str, str] = {}
+        self._looking_up: dict[str, _Slot] = {}
+        self._heartbeat_wanted = anyio.Event()
+        self._ask_again_at = float("-inf")
+        self._closed = False
+        tasks.start_soon(self._refresh_routes_forever)
+        watch = SilenceWatch(
+            lambda: list(self._connections.values()),
+            leader_for=self._leader_for,
+            probe=self._send_heartbeat,
+            silence_seconds=self.settings.silence_seconds,
+            probe_seconds=self.settings.probe_seconds,
+            check_seconds=self.settings.silence_check_seconds,
+        )
+        tasks.start_soon(watch.run)
+        if heartbeat_body is not None:
+            tasks.start_soon(self._heartbeat_forever)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        name_servers: Sequence[str],
+        *,
+        heartbeat_body: Callable[[], bytes] | None = None,
+        on_route_change: Callable[[TopicRoute], None] | None = None,
+        on_server_request: OnServerRequest = refuse_server_request,
+        settings: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> AsyncGenerator[Self]:
+        """A `Remoting` that works until the block has ended, however it ends."""
+        async with open_task_group() as tasks:
+            remoting = cls(
+                tasks,
+                name_servers,
+                heartbeat_body=heartbeat_body,
+                on_route_change=on_route_change,
+                on_server_request=on_server_request,
+                settings=settings,
+                rng=rng,
+            )
+            try:
+                yield remoting
+            finally:
+                remoting.close()
+
+    def close(self) -> None:
+        """End all connections; what is in flight fails at once, and no new connection is opened."""
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.close("closed by this client")
+
+    async def unregister(
+        self, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """Tell all brokers we are connected to that we leave, and wait for each answer, for a second at most."""
+        ext = {"clientID": client_id}
+        if producer_group is not None:
+            ext["producerGroup"] = producer_group
+        if consumer_group is not None:
+            ext["consumerGroup"] = consumer_group
+
+        async def say(connection: Connection) -> None:
+            try:
+                await connection.request(RequestCode.UNREGISTER_CLIENT, ext, timeout=GOODBYE_SECONDS)
+            except ClientError as error:
+                log.debug("unregister_failed", address=connection.address, reason=str(error))
+
+        brokers = [c for c in self._connections.values() if c.lost is None and c.address not in self._name_servers]
+        async with anyio.create_task_group() as tasks:
+            for connection in brokers:
+                tasks.start_soon(say, connection)
+
+    # Connections.
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def connected(self, address: str) -> Connection | None:
+        """The open connection to `address`, if there is one."""
+        connection = self._connections.get(address)
+        return connection if connection is not None and connection.lost is None else None
+
+    async def connection(self, address: str) -> Connection:
+        """The open connection to `address`, opened if necessary. Raises ConnectFailed, ClientClosed."""
+        if (connection := self.connected(address)) is not None:
+            return connection
+        slot = self._connecting.setdefault(address, _Slot())
+        attempts_before = slot.attempts
+        async with slot.lock:
+            if (connection := self.connected(address)) is not None:
+                return connection
+            if slot.attempts != attempts_before and slot.failure is not None:
+                raise ConnectFailed(address, str(slot.failure)) from slot.failure
+            if self._is_closed():
+                raise ClientClosed("this client is closed")
+            try:
+                connection = await open_connection(
+                    address,
+                    connect_seconds=self.settings.connect_seconds,
+                    silence_seconds=self.settings.silence_seconds,
+                    on_server_request=self._on_server_request,
+                    on_forwarded=self._note_forwarded,
+                )
+                slot.failure = None
+            except ConnectFailed as error:
+                slot.failure = error
+                raise
+            finally:
+                slot.attempts += 1
+            if self._is_closed():
+                connection.close("closed by this client")
+                await connection.run()  # which ends the stream and returns
+                raise ClientClosed("this client is closed")
+            self._connections[address] = connection
+            self._tasks.start_soon(self._run_connection, connection)
+            self._send_heartbeat(connection)
+            return connection
+
+    async def _run_connection(self, connection: Connection) -> None:
+        try:
+            # The last words of a client that is cancelled go through here; `close` ends it.
+            with anyio.CancelScope(shield=True):
+                await connection.run()
+        finally:
+            if self._connections.get(connection.address) is connection:
+                del self._connections[connection.address]
+        if not self._closed:
+            log.info("connection_lost", address=connection.address, reason=str(connection.lost))
+
+    async def call(
+        self,
+        address: str,
+        code: int,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        timeout: float | None = None,
+    ) -> tuple[Response, memoryview]:
+        """One request to one broker. Raises BrokerError unless it succeeds, and what `Connection.request` raises."""
+        connection = await self.connection(address)
+        seconds = self.settings.request_seconds if timeout is None else timeout
+        return await connection.call(code, ext, body, timeout=seconds)
+
+    # Name servers and routes.
+
+    async def ask_name_server(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
+        """The answer of the first name server that answers, whatever its code. Raises NameServersUnavailable.
+
+        The last one has `request_seconds` to answer; one that is silent while there are others, `silence_seconds`: it
+        may have been cut off together with the broker that we ask about.
+        """
+        reasons: dict[str, str] = {}
+        patience = self.settings.request_seconds
+        for others in reversed(range(len(self._name_servers))):
+            address = self._name_servers[self._name_server]
+            try:
+                connection = await self.connection(address)
+                seconds = min(patience, self.settings.silence_seconds) if others else patience
+                response, body = await connection.request(code, ext, timeout=seconds)
+                if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
+                    return response, body
+                reasons[address] = f"no name server, as it does not know request {code}"
+            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+                reasons[address] = str(error)
+            self._name_server = (self._name_server + 1) % len(self._name_servers)
+        raise NameServersUnavailable(reasons)
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """The route as last heard, without asking."""
+        return self._routes.get(topic)
+
+    async def route(self, topic: str, *, refresh: bool = False, auto_create: bool = False) -> TopicRoute:
+        """The route of `topic`, asked for if unknown or `refresh`.
+
+        With `auto_create`, an unknown topic gets the queues that the brokers will create with its first message.
+        Raises TopicNotFound, NameServersUnavailable, BrokerError; the cached route then stays as it was.
+        """
+        if not refresh and (route := self._routes.get(topic)) is not None:
+            return route
+        slot = self._looking_up.setdefault(topic, _Slot())
+        attempts_before = slot.attempts
+        async with slot.lock:
+            route = self._routes.get(topic)
+            if slot.attempts != attempts_before and route is not None and slot.failure is None:
+                return route
+            try:
+                route = await self._look_up(topic, auto_create=auto_create)
+                slot.failure = None
+            except ClientError as error:
+                slot.failure = error
+                raise
+            finally:
+                slot.attempts += 1
+        if self._routes.get(topic) != route:
+            self._routes[topic] = route
+            for name, replicas in route.brokers.items():
+                self._group_at.update(dict.fromkeys(replicas.values(), name))
+            if self._on_route_change is not None:
+                self._on_route_change(route)
+        return route
+
+    async def _look_up(self, topic: str, *, auto_create: bool) -> TopicRoute:
+        candidates: list[tuple[str, int | None]] = [(topic, None)]
+        if auto_create:
+            candidates.append((AUTO_CREATE_TEMPLATE, AUTO_CREATE_QUEUES_MAX))
+        for name, queues_max in candidates:
+            ext = {"topic": name, "acceptStandardJsonOnly": "true"}
+            response, body = await self.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+            if response.code == ResponseCode.SUCCESS:
+                return TopicRoute.from_body(topic, read_body(Route.decode, body), queues_max=queues_max)
+            if response.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise BrokerError(response.code, response.remark, self._name_servers[self._name_server])
+        raise TopicNotFound(topic)
+
+    async def _leader_for(self, address: str) -> str | None:
+        """Who leads the group of the broker at `address` by now; None if that is not known. Raises ClientError.
+
+        The cached routes stay as they are: whoever uses them asks when its connection is gone.
+        """
+        name = self._group_at.get(address)
+        for topic in [topic for topic, route in self._routes.items() if name in route.brokers]:
+            try:
+                return (await self._look_up(topic, auto_create=True)).leader_address(name or "")
+            except TopicNotFound:
+                pass  # deleted meanwhile; another topic of the group will do
+        return None
+
+    def _note_forwarded(self, address: str) -> None:
+        """The broker at `address` serves us and does not lead any more: one hop too many, until we know who does."""
+        now = anyio.current_time()
+        if now < self._ask_again_at or self._closed:
+            return
+        name = self._group_at.get(address, "")
+        topics = [topic for topic, route in self._routes.items() if route.leader_address(name) == address]
+        if topics:
+            self._ask_again_at = now + FORWARDED_PAUSE_SECONDS
+            self._tasks.start_soon(self._refresh_routes, topics)
+
+    async def _refresh_routes(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            try:
+                await self.route(topic, refresh=True)
+            except ClientError as error:
+                log.warning("route_refresh_failed", topic=topic, reason=str(error))
+
+    async def _refresh_routes_forever(self) -> None:
+        while True:
+            await anyio.sleep(self.settings.route_refresh_seconds)
+            await self._refresh_routes(list(self._routes))
+
+    # Heartbeats.
+
+    def heartbeat_soon(self) -> None:
+        """What we tell the brokers has changed: tell them now instead of in up to 30 s."""
+        self._heartbeat_wanted.set()
+
+    async def connect_all(self, addresses: Iterable[str]) -> None:
+        """Open the missing ones of these connections, all at once; those that fail are tried again later."""
+
+        async def connect(address: str) -> None:
+            try:
+                await self.connection(address)
+            except ConnectFailed as error:
+                log.debug("broker_unreachable", address=address, reason=error.reason)
+
+        missing = [address for address in addresses if self.connected(address) is None]
+        if missing:
+            async with anyio.create_task_group() as tasks:
+                for address in missing:
+                    tasks.start_soon(connect, address)
+
+    async def _heartbeat_forever(self) -> None:
+        while True:
+            with anyio.move_on_after(self.settings.heartbeat_seconds):
+                await self._heartbeat_wanted.wait()
+            self._heartbeat_wanted = anyio.Event()
+            for connection in list(self._connections.values()):
+                self._send_heartbeat(connection)
+
+    def _send_heartbeat(self, connection: Connection) -> None:
+        if self._heartbeat_body is None or connection.address in self._name_servers or connection.lost is not None:
+            return
+
+        answered = anyio.Event()
+
+        def on_answer(answer: Answer, body: memoryview) -> None:
+            answered.set()
+            if isinstance(answer, Response) and answer.code != ResponseCode.SUCCESS:
+                log.warning("heartbeat_refused", address=connection.address, code=answer.code, remark=answer.remark)
+
+        opaque = connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_answer)
+        self._tasks.start_soon(self._await_heartbeat, connection, opaque, answered)
+
+    async def _await_heartbeat(self, connection: Connection, opaque: int, answered: anyio.Event) -> None:
+        with anyio.move_on_after(self.settings.request_seconds):
+            await answered.wait()
+            return
+        connection.forget(opaque)
+        connection.note_timeout(self.settings.request_seconds)

@@ -1,0 +1,85 @@
+"""Connections that are open in name only: the other side was cut off, and no packet says so.
+
+Theory of operation. Time alone proves little: a broker may be silent because its disk stalls, and whoever gives up on
+it then turns certain outcomes into unknown ones. So silence only makes us ask, and what decides is the name servers'
+word that another replica leads the group now. A few times a second one task looks at all connections, which costs a
+request nothing. A pull may be held for long, so its silence says nothing either; a connection on which nothing else
+is pending is asked for a sign of life now and then, and that request is not held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.net.connection import Connection
+
+__all__ = ["SilenceWatch"]
+
+
+class SilenceWatch:
+    """Ends a connection that is silent while another replica leads.
+
+    Silent is one that brought nothing for `silence_seconds` although it owed an answer. `leader_for` asks the name
+    servers who leads the group of the broker at an address now, None if nobody knows; one question at a time, and one
+    for a silent connection every `check_seconds`. `probe` sends a request that is answered at once; it is called for
+    connections on which pulls are held and which brought nothing for `probe_seconds`.
+    """
+
+    def __init__(
+        self,
+        connections: Callable[[], Iterable[Connection]],
+        *,
+        leader_for: Callable[[str], Awaitable[str | None]],
+        probe: Callable[[Connection], None],
+        silence_seconds: float,
+        probe_seconds: float,
+        check_seconds: float,
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._connections = connections
+        self._leader_for = leader_for
+        self._probe = probe
+        self._silence_seconds = silence_seconds
+        self._probe_seconds = probe_seconds
+        self._check_seconds = check_seconds
+        self._clock = clock
+        self._owing_since: dict[Connection, float] = {}
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await anyio.sleep(self._check_seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """One look at all connections."""
+        now = self._clock()
+        connections = [each for each in self._connections() if each.lost is None]
+        # From one look to the next is as exactly as we know since when an answer is owed; requests keep no times.
+        self._owing_since = {each: self._owing_since.get(each, now) for each in connections if each.owes_answer}
+        for connection in connections:
+            if connection not in self._owing_since:
+                if connection.held and now - connection.heard_at >= self._probe_seconds:
+                    self._probe(connection)
+            elif self._silent_seconds(connection, now) >= self._silence_seconds:
+                await self._inquire(connection)
+
+    def _silent_seconds(self, connection: Connection, now: float) -> float:
+        return now - max(connection.heard_at, self._owing_since[connection])
+
+    async def _inquire(self, connection: Connection) -> None:
+        try:
+            leader = await self._leader_for(connection.address)
+        except ClientError as error:
+            log.debug("leader_unknown", address=connection.address, reason=str(error))
+            return
+        if leader is None or leader == connection.address or connection.lost is not None:
+            return
+        # It may have answered meanwhile.
+        silent_seconds = self._silent_seconds(connection, self._clock())
+        if silent_seconds >= self._silence_seconds and connection.owes_answer:
+            connection.close(f"not a byte for {silent_seconds:.1f} s, and {leader} leads now")

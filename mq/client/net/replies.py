@@ -1,0 +1,49 @@
+"""Reading the fields and bodies of answers, with one error for everything a server may get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mq.client.errors import UnreadableAnswer
+from mq.client.logs import log
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.errors import ProtocolError
+from mq.protocol.headers import Response
+from mq.protocol.records import decode_records
+
+__all__ = ["int_field", "read_body", "received_messages"]
+
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+def int_field(response: Response, name: str) -> int:
+    """The extension field `name` as a number. Raises UnreadableAnswer."""
+    try:
+        return int(response.ext[name])
+    except (KeyError, ValueError) as error:
+        raise UnreadableAnswer(f"code {response.code} with {name}: {error!r}") from error
+
+
+def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
+    """`decode(body)`. Raises UnreadableAnswer."""
+    try:
+        return decode(body)
+    except ProtocolError as error:
+        raise UnreadableAnswer(str(error)) from error
+
+
+def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
+    """Stored records as messages; a body that cannot be inflated comes as it is. Raises UnreadableAnswer."""
+    messages = []
+    for record in read_body(decode_records, body):
+        try:
+            content = inflate(record.sys_flag, record.body, INFLATED_BYTES_MAX)
+        except DecompressionError as error:
+            log.error("body_not_inflated", offset=record.physical_offset, reason=str(error))
+            content = record.body
+        messages.append(ReceivedMessage(record, MessageQueue(record.topic, broker_name, record.queue_id), content))
+    return messages

@@ -1,0 +1,1 @@
+"""Producers: the send pipeline, transactions, request and reply, recall, tracing."""

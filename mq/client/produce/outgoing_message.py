@@ -1,0 +1,304 @@
+"""One message on its way: how it is made ready, what is remembered between attempts, and the handle to wait on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from mq.client.errors import ClientError, MessageRefused, UnreadableAnswer
+from mq.client.message import Message, MessageQueue, SendResult
+from mq.client.net.connection import Connection
+from mq.client.produce.recall import delay_properties
+from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.compression import Codec, deflate
+from mq.protocol.names import NameRefused, check_topic
+from mq.protocol.records import BODY_BYTES_MAX, PREPARED
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "OnDone",
+    "OutgoingMessage",
+    "Pending",
+    "Send",
+    "make_batch_ready",
+    "make_ready",
+    "split_result",
+]
+
+OnDone = Callable[[SendResult | ClientError], None]
+
+
+class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
+    """A checked message in the form all its attempts send."""
+
+    topic: str
+    body: bytes
+    properties: str
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+    unique_key: str
+    sharding_key: str | None
+    is_batch: bool = False
+    """Whether the body holds many messages; ``unique_key`` is theirs, joined by commas, then."""
+
+
+_checked_topics: set[str] = set()
+
+
+def make_ready(
+    message: Message,
+    *,
+    unique_key: str,
+    born_timestamp_ms: int,
+    compress: Codec | None,
+    compress_bytes_min: int,
+    own: Mapping[str, str] | None = None,
+) -> OutgoingMessage:
+    """Check `message` against the limits of the protocol and encode what does not change between attempts.
+
+    A body of `compress_bytes_min` bytes or more is compressed if that makes it smaller. `own` are properties of the
+    system which the application cannot set. Raises MessageRefused.
+    """
+    if message.topic not in _checked_topics:
+        try:
+            check_topic(message.topic)
+        except NameRefused as error:
+            raise MessageRefused(str(error)) from error
+        if len(_checked_topics) < 10_000:
+            _checked_topics.add(message.topic)
+    body, sys_flag = message.body, 0
+    if not isinstance(body, bytes):
+        raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
+    if not 1 <= len(body) <= BODY_BYTES_MAX:
+        raise MessageRefused(f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed")
+    if compress is not None and len(body) >= compress_bytes_min:
+        sys_flag, body = deflate(compress, body)
+    if own and props.TRANSACTION_PREPARED in own:
+        sys_flag |= PREPARED
+    properties = _encode_properties(message, unique_key)
+    if own:
+        properties += props.encode(own)
+    try:
+        properties_bytes = len(properties.encode())
+    except UnicodeEncodeError as error:
+        raise MessageRefused(f"the properties are no valid text: {error}") from error
+    if properties_bytes > props.PROPERTIES_BYTES_MAX:
+        raise MessageRefused(f"the properties have {properties_bytes} bytes; {props.PROPERTIES_BYTES_MAX} are allowed")
+    return OutgoingMessage(
+        topic=message.topic,
+        body=body,
+        properties=properties,
+        sys_flag=sys_flag,
+        flag=message.flag,
+        born_timestamp_ms=born_timestamp_ms,
+        unique_key=unique_key,
+        sharding_key=message.sharding_key,
+    )
+
+
+def make_batch_ready(
+    messages: Sequence[Message],
+    *,
+    new_unique_key: Callable[[], str],
+    born_timestamp_ms: int,
+    properties: Mapping[str, str] | None = None,
+) -> OutgoingMessage:
+    """Check messages that are to be stored together, and encode them as one. Raises MessageRefused.
+
+    `properties` are of the batch: readers find them on each message.
+    """
+    if not messages:
+        raise MessageRefused("a batch needs at least one message")
+    topics = {message.topic for message in messages}
+    if len(topics) > 1:
+        raise MessageRefused(f"a batch goes to one topic, not to {len(topics)}: {', '.join(sorted(topics)[:3])}")
+    sharding_keys = {message.sharding_key for message in messages}
+    if len(sharding_keys) > 1:
+        raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(sharding_keys)} sharding keys")
+    try:
+        props.check_user_properties(properties or {})
+    except props.PropertyRefused as error:
+        raise MessageRefused(str(error)) from error
+    elements: list[BatchedMessage] = []
+    unique_keys: list[str] = []
+    for message in messages:
+        if delay_properties(message):
+            raise MessageRefused("a message of a batch cannot be delayed; send it by itself")
+        ready = make_ready(
+            message,
+            unique_key=new_unique_key(),
+            born_timestamp_ms=born_timestamp_ms,
+            compress=None,
+            compress_bytes_min=0,
+        )
+        elements.append(BatchedMessage(ready.body, ready.properties, ready.flag))
+        unique_keys.append(ready.unique_key)
+    body = encode_batch(elements)
+    if len(body) > BODY_BYTES_MAX:
+        raise MessageRefused(f"the batch has {len(body)} bytes; {BODY_BYTES_MAX} are allowed")
+    return OutgoingMessage(
+        topic=messages[0].topic,
+        body=body,
+        properties=props.encode({props.WAIT: "true", **(properties or {})}),
+        sys_flag=0,
+        flag=0,
+        born_timestamp_ms=born_timestamp_ms,
+        unique_key=",".join(unique_keys),
+        sharding_key=messages[0].sharding_key,
+        is_batch=True,
+    )
+
+
+def split_result(together: SendResult, count: int) -> list[SendResult]:
+    """The results of ``count`` messages that were sent as one batch. Raises UnreadableAnswer."""
+    message_ids = together.message_id.split(",")
+    record_ids = together.offset_message_id.split(",")
+    if not len(message_ids) == len(record_ids) == count:
+        raise UnreadableAnswer(f"stored, but the answer names {len(record_ids)} messages of {count}")
+    first = together.queue_offset  # -1 if the broker does not know any more where they are
+    return [
+        msgspec.structs.replace(
+            together,
+            message_id=message_id,
+            offset_message_id=record_id,
+            queue_offset=first + number if first >= 0 else first,
+        )
+        for number, (message_id, record_id) in enumerate(zip(message_ids, record_ids, strict=True))
+    ]
+
+
+def _encode_properties(message: Message, unique_key: str) -> str:
+    properties = {props.UNIQUE_KEY: unique_key, props.WAIT: "true"}
+    try:
+        if message.properties:
+            props.check_user_properties(message.properties)
+            properties.update(message.properties)
+        own = {}
+        if message.tags is not None:
+            if not isinstance(message.tags, str):
+                raise MessageRefused(f"a message has one tag, a text, not {message.tags!r}")
+            if "||" in message.tags:
+                raise MessageRefused(f"a message has one tag; {message.tags!r} is what consumers ask for several with")
+            own[props.TAGS] = message.tags
+        if message.keys:
+            if isinstance(message.keys, str) or any(not key or str(key).split() != [key] for key in message.keys):
+                raise MessageRefused(f"keys must be words without white space, in a list: {message.keys!r}")
+            own[props.KEYS] = " ".join(message.keys)
+        if message.sharding_key is not None:
+            if not isinstance(message.sharding_key, str):
+                raise MessageRefused(f"a sharding key is a text, not {message.sharding_key!r}")
+            own[props.SHARDING_KEY] = message.sharding_key
+        own |= delay_properties(message)
+    except props.PropertyRefused as error:
+        raise MessageRefused(str(error)) from error
+    for name, value in own.items():
+        if not value or "\x01" in value or "\x02" in value:
+            raise MessageRefused(f"{name} must not be empty nor contain the separators 0x01 and 0x02: {value!r}")
+    properties.update(own)
+    return props.encode(properties)
+
+
+class Send:
+    """What a producer remembers of one message until it is settled. Times are of the event loop's clock."""
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "connection",
+        "deadline",
+        "expires_at",
+        "failures",
+        "fixed_queue",
+        "last_error",
+        "message",
+        "not_before",
+        "number",
+        "on_done",
+        "opaque",
+        "queue",
+        "refused_by",
+        "retries_left",
+        "unknown_reason",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        message: OutgoingMessage,
+        on_done: OnDone,
+        *,
+        deadline: float,
+        retries: int,
+        queue: MessageQueue | None,
+    ) -> None:
+        self.number = number
+        self.message = message
+        self.on_done = on_done
+        self.deadline = deadline
+        self.expires_at = deadline
+        self.retries_left = retries
+        self.fixed_queue = queue
+        self.queue = queue
+        self.avoid: tuple[str, ...] = ()
+        self.refused_by: tuple[str, ...] = ()
+        self.connection: Connection | None = None
+        self.opaque = -1
+        self.attempts = 0
+        self.failures = 0
+        self.not_before = 0.0
+        self.unknown_reason: str | None = None
+        self.last_error: ClientError | None = None
+
+
+class Pending:
+    """A message that was submitted: await it for the result, or look whether it is `done`."""
+
+    __slots__ = ("_outcome", "_settled", "message_id")
+
+    def __init__(self, message_id: str = "") -> None:
+        self.message_id = message_id
+        self._outcome: SendResult | ClientError | None = None
+        self._settled: anyio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pending {self.message_id} {self._outcome or 'on its way'}>"
+
+    def __await__(self) -> Generator[Any, Any, SendResult]:
+        return self.wait().__await__()
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._outcome is not None
+
+    @property
+    def outcome(self) -> SendResult | ClientError | None:
+        """The result or the error, or None while neither is known."""
+        return self._outcome
+
+    def settle(self, outcome: SendResult | ClientError) -> None:
+        """Called by the producer, once."""
+        self._outcome = outcome
+        if self._settled is not None:
+            self._settled.set()
+
+    async def wait(self) -> SendResult:
+        """The result. Raises what `Producer.send` raises. Cancelled, the message stays on its way."""
+        outcome = await self.wait_outcome()
+        if isinstance(outcome, ClientError):
+            raise outcome
+        return outcome
+
+    async def wait_outcome(self) -> SendResult | ClientError:
+        """The result or the error as a value."""
+        if self._outcome is None:
+            if self._settled is None:
+                self._settled = anyio.Event()
+            await self._settled.wait()
+        assert self._outcome is not None, "settled without an outcome"
+        return self._outcome

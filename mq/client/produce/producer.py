@@ -1,0 +1,420 @@
+"""The producer: what users call. The work is done in `send_pipeline`."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
+from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.connection import AnswerLater, refuse_server_request
+from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.produce.outgoing_message import (
+    OnDone,
+    OutgoingMessage,
+    Pending,
+    make_batch_ready,
+    make_ready,
+    split_result,
+)
+from mq.client.produce.recall import recall
+from mq.client.produce.request_reply import OpenRequests, connect_for_replies
+from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline, send_fields
+from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
+from mq.client.task_group import open_task_group
+from mq.protocol.bodies import HeartbeatData, ProducerData
+from mq.protocol.codes import RequestCode
+from mq.protocol.compression import CODECS, Codec
+from mq.protocol.headers import Request, UnknownRequest
+from mq.protocol.names import check_group
+from mq.protocol.reply_requests import PushReplyMessageToClient
+
+__all__ = ["Producer"]
+
+# submit() does not yield while there is room; a burst must still let the writing task run now and then.
+_SUBMITS_PER_YIELD = 64
+
+LEAVE_SECONDS = 2.0
+"""Saying goodbye takes one round trip; brokers that do not answer do not hold us up."""
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Producer(anyio.AsyncContextManagerMixin):
+    """Sends messages to RocketMQ topics, on trio or asyncio.
+
+        async with Producer("127.0.0.1:9876", group="orders") as producer:
+            result = await producer.send(Message("Orders", b"body", tags="new", keys=["4711"]))
+
+    `namesrv` is `host:port`, several separated by `;`, or a list. One producer may be used by many tasks at once.
+    Leaving the block waits for what is in flight; an exception leaving it does not.
+
+    `timeout` is the time one send may take in all, in seconds. Within it, `retries` more attempts follow unknown
+    outcomes and refusals that another broker might not share, each attempt taking at most `attempt_timeout`; while a
+    queue has no leader, attempts go on until the timeout. By default there is time for all three attempts, so that a
+    send outlives a change of leaders, even when the old one vanished without a word: the new one is noticed as soon
+    as the name servers know it, 2 to 5 s later. With a shorter timeout, sends report such a change as an error.
+    `retry_unknown=False` never repeats a message that may be stored already. `in_flight_max` bounds the messages on
+    their way. Bodies of `compress_bytes_min` bytes or more are compressed with "zlib", which all consumers read, with
+    "lz4" or "zstd", which are quicker and which Go clients do not read, or not at all (None).
+
+    With `trace` it is written down what became of each message, see `Admin.trace`, in the topic of that name or, for
+    True, in the one that all RocketMQ tools know.
+
+    Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
+    are in flight, one that is retried may end up behind later ones.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str = "raftmq_python",
+        *,
+        timeout: float = 10.0,
+        attempt_timeout: float = 3.0,
+        retries: int = 2,
+        retry_unknown: bool = True,
+        in_flight_max: int = 1024,
+        compress: Codec | None = "zlib",
+        compress_bytes_min: int = 4096,
+        auto_create_topics: bool = True,
+        trace: bool | str = False,
+        remoting: RemotingSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        check_group(group)
+        if timeout <= 0 or in_flight_max < 1:
+            raise ValueError(f"timeout {timeout} must be positive and in_flight_max {in_flight_max} at least 1")
+        if compress is not None and compress not in CODECS:
+            raise ValueError(f"compress {compress!r} is none of {', '.join(CODECS)}, nor None")
+        self.group = group
+        self.client_id = new_client_id()
+        self.timeout = timeout
+        self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
+        self._in_flight_max = in_flight_max
+        self._compress = compress
+        self._compress_bytes_min = compress_bytes_min
+        self._auto_create_topics = auto_create_topics
+        self._name_servers = parse_addresses(namesrv)
+        self._remoting_settings = remoting
+        self._rng = rng or random.Random()
+        self._unique_keys = new_unique_keys(self._rng)
+        self._remoting: Remoting | None = None
+        self._pipeline: SendPipeline | None = None
+        self._submits = 0
+        self._trace_topic = trace_topic(trace)
+        self._tracer: Tracer | None = None
+        self._requests = OpenRequests(self.client_id, limit=in_flight_max, rng=self._rng)
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with Remoting.open(
+            self._name_servers,
+            heartbeat_body=self._heartbeat_body,
+            on_server_request=self._answer_server,
+            settings=self._remoting_settings,
+            rng=self._rng,
+        ) as remoting:
+            self._remoting = remoting
+            try:
+                async with open_task_group() as tasks:
+                    self._pipeline = pipeline = SendPipeline(
+                        tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
+                    )
+                    tasks.start_soon(pipeline.run)
+                    self._tracer = tracer = open_tracer(
+                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                    )
+                    self._start_tasks(tasks, remoting)
+                    try:
+                        yield self
+                        await self.flush()
+                    finally:
+                        pipeline.close()
+                        if tracer is not None:
+                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
+            finally:
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await remoting.unregister(self.client_id, producer_group=self.group)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self.in_flight} in flight>"
+
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> None:
+        """Start what runs beside the pipeline, in a kind of producer that has such."""
+
+    def _answer_server(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
+        if isinstance(request, PushReplyMessageToClient):
+            return self._requests.pushed(request, body, _wall_clock_ms())
+        return refuse_server_request(request, body, answer_later)
+
+    def _done(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
+        """What is called when `outgoing`, which `messages` are in, is settled: `on_done`, but for a trace."""
+        return on_done if self._tracer is None else self._tracer.sending(messages, outgoing, on_done)
+
+    def _heartbeat_body(self) -> bytes:
+        return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
+
+    def _open_pipeline(self) -> SendPipeline:
+        if self._pipeline is None:
+            raise ClientClosed("enter the producer first: async with Producer(...) as producer")
+        return self._pipeline
+
+    # One message.
+
+    async def send(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Send one message and wait until it is stored.
+
+        `timeout` overrides the producer's, in seconds, for all attempts together. With `queue`, or a sharding key in
+        the message, all attempts go to that queue.
+
+        Raises SendOutcomeUnknown if the message may have been stored. All other errors mean that it was not:
+        MessageRefused (a limit of the protocol), SendRejected (a broker's refusal), TopicNotFound, NoRoute,
+        ConnectFailed, NameServersUnavailable (nobody to ask within the timeout), ClientClosed. Cancelled, it makes no
+        further attempt, and the message may or may not have been stored.
+        """
+        return await self._send(message, self._budget(timeout), queue)
+
+    async def _send(
+        self,
+        message: Message,
+        seconds: float,
+        queue: MessageQueue | None,
+        *,
+        own: Mapping[str, str] | None = None,
+        retries: int | None = None,
+    ) -> SendResult:
+        pipeline = self._open_pipeline()
+        await self._wait_room(pipeline)
+        outgoing = self._make_ready(message, queue, own)
+        pending = Pending(outgoing.unique_key)
+        done = self._done([message], outgoing, pending.settle)
+        number = pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries)
+        try:
+            return await pending.wait()
+        finally:
+            if not pending.done:
+                pipeline.abandon(number)
+
+    async def submit(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> Pending:
+        """Set a message on its way and return a handle to await; waits only while `in_flight_max` are on their way.
+
+            pending = [await producer.submit(message) for message in messages]
+            results = [await each for each in pending]
+
+        Raises MessageRefused and ClientClosed; everything else is raised where the handle is awaited.
+        """
+        pipeline = self._open_pipeline()
+        await self._wait_room(pipeline)
+        outgoing = self._make_ready(message, queue)
+        pending = Pending(outgoing.unique_key)
+        done = self._done([message], outgoing, pending.settle)
+        pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        return pending
+
+    def send_nowait(
+        self,
+        message: Message,
+        on_done: OnDone,
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> str:
+        """Set a message on its way; `on_done` gets its SendResult or the error, once, later. Returns the message id.
+
+        `on_done` runs in a task of the producer and must not block; an exception it raises is logged.
+        Raises ProducerBusy if `in_flight_max` messages are on their way, MessageRefused, ClientClosed.
+        """
+        pipeline = self._open_pipeline()
+        if pipeline.in_flight >= self._in_flight_max:
+            raise ProducerBusy(self._in_flight_max)
+        outgoing = self._make_ready(message, queue)
+        done = self._done([message], outgoing, on_done)
+        pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        return outgoing.unique_key
+
+    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Send one message without waiting for an answer: it may get lost, and nobody will say so.
+
+        Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
+        """
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        outgoing = self._make_ready(message, queue)
+        route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
+        queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
+        if not queues:
+            raise NoRoute(message.topic, "no writable queue has a leader")
+        chosen = self._rng.choice(queues)
+        address = route.leader_address(chosen.broker_name)
+        if address is None:
+            raise NoRoute(message.topic, f"broker group {chosen.broker_name} has no leader")
+        connection = await self._remoting.connection(address)
+        fields = send_fields(self.group, outgoing, chosen)
+        connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
+        await anyio.lowlevel.checkpoint()
+
+    async def request(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> ReceivedMessage:
+        """Send one message to a consumer that replies, and wait for the reply; `timeout` is for both.
+
+        Raises NoReply when the message is stored and no reply came, ProducerBusy while `in_flight_max` others wait,
+        and what `send` raises. Of several replies the first one counts.
+        """
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        seconds = self._budget(timeout)
+        deadline = anyio.current_time() + seconds
+        request = self._requests.open()
+        try:
+            with anyio.move_on_at(deadline):
+                await connect_for_replies(self._remoting, message.topic)
+            left = max(deadline - anyio.current_time(), 0.0)
+            sent = await self._send(message, left, queue, own=self._requests.properties(request, seconds))
+            with anyio.move_on_at(deadline):
+                return await request.wait()
+        finally:
+            self._requests.close(request)
+        raise NoReply(seconds, sent.message_id)
+
+    async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
+        """Take back a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
+
+        Raises NotRecalled when no such message waits (any more): it was delivered, or taken back before.
+        Raises MessageRefused for what is no handle, as the None of a message with a delay level, and TopicNotFound,
+        NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout when nobody
+        knows whether it was.
+        """
+        if handle is None:
+            raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        recalling = None if self._tracer is None else self._tracer.recalling(handle)
+        message_id = ""
+        try:
+            message_id = await recall(self._remoting, self.group, handle, seconds=self._budget(timeout))
+        finally:
+            if recalling is not None:
+                recalling(bool(message_id))
+        return message_id
+
+    @property
+    def dropped_replies(self) -> int:
+        """Replies that came when nobody waited for them (any more)."""
+        return self._requests.dropped
+
+    # Many messages.
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request: stored together in one queue, one after the other, all or none.
+
+        Their bodies are not compressed; together they have 4 MiB at most, about 100 bytes more each included.
+        `properties` are those of the batch: each message gets them, besides its own. Returns their results in order;
+        the broker may not know any more where messages with sequence numbers are that come again, and their queue
+        offset is -1 then. Raises what `send` raises; it is true of all of them.
+        """
+        pipeline = self._open_pipeline()
+        await self._wait_room(pipeline)
+        outgoing = make_batch_ready(
+            messages,
+            new_unique_key=self._unique_keys.next,
+            born_timestamp_ms=_wall_clock_ms(),
+            properties=properties or {},
+        )
+        self._check_queue(outgoing.topic, queue)
+        pending = Pending(outgoing.unique_key)
+        done = self._done(messages, outgoing, pending.settle)
+        number = pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        try:
+            together = await pending.wait()
+        finally:
+            if not pending.done:
+                pipeline.abandon(number)
+        return split_result(together, len(messages))
+
+    async def send_many(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[SendResult | ClientError]:
+        """Send all, many in flight at once, and return what became of each, in the same order. Raises ClientClosed."""
+        pending: list[Pending] = []
+        for message in messages:
+            try:
+                pending.append(await self.submit(message, timeout=timeout))
+            except MessageRefused as error:
+                refused = Pending()
+                refused.settle(error)
+                pending.append(refused)
+        return [await each.wait_outcome() for each in pending]
+
+    async def flush(self) -> None:
+        """Wait until nothing is in flight any more; their timeouts bound the wait."""
+        pipeline = self._open_pipeline()
+        while pipeline.in_flight:
+            await pipeline.wait_finished()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way."""
+        return self._pipeline.in_flight if self._pipeline is not None else 0
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The writable queues of a topic, for `send(..., queue=...)`. Raises TopicNotFound, NameServersUnavailable."""
+        self._open_pipeline()
+        assert self._remoting is not None, "a pipeline without a remoting"
+        return list((await self._remoting.route(topic)).write_queues)
+
+    def _budget(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self.timeout
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}, and must be positive")
+        return timeout
+
+    async def _wait_room(self, pipeline: SendPipeline) -> None:
+        self._submits += 1
+        if self._submits % _SUBMITS_PER_YIELD == 0:
+            await anyio.lowlevel.checkpoint()
+        while pipeline.in_flight >= self._in_flight_max:
+            await pipeline.wait_finished()
+
+    def _make_ready(
+        self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
+    ) -> OutgoingMessage:
+        self._check_queue(message.topic, queue)
+        return make_ready(
+            message,
+            unique_key=self._unique_keys.next(),
+            born_timestamp_ms=_wall_clock_ms(),
+            compress=self._compress,
+            compress_bytes_min=self._compress_bytes_min,
+            own=own,
+        )
+
+    @staticmethod
+    def _check_queue(topic: str, queue: MessageQueue | None) -> None:
+        if queue is not None and queue.topic != topic:
+            raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")

@@ -1,0 +1,95 @@
+"""Taking back messages that wait for their time, and saying when that is."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+
+import anyio
+
+from mq.client.errors import BrokerError, ConnectFailed, MessageRefused, NoRoute, NotRecalled, UnreadableAnswer
+from mq.client.message import Message
+from mq.client.net.client_core import Remoting
+from mq.client.send_outcome import Retry, judge_answer
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.delay import LEVELS_MAX
+from mq.protocol.recall import HandleRefused, RecallHandle
+
+__all__ = ["delay_properties", "recall"]
+
+_RETRY_SECONDS = 0.2
+_SECONDS_MAX = 10**11
+"""As milliseconds a time of 1973, as seconds of the year 5138: nobody who sends means the former."""
+
+
+def delay_properties(message: Message) -> dict[str, str]:
+    """What tells the broker when to deliver `message`; nothing if that is at once. Raises MessageRefused."""
+    given = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]
+    if len(given) > 1:
+        raise MessageRefused(f"a message is delivered at one time, not by {' and '.join(given)}")
+    if message.delay_level is not None:
+        if not 1 <= message.delay_level <= LEVELS_MAX:
+            raise MessageRefused(f"delay level {message.delay_level} is not in 1 to {LEVELS_MAX}")
+        return {props.DELAY: str(message.delay_level)}
+    if message.delay is not None:
+        if not isinstance(message.delay, int | float):
+            raise MessageRefused(f"delay is a number of seconds, not {message.delay!r}")
+        if not (math.isfinite(message.delay) and message.delay >= 0):
+            raise MessageRefused(f"a delay of {message.delay} seconds")
+        return {props.TIMER_DELAY_MS: str(math.ceil(message.delay * 1000))}
+    at = message.deliver_at
+    if at is None:
+        return {}
+    if isinstance(at, dt.datetime):
+        if at.tzinfo is None:
+            raise MessageRefused(f"deliver_at is {at}, which does not say of which time zone")
+        return {props.TIMER_DELIVER_MS: str(math.ceil(at.timestamp() * 1000))}
+    if not isinstance(at, int):
+        raise MessageRefused(f"deliver_at is a datetime or a whole number of milliseconds, not {at!r}")
+    if 0 < at < _SECONDS_MAX:
+        raise MessageRefused(f"deliver_at is {at}, which are seconds since the epoch; milliseconds are asked for")
+    return {props.TIMER_DELIVER_MS: str(at)}
+
+
+async def recall(remoting: Remoting, group: str, handle: str, *, seconds: float) -> str:
+    """Take back the message of a handle; returns its id. Raises what `Producer.recall` raises.
+
+    What certainly did not happen is tried again while there is time.
+    """
+    try:
+        told = RecallHandle.decode(handle)
+    except HandleRefused as error:
+        raise MessageRefused(str(error)) from error
+    deadline = anyio.current_time() + seconds
+    ext = {"topic": told.topic, "recallHandle": handle, "producerGroup": group, "bname": told.broker_name}
+    refresh = False
+    while True:
+        try:
+            route = await remoting.route(told.topic, refresh=refresh)
+            address = route.leader_address(told.broker_name)
+            if address is None:
+                raise NoRoute(told.topic, f"broker group {told.broker_name} has no leader")
+            left = max(deadline - anyio.current_time(), 0.001)
+            response, _ = await remoting.call(address, RequestCode.RECALL_MESSAGE, ext, timeout=left)
+            return _message_id(response.ext)
+        except BrokerError as error:
+            if error.code == ResponseCode.ILLEGAL_OPERATION:
+                raise NotRecalled(error.code, error.remark, error.address) from None
+            if (
+                judge_answer(error.code, error.remark).retry is not Retry.UNTIL_TIMEOUT
+                or anyio.current_time() + _RETRY_SECONDS >= deadline
+            ):
+                raise
+        except (NoRoute, ConnectFailed):
+            if anyio.current_time() + _RETRY_SECONDS >= deadline:
+                raise
+        await anyio.sleep(_RETRY_SECONDS)
+        refresh = True
+
+
+def _message_id(ext: dict[str, str]) -> str:
+    try:
+        return ext["msgId"]
+    except KeyError as error:
+        raise UnreadableAnswer("recalled, but the answer has no msgId") from error

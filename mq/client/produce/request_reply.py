@@ -1,0 +1,146 @@
+"""Messages that want a reply: which ones wait, and what brokers push for them."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+import anyio
+
+from mq.client.errors import ClientError, ProducerBusy
+from mq.client.logs import log
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.net.client_core import Remoting
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.headers import encode_response
+from mq.protocol.names import reply_topic
+from mq.protocol.records import Host, StoredMessage
+from mq.protocol.reply_requests import PushReplyExt, PushReplyMessageToClient
+
+__all__ = ["OpenRequest", "OpenRequests", "connect_for_replies"]
+
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+
+
+class OpenRequest:
+    """A message that waits for its reply."""
+
+    __slots__ = ("_came", "correlation_id", "reply")
+
+    def __init__(self, correlation_id: str) -> None:
+        self.correlation_id = correlation_id
+        self.reply: ReceivedMessage | None = None
+        self._came = anyio.Event()
+
+    async def wait(self) -> ReceivedMessage:
+        """The reply, whenever it comes."""
+        await self._came.wait()
+        assert self.reply is not None, f"{self.correlation_id} was answered without a reply"
+        return self.reply
+
+    def settle(self, reply: ReceivedMessage) -> None:
+        """It came."""
+        self.reply = reply
+        self._came.set()
+
+
+class OpenRequests:
+    """All messages of one producer that wait for replies, by correlation id; at most `limit`.
+
+    `dropped` counts replies for which nobody waits: they came too late, twice, or for another program's message.
+    """
+
+    def __init__(self, client_id: str, *, limit: int, rng: random.Random) -> None:
+        self._client_id = client_id
+        self._limit = limit
+        self._rng = rng
+        self._open: dict[str, OpenRequest] = {}
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self) -> OpenRequest:
+        """Expect one more reply, until `close`. Raises ProducerBusy."""
+        if len(self._open) >= self._limit:
+            raise ProducerBusy(self._limit)
+        correlation_id = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        request = self._open[correlation_id] = OpenRequest(correlation_id)
+        return request
+
+    def close(self, request: OpenRequest) -> None:
+        """Nobody waits for it any more."""
+        del self._open[request.correlation_id]
+
+    def properties(self, request: OpenRequest, seconds: float) -> dict[str, str]:
+        """What the message carries, so that its reply finds back."""
+        return {
+            props.CORRELATION_ID: request.correlation_id,
+            props.REPLY_TO_CLIENT: self._client_id,
+            props.TTL: str(int(seconds * 1000)),
+        }
+
+    def pushed(self, request: PushReplyMessageToClient, body: memoryview, arrived_ms: int) -> bytes:
+        """A broker brings a reply; returns the answer for the broker."""
+        reply = _received(request.ext, bytes(body), arrived_ms)
+        correlation_id = reply.properties.get(props.CORRELATION_ID)
+        if correlation_id is None:
+            remark = f"a reply without {props.CORRELATION_ID}"
+            return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark)
+        waiting = self._open.get(correlation_id)
+        if waiting is None or waiting.reply is not None:
+            self.dropped += 1
+            log.debug("reply_dropped", correlation_id=correlation_id[:64])
+        else:
+            waiting.settle(reply)
+        return encode_response(request.opaque, ResponseCode.SUCCESS)
+
+
+async def connect_for_replies(remoting: Remoting, topic: str) -> None:
+    """Be known to all brokers that may get the reply to a message of `topic`; those that fail stay unknown.
+
+    Consumers in other languages send their replies to any broker group of the cluster.
+    """
+    try:
+        route = await remoting.route(topic, auto_create=True)
+        for cluster in route.clusters:
+            replies = await remoting.route(reply_topic(cluster))
+            leaders = (replies.leader_address(name) for name in replies.brokers)
+            await remoting.connect_all([address for address in leaders if address is not None])
+    except ClientError as error:
+        log.debug("reply_topic_unknown", topic=topic, reason=str(error))
+
+
+def _received(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessage:
+    properties = props.decode(ext.properties) | {props.ARRIVE_TIME: str(arrived_ms)}
+    record = StoredMessage(
+        topic=ext.topic,
+        queue_id=ext.queue_id,
+        flag=ext.flag,
+        queue_offset=0,
+        physical_offset=0,
+        sys_flag=ext.sys_flag,
+        born_timestamp_ms=ext.born_timestamp_ms,
+        born_host=_host(ext.born_host),
+        store_timestamp_ms=ext.store_timestamp_ms,
+        store_host=_host(ext.store_host),
+        reconsume_times=ext.reconsume_times,
+        prepared_offset=0,
+        body=body,
+        properties=properties,
+        size=len(body),
+    )
+    try:
+        content = inflate(ext.sys_flag, body, INFLATED_BYTES_MAX)
+    except DecompressionError as error:
+        log.error("body_not_inflated", topic=ext.topic, reason=str(error))
+        content = body
+    return ReceivedMessage(record, MessageQueue(ext.topic, "", ext.queue_id), content)
+
+
+def _host(text: str) -> Host:
+    # Stock brokers write "/10.0.0.1:1234", some with a name before the slash.
+    ip, _, port = text.rpartition("/")[2].rpartition(":")
+    return Host(ip, int(port) if port.isdecimal() else 0)

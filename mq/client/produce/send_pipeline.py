@@ -1,0 +1,488 @@
+"""Messages in flight: attempts, answers, retries, deadlines.
+
+Theory of operation. A message on its way is an entry in a table, not a task. Attempts and answers are synchronous
+steps (`_attempt`, `_answered`); whatever must wait (an unknown route, a missing leader, a back-off) parks the message
+under its topic, and one task per troubled topic mends the route and the connections and lets the parked messages try
+again. One more task watches the deadlines. So a thousand messages in flight cost a thousand small objects.
+
+What is promised. A `SendResult` means stored. An error with `stored == "no"` means certainly not stored, whatever
+happened in between. An attempt whose outcome nobody knows (a timeout, a lost connection) makes the whole send unknown
+unless a later attempt succeeds, and then the result says `maybe_duplicated`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from mq.client.errors import (
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    NoRoute,
+    RequestTimeout,
+    SendOutcomeUnknown,
+    SendRejected,
+    TopicNotFound,
+    UnreadableAnswer,
+)
+from mq.client.logs import log
+from mq.client.message import MessageQueue, SendResult, SendStatus
+from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, Remoting
+from mq.client.net.connection import Answer, Connection
+from mq.client.net.routes import TopicRoute
+from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
+from mq.client.send_outcome import Retry, Verdict, judge_answer
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.hashes import java_string_hash
+from mq.protocol.headers import Response
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
+
+__all__ = ["RetryPolicy", "SendPipeline", "send_fields"]
+
+BACKOFF_SECONDS_MIN = 0.05
+BACKOFF_SECONDS_MAX = 0.5
+LEADERLESS_SECONDS_MAX = 0.1
+"""A group that lost its leader has another one within tens of milliseconds, and asking where costs a name server
+little. A broker that is busy gets the longer pauses."""
+SWEEP_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When a message is tried again.
+
+    `retries` bounds the attempts after the first one that follow an unknown outcome or a refusal which another broker
+    might not share; waiting for a leader is bounded by the deadline of the send alone. One attempt may take
+    `attempt_seconds`. Without `retry_unknown` a message that may be stored is never sent again.
+    """
+
+    retries: int = 2
+    attempt_seconds: float = 3.0
+    retry_unknown: bool = True
+
+    def __post_init__(self) -> None:
+        if self.retries < 0 or self.attempt_seconds <= 0:
+            raise ValueError(f"retries {self.retries} < 0 or attempt_seconds {self.attempt_seconds} <= 0")
+
+
+def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> dict[str, str]:
+    """The header fields of requests 310 and 320, by their one-letter names."""
+    return {
+        "a": group,
+        "b": message.topic,
+        "c": AUTO_CREATE_TEMPLATE,
+        "d": str(AUTO_CREATE_QUEUES_MAX),
+        "e": str(queue.queue_id),
+        "f": str(message.sys_flag),
+        "g": str(message.born_timestamp_ms),
+        "h": str(message.flag),
+        "i": message.properties,
+        "j": "0",
+        "k": "false",
+        "m": "true" if message.is_batch else "false",
+        "n": queue.broker_name,
+    }
+
+
+def _lacks_leader(obstacle: ClientError) -> bool:
+    if isinstance(obstacle, SendRejected):
+        return obstacle.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NOT_LEADER_FOR_QUEUE)
+    return isinstance(obstacle, NoRoute | ConnectFailed | ConnectionLost)
+
+
+class SendPipeline:
+    """Brings messages to the leaders of their queues. `run` must be running in a task."""
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        remoting: Remoting,
+        group: str,
+        *,
+        policy: RetryPolicy,
+        auto_create_topics: bool = True,
+    ) -> None:
+        self._tasks = tasks
+        self._remoting = remoting
+        self._group = group
+        self._policy = policy
+        self._auto_create_topics = auto_create_topics
+        self._active: dict[int, Send] = {}
+        self._numbers = 0
+        self._parked: dict[str, list[Send]] = {}
+        self._stale_routes: set[str] = set()
+        self._mending: dict[str, anyio.Event] = {}
+        self._connecting: set[str] = set()
+        self._unreachable: dict[str, tuple[float, str]] = {}
+        self._round_robin: dict[str, int] = {}
+        self._begun = anyio.Event()
+        self._finished: anyio.Event | None = None
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        """Messages whose outcome is not known yet."""
+        return len(self._active)
+
+    def start(
+        self,
+        message: OutgoingMessage,
+        on_done: OnDone,
+        *,
+        timeout: float,
+        queue: MessageQueue | None = None,
+        retries: int | None = None,
+    ) -> int:
+        """Set a message on its way; `on_done` is called once, never from within this call. Returns its number.
+
+        `retries` overrides those of the policy.
+        """
+        if self._closed:
+            raise ClientClosed("the producer is closed")
+        now = anyio.current_time()
+        self._numbers += 1
+        retries = self._policy.retries if retries is None else retries
+        send = Send(self._numbers, message, on_done, deadline=now + timeout, retries=retries, queue=queue)
+        if not self._active:
+            self._begun.set()
+        self._active[send.number] = send
+        self._attempt(send, now)
+        return send.number
+
+    def abandon(self, number: int) -> None:
+        """Nobody waits for this message any more: no further attempts, no callback. It may still get stored."""
+        send = self._active.pop(number, None)
+        if send is not None:
+            self._leave_connection(send)
+            self._note_finished()
+
+    async def wait_finished(self) -> None:
+        """Wait until one more message is settled (or abandoned) than at the time of the call."""
+        if self._finished is None:
+            self._finished = anyio.Event()
+        await self._finished.wait()
+
+    def _note_finished(self) -> None:
+        if self._finished is not None:
+            self._finished.set()
+            self._finished = None
+
+    def close(self) -> None:
+        """Fail everything in flight: as unknown where an attempt may have succeeded, else as not stored."""
+        self._closed = True
+        for send in list(self._active.values()):
+            if send.connection is not None:
+                send.unknown_reason = send.unknown_reason or "the producer was closed before the answer came"
+            self._fail(send, ClientClosed("the producer was closed before the message was sent"))
+
+    # One attempt: synchronous, from a new message or from the mending task.
+
+    def _attempt(self, send: Send, now: float) -> None:
+        topic = send.message.topic
+        route = self._remoting.known_route(topic)
+        if route is None:
+            self._park(send, now, NoRoute(topic, "the route is not known yet"))
+            return
+        chosen = self._choose(send, route)
+        if isinstance(chosen, ClientError):
+            self._park(send, now, chosen)
+            return
+        queue, connection = chosen
+        send.queue = queue
+        send.expires_at = min(send.deadline, now + self._policy.attempt_seconds)
+        try:
+            send.opaque = connection.request_nowait(
+                RequestCode.SEND_BATCH_MESSAGE if send.message.is_batch else RequestCode.SEND_MESSAGE_V2,
+                send_fields(self._group, send.message, queue),
+                send.message.body,
+                partial(self._answered, send),
+            )
+        except ConnectionLost as error:
+            self._park(send, now, error)
+            return
+        send.attempts += 1
+        send.connection = connection
+
+    def _choose(self, send: Send, route: TopicRoute) -> tuple[MessageQueue, Connection] | ClientError:
+        """A queue whose leader is connected: the one that is fixed, else the next in turn."""
+        queues = route.write_queues
+        if not queues:
+            return NoRoute(route.topic, "no queue is writable")
+        if send.fixed_queue is None and send.message.sharding_key is not None:
+            send.fixed_queue = queues[java_string_hash(send.message.sharding_key) % len(queues)]
+        if send.fixed_queue is not None:
+            connection = self._leader(route, send.fixed_queue)
+            return connection if isinstance(connection, ClientError) else (send.fixed_queue, connection)
+        turn = self._round_robin.get(route.topic, -1)
+        fallback: tuple[int, MessageQueue, Connection] | None = None
+        obstacle: ClientError | None = None
+        for step in range(turn + 1, turn + 1 + len(queues)):
+            queue = queues[step % len(queues)]
+            connection = self._leader(route, queue)
+            if isinstance(connection, ClientError):
+                obstacle = connection
+            elif queue.broker_name not in send.avoid:
+                self._round_robin[route.topic] = step
+                if obstacle is not None:
+                    self._mend(route.topic)
+                return queue, connection
+            elif fallback is None:
+                fallback = (step, queue, connection)
+        if fallback is not None:
+            self._round_robin[route.topic], queue, connection = fallback
+            return queue, connection
+        assert obstacle is not None, f"{len(queues)} queues, none chosen and none in the way"
+        return obstacle
+
+    def _leader(self, route: TopicRoute, queue: MessageQueue) -> Connection | ClientError:
+        address = route.leader_address(queue.broker_name)
+        if address is None:
+            return NoRoute(route.topic, f"broker group {queue.broker_name} has no leader")
+        connection = self._remoting.connected(address)
+        if connection is not None:
+            return connection
+        return ConnectFailed(address, self._unreachable.get(address, (0.0, "not connected yet"))[1])
+
+    # What becomes of an attempt.
+
+    def _answered(self, send: Send, answer: Answer, body: memoryview) -> None:
+        send.connection = None
+        assert send.queue is not None, "an attempt without a queue was answered"
+        if isinstance(answer, ConnectionLost):
+            self._lost(send, answer)
+            return
+        verdict = judge_answer(answer.code, answer.remark)
+        if verdict.stored == "yes":
+            self._succeed(send, send.queue, answer)
+        else:
+            self._refused(send, send.queue, answer, verdict)
+
+    def _lost(self, send: Send, error: ConnectionLost) -> None:
+        now = anyio.current_time()
+        if error.sent:
+            self._doubt(send, now, error)
+        else:
+            send.attempts -= 1
+            self._park(send, now, error)
+
+    def _refused(self, send: Send, queue: MessageQueue, answer: Response, verdict: Verdict) -> None:
+        now = anyio.current_time()
+        if verdict.stored == "unknown":
+            self._doubt(send, now, BrokerError(answer.code, answer.remark, queue.broker_name))
+            return
+        error = SendRejected(answer.code, answer.remark, queue, send.attempts)
+        if verdict.retry is Retry.ELSEWHERE:
+            send.refused_by += (queue.broker_name,)
+        if verdict.retry is Retry.UNTIL_TIMEOUT:
+            pass
+        elif verdict.retry is Retry.NEVER or send.retries_left == 0 or not self._is_untried(send):
+            self._fail(send, error)
+            return
+        else:
+            send.retries_left -= 1
+        send.avoid = (*send.refused_by, queue.broker_name)
+        self._park(send, now, error)
+
+    def _is_untried(self, send: Send) -> bool:
+        """Whether a broker group may get the message that has not refused it for good."""
+        if send.fixed_queue is not None:
+            return send.fixed_queue.broker_name not in send.refused_by
+        route = self._remoting.known_route(send.message.topic)
+        return route is None or any(queue.broker_name not in send.refused_by for queue in route.write_queues)
+
+    def _doubt(self, send: Send, now: float, error: ClientError) -> None:
+        """The attempt may have stored the message."""
+        send.unknown_reason = send.unknown_reason or str(error)
+        if not self._policy.retry_unknown or send.retries_left == 0 or self._closed:
+            self._fail(send, error)
+            return
+        send.retries_left -= 1
+        send.avoid = (*send.refused_by, send.queue.broker_name) if send.queue else send.refused_by
+        self._park(send, now, error)
+
+    def _succeed(self, send: Send, queue: MessageQueue, answer: Response) -> None:
+        fields = answer.ext
+        try:
+            queue_id = int(fields["queueId"])
+            result = SendResult(
+                # That of the message stored first, if this one repeats another's sequence number.
+                message_id=fields.get("transactionId") or send.message.unique_key,
+                offset_message_id=fields["msgId"],
+                queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
+                queue_offset=int(fields["queueOffset"]),
+                status=SendStatus(answer.code),
+                attempts=send.attempts,
+                maybe_duplicated=send.unknown_reason is not None,
+                recall_handle=fields.get("recallHandle"),
+                trace_on=fields.get("TRACE_ON") != "false",
+            )
+        except (KeyError, ValueError) as error:
+            # The broker says "stored" and does not say where: the message must not be sent again.
+            send.unknown_reason = send.unknown_reason or f"the answer lacks a field: {error}"
+            self._fail(send, UnreadableAnswer(f"stored, but {error!r}"))
+            return
+        self._settle(send, result)
+
+    def _fail(self, send: Send, error: ClientError) -> None:
+        if send.unknown_reason is None:
+            self._settle(send, error)
+            return
+        unknown = SendOutcomeUnknown(send.unknown_reason, send.queue, send.attempts, message_id=send.message.unique_key)
+        unknown.__cause__ = error
+        self._settle(send, unknown)
+
+    def _settle(self, send: Send, outcome: SendResult | ClientError) -> None:
+        if self._active.pop(send.number, None) is None:
+            return
+        self._leave_connection(send)
+        self._note_finished()
+        try:
+            send.on_done(outcome)
+        except Exception:
+            # We run in the task that reads the connection; a user's callback must not end it for everybody.
+            log.exception("send_callback_failed", message_id=send.message.unique_key)
+
+    def _leave_connection(self, send: Send) -> None:
+        if send.connection is not None:
+            send.connection.forget(send.opaque)
+            send.connection = None
+
+    # Waiting for better times.
+
+    def _park(self, send: Send, now: float, obstacle: ClientError) -> None:
+        if self._closed:
+            self._fail(send, obstacle)
+            return
+        send.last_error = obstacle
+        longest = LEADERLESS_SECONDS_MAX if _lacks_leader(obstacle) else BACKOFF_SECONDS_MAX
+        delay = min(BACKOFF_SECONDS_MIN * 2 ** (send.failures - 1), longest) if send.failures else 0.0
+        send.failures = min(send.failures + 1, 10)
+        send.not_before = now + delay
+        send.expires_at = send.deadline
+        topic = send.message.topic
+        self._parked.setdefault(topic, []).append(send)
+        self._stale_routes.add(topic)
+        self._mend(topic)
+
+    def _mend(self, topic: str) -> None:
+        if topic not in self._mending:
+            self._mending[topic] = anyio.Event()
+            self._tasks.start_soon(self._mend_topic, topic)
+
+    async def _mend_topic(self, topic: str) -> None:
+        """Refresh the route, connect to the leaders, and let parked messages try again, until none is parked."""
+        refreshed_at = float("-inf")
+        try:
+            while True:
+                obstacle: ClientError | None = None
+                if topic in self._stale_routes:
+                    # New messages park without delay; without this pause they would ask for the route in a hot loop.
+                    await anyio.sleep(max(refreshed_at + BACKOFF_SECONDS_MIN - anyio.current_time(), 0.0))
+                    obstacle = await self._refresh(topic)
+                    refreshed_at = anyio.current_time()
+                changed = self._mending[topic] = anyio.Event()
+                if self._connect_leaders(topic):
+                    with anyio.move_on_after(BACKOFF_SECONDS_MAX):
+                        await changed.wait()
+                self._release(topic, obstacle)
+                if not self._parked.get(topic):
+                    return
+                wait = min(send.not_before for send in self._parked[topic]) - anyio.current_time()
+                with anyio.move_on_after(max(wait, 0.0)):
+                    await changed.wait()
+        finally:
+            del self._mending[topic]
+
+    async def _refresh(self, topic: str) -> ClientError | None:
+        """Ask for the route again; None if there is one to work with, be it an old one."""
+        self._stale_routes.discard(topic)
+        try:
+            await self._remoting.route(topic, refresh=True, auto_create=self._auto_create_topics)
+        except ClientError as error:
+            log.info("route_unavailable", topic=topic, reason=str(error))
+            return error if self._remoting.known_route(topic) is None else None
+        return None
+
+    def _connect_leaders(self, topic: str) -> bool:
+        """Begin to connect where necessary; True if waiting for that is all that can be done now."""
+        route = self._remoting.known_route(topic)
+        if route is None:
+            return False
+        leaders = {route.leader_address(queue.broker_name) for queue in route.write_queues} - {None}
+        missing = [a for a in leaders if a is not None and self._remoting.connected(a) is None]
+        now = anyio.current_time()
+        for address in missing:
+            failed_at, _ = self._unreachable.get(address, (float("-inf"), ""))
+            if address not in self._connecting and now - failed_at >= BACKOFF_SECONDS_MIN:
+                self._connecting.add(address)
+                self._tasks.start_soon(self._connect, address)
+        return len(missing) == len(leaders) and any(address in self._connecting for address in missing)
+
+    async def _connect(self, address: str) -> None:
+        try:
+            await self._remoting.connection(address)
+            self._unreachable.pop(address, None)
+        except ClientError as error:
+            reason = error.reason if isinstance(error, ConnectFailed) else str(error)
+            self._unreachable[address] = (anyio.current_time(), reason)
+        finally:
+            self._connecting.discard(address)
+        for changed in self._mending.values():
+            changed.set()
+
+    def _release(self, topic: str, obstacle: ClientError | None) -> None:
+        """Let those whose back-off has passed try again, in the order in which they were parked."""
+        now = anyio.current_time()
+        later: list[Send] = []
+        for send in self._parked.pop(topic, []):
+            if send.number not in self._active:
+                continue
+            if send.not_before > now:
+                later.append(send)
+            elif obstacle is None:
+                self._attempt(send, now)
+            elif isinstance(obstacle, TopicNotFound) and send.retries_left == 0:
+                self._fail(send, obstacle)
+            else:
+                send.retries_left -= isinstance(obstacle, TopicNotFound)
+                self._park(send, now, obstacle)
+        if later:
+            self._parked[topic] = later + self._parked.get(topic, [])
+
+    # Deadlines.
+
+    async def run(self) -> None:
+        """Watch the deadlines of everything in flight, to within SWEEP_SECONDS, until cancelled."""
+        while True:
+            while not self._active:  # what began may be over again before this task runs
+                self._begun = anyio.Event()
+                await self._begun.wait()
+            earliest = min(send.expires_at for send in self._active.values())
+            await anyio.sleep(min(max(earliest - anyio.current_time(), 0.001), SWEEP_SECONDS))
+            now = anyio.current_time()
+            for send in list(self._active.values()):
+                if send.expires_at <= now:
+                    self._expire(send, now)
+
+    def _expire(self, send: Send, now: float) -> None:
+        topic = send.message.topic
+        if send.connection is None:
+            self._fail(send, send.last_error or NoRoute(topic, "the time ran out before the first attempt"))
+            return
+        seconds = self._policy.attempt_seconds
+        connection = send.connection
+        error = RequestTimeout(connection.address, RequestCode.SEND_MESSAGE_V2, seconds)
+        self._leave_connection(send)
+        connection.note_timeout(seconds)
+        self._stale_routes.add(topic)
+        if now >= send.deadline:
+            send.unknown_reason = send.unknown_reason or str(error)
+            self._fail(send, error)
+        else:
+            self._doubt(send, now, error)

@@ -1,0 +1,343 @@
+"""What became of messages, written down where `Admin.trace` and Java's tools find it.
+
+Whoever notes a record never waits and never fails: records gather in memory, at most `RECORDS_MAX` of them, and go to
+the trace topic some times a second. Those that find no room, or no broker in time, are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.abc
+
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.net.client_core import Remoting
+from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, make_ready
+from mq.client.produce.recall import delay_properties
+from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
+from mq.protocol import properties as props
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.names import check_topic
+from mq.protocol.recall import HandleRefused, RecallHandle
+from mq.protocol.records import PREPARED
+from mq.protocol.trace import (
+    TRACE_GROUP,
+    TRACE_TOPIC,
+    ContextCode,
+    HandlingBegun,
+    HandlingEnded,
+    MessageKind,
+    Recalled,
+    Sent,
+    TraceRecord,
+    TransactionEnded,
+    trace_messages,
+)
+
+__all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic"]
+
+RECORDS_MAX = 4096
+BATCH_RECORDS = 100
+GATHER_SECONDS = 0.2
+MESSAGES_IN_FLIGHT_MAX = 16
+SEND_SECONDS = 5.0
+LEAVE_SECONDS = 1.0
+"""What is still to be written when a client ends has as long."""
+
+_COMPRESS_BYTES_MIN = 4096
+_STATES = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}
+
+
+def trace_topic(trace: bool | str) -> str | None:
+    """The topic that a client's option `trace` means. Raises NameRefused."""
+    if not trace:
+        return None
+    topic = TRACE_TOPIC if trace is True else trace
+    check_topic(topic)
+    return topic
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _kind(message: Message, outgoing: OutgoingMessage) -> MessageKind:
+    if outgoing.sys_flag & PREPARED:
+        return MessageKind.HALF
+    return MessageKind.DELAY if delay_properties(message) else MessageKind.NORMAL
+
+
+def _unwanted(message: ReceivedMessage) -> bool:
+    """Whether its broker is set so that it wants no trace of its messages."""
+    return message.properties.get(props.TRACE_ON) == "false"
+
+
+class Tracer:
+    """Notes what one client does with messages, and sends it to the trace topic. `run` must be running in a task.
+
+    `dropped` counts the records that were not written.
+    """
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        remoting: Remoting,
+        topic: str,
+        *,
+        group: str,
+        unique_keys: UniqKeyGenerator,
+    ) -> None:
+        self._remoting = remoting
+        self._topic = topic
+        self._group = group
+        self._unique_keys = unique_keys
+        self._pipeline = SendPipeline(tasks, remoting, TRACE_GROUP, policy=RetryPolicy())
+        self._records: deque[TraceRecord] = deque()
+        self._noted = anyio.Event()
+        self._many = anyio.Event()
+        self.dropped = 0
+
+    def note(self, record: TraceRecord) -> None:
+        """Write this down, some time soon."""
+        if len(self._records) >= RECORDS_MAX:
+            self.dropped += 1
+            return
+        self._records.append(record)
+        self._noted.set()
+        if len(self._records) >= BATCH_RECORDS:
+            self._many.set()
+
+    # Producers.
+
+    def sending(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
+        """`on_done`, which notes how sending `outgoing` ended, too; `messages` is what is in it."""
+        if outgoing.topic == self._topic:
+            return on_done
+        messages = tuple(messages)
+        timestamp_ms, begun = _now_ms(), anyio.current_time()
+
+        def done(outcome: SendResult | ClientError) -> None:
+            on_done(outcome)
+            cost_ms = int((anyio.current_time() - begun) * 1000)
+            stored = outcome if isinstance(outcome, SendResult) else None
+            if stored is not None and not stored.trace_on:
+                return
+            record_ids = [] if stored is None else stored.offset_message_id.split(",")
+            for number, message_id in enumerate(outgoing.unique_key.split(",")):
+                message = messages[number]
+                self.note(
+                    Sent(
+                        timestamp_ms=timestamp_ms,
+                        region=props.REGION,
+                        group=self._group,
+                        topic=outgoing.topic,
+                        message_id=message_id,
+                        tags=message.tags,
+                        keys=" ".join(message.keys) or None,
+                        store_host=self._store_host(stored),
+                        body_bytes=len(message.body),
+                        cost_ms=cost_ms,
+                        kind=_kind(message, outgoing),
+                        offset_message_id=record_ids[number] if number < len(record_ids) else None,
+                        success=stored is not None,
+                    )
+                )
+
+        return done
+
+    def recalling(self, handle: str) -> Callable[[bool], None] | None:
+        """What notes whether the message of this handle was taken back; None for a text that is none."""
+        try:
+            told = RecallHandle.decode(handle)
+        except HandleRefused:
+            return None
+        timestamp_ms = _now_ms()
+
+        def done(success: bool) -> None:
+            self.note(
+                Recalled(
+                    timestamp_ms=timestamp_ms,
+                    region=props.REGION,
+                    group=self._group,
+                    topic=told.topic,
+                    message_id=told.unique_key,
+                    success=success,
+                )
+            )
+
+        return done
+
+    def ending(self, message: Message, result: SendResult, wanted: bool | None) -> None:
+        """Note that a transaction is about to be committed, rolled back, or left to a check (None)."""
+        if result.trace_on:
+            self.note(
+                TransactionEnded(
+                    timestamp_ms=_now_ms(),
+                    region=props.REGION,
+                    group=self._group,
+                    topic=result.queue.topic,
+                    message_id=result.message_id,
+                    tags=message.tags,
+                    keys=" ".join(message.keys) or None,
+                    store_host=self._store_host(result),
+                    transaction_id=result.message_id,
+                    state=_STATES[wanted],
+                )
+            )
+
+    def checked(self, message: ReceivedMessage, wanted: bool | None) -> None:
+        """Note how a broker is about to be answered that asked what became of a transaction."""
+        if not _unwanted(message):
+            host = message.store_host
+            self.note(
+                TransactionEnded(
+                    timestamp_ms=_now_ms(),
+                    region=message.properties.get(props.MESSAGE_REGION),
+                    group=self._group,
+                    topic=message.topic,
+                    message_id=message.message_id,
+                    tags=message.tags,
+                    keys=message.properties.get(props.KEYS),
+                    store_host=f"{host.ip}:{host.port}",
+                    transaction_id=message.message_id,
+                    state=_STATES[wanted],
+                    from_check=True,
+                )
+            )
+
+    def _store_host(self, stored: SendResult | None) -> str | None:
+        route = None if stored is None else self._remoting.known_route(stored.queue.topic)
+        return None if route is None or stored is None else route.leader_address(stored.queue.broker_name)
+
+    # Consumers.
+
+    def handling(self, messages: Sequence[ReceivedMessage]) -> HandlingTrace:
+        """Note that these messages are about to be handled together; tell what is returned when they are."""
+        return HandlingTrace(self.note, self._group, self._unique_keys.next(), messages)
+
+    # Writing.
+
+    async def run(self) -> None:
+        """Write what is noted, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._pipeline.run)
+            while True:
+                await self._noted.wait()
+                with anyio.move_on_after(GATHER_SECONDS):
+                    await self._many.wait()
+                await self._wait_room()
+                self._write()
+
+    async def finish(self) -> None:
+        """Write what is left, and wait until it is stored, for a second at most."""
+        with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+            while self._records:
+                await self._wait_room()
+                self._write()
+            while self._pipeline.in_flight:
+                await self._pipeline.wait_finished()
+        self.dropped += len(self._records)
+        self._records.clear()
+        self._pipeline.close()
+        if self.dropped:
+            log.warning("trace_incomplete", group=self._group, topic=self._topic, dropped_records=self.dropped)
+
+    async def _wait_room(self) -> None:
+        while self._pipeline.in_flight >= MESSAGES_IN_FLIGHT_MAX:
+            await self._pipeline.wait_finished()
+
+    def _write(self) -> None:
+        """Send the oldest records."""
+        records = [self._records.popleft() for _ in range(min(BATCH_RECORDS, len(self._records)))]
+        if len(self._records) < BATCH_RECORDS:
+            self._many = anyio.Event()
+        if not self._records:
+            self._noted = anyio.Event()
+        for keys, body, count in trace_messages(records):
+            message = Message(self._topic, body, keys=keys)
+            try:
+                outgoing = make_ready(
+                    message,
+                    unique_key=self._unique_keys.next(),
+                    born_timestamp_ms=_now_ms(),
+                    compress="zlib",
+                    compress_bytes_min=_COMPRESS_BYTES_MIN,
+                )
+                self._pipeline.start(outgoing, self._written(count), timeout=SEND_SECONDS)
+            except ClientError as error:
+                self._lost(count, error)
+
+    def _written(self, count: int) -> OnDone:
+        def done(outcome: SendResult | ClientError) -> None:
+            if isinstance(outcome, ClientError):
+                self._lost(count, outcome)
+
+        return done
+
+    def _lost(self, count: int, error: ClientError) -> None:
+        self.dropped += count
+        log.debug("trace_not_written", topic=self._topic, records=count, reason=str(error))
+
+
+def open_tracer(
+    tasks: anyio.abc.TaskGroup, remoting: Remoting, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
+) -> Tracer | None:
+    """A tracer that runs in `tasks`; None without a topic. `Tracer.finish` is to be called before they end."""
+    if topic is None:
+        return None
+    tracer = Tracer(tasks, remoting, topic, group=group, unique_keys=unique_keys)
+    tasks.start_soon(tracer.run)
+    return tracer
+
+
+class HandlingTrace:
+    """Messages that a consumer handles together; `ended` says how."""
+
+    __slots__ = ("_begun", "_begun_ms", "_group", "_messages", "_note", "_request_id")
+
+    def __init__(
+        self, note: Callable[[TraceRecord], None], group: str, request_id: str, messages: Sequence[ReceivedMessage]
+    ) -> None:
+        self._note = note
+        self._group = group
+        self._request_id = request_id
+        self._messages = [each for each in messages if not _unwanted(each)]
+        self._begun = anyio.current_time()
+        self._begun_ms = _now_ms()
+        for message in self._messages:
+            note(
+                HandlingBegun(
+                    timestamp_ms=self._begun_ms,
+                    region=message.properties.get(props.MESSAGE_REGION),
+                    group=group,
+                    request_id=request_id,
+                    message_id=message.message_id,
+                    retry_times=message.reconsume_times,
+                    keys=message.properties.get(props.KEYS),
+                )
+            )
+
+    def ended(self, code: ContextCode) -> None:
+        """Note how it ended; anything but SUCCESS means that the messages come again."""
+        if not self._messages:
+            return
+        cost_ms = int((anyio.current_time() - self._begun) * 1000) // len(self._messages)
+        timestamp_ms = _now_ms()
+        for message in self._messages:
+            self._note(
+                HandlingEnded(
+                    request_id=self._request_id,
+                    message_id=message.message_id,
+                    cost_ms=cost_ms,
+                    success=code is ContextCode.SUCCESS,
+                    keys=message.properties.get(props.KEYS),
+                    context_code=code,
+                    timestamp_ms=timestamp_ms,
+                    group=self._group,
+                )
+            )

@@ -1,0 +1,273 @@
+"""Transactional messages: seen by consumers if what the application does meanwhile succeeds, and only then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from inspect import isawaitable
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from mq.client.errors import BrokerError, ClientError, NoRoute, SendOutcomeUnknown, UnreadableAnswer
+from mq.client.logs import log
+from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from mq.client.net.client_core import Remoting
+from mq.client.net.connection import AnswerLater
+from mq.client.net.replies import received_messages
+from mq.client.produce.producer import Producer
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest, encode_request
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.records import COMMITTED, ROLLBACK
+
+__all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
+
+CHECKS_MAX = 64
+"""Checks under way in one producer; what comes beyond will come again."""
+
+ROLLBACK_SECONDS = 2.0
+"""An exception that leaves a transaction is held up so long at most."""
+
+CONNECT_EVERY_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
+
+_OUTCOMES = {True: COMMITTED, False: ROLLBACK}
+_LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+
+Check = Callable[[ReceivedMessage], Awaitable[bool | None] | bool | None]
+"""Whether the transaction of a message was carried out: True, False, or None for "not known yet".
+
+A coroutine function, or a plain one that does not block.
+"""
+
+
+class TransactionState(Enum):
+    """What became of a transaction, as far as this process knows."""
+
+    OPEN = "open"
+    """Nothing is decided; if it stays so, a broker will ask."""
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class Transaction:
+    """One transaction: its message is stored, and nobody sees it yet.
+
+    `message_id` is what to store together with the application's own changes, so that a check finds it later.
+    `confirmed` says that a broker has taken note of how it ended.
+    """
+
+    def __init__(self, message: Message, result: SendResult) -> None:
+        self.message = message
+        self.result = result
+        self.state = TransactionState.OPEN
+        self.confirmed = False
+        self._wanted: bool | None = True
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.message_id} of {self.message.topic} {self.state.value}>"
+
+    @property
+    def message_id(self) -> str:
+        """The UNIQ_KEY of the message, also of the one that consumers get."""
+        return self.result.message_id
+
+    def rollback(self) -> None:
+        """When the block ends, nobody is to see the message. The last call of this or `leave_open` counts."""
+        self._wanted = False
+
+    def leave_open(self) -> None:
+        """When the block ends, it is not known how; a broker will ask, see `Check`."""
+        self._wanted = None
+
+
+class TransactionProducer(Producer):
+    """A `Producer` that also sends transactional messages.
+
+        async def check(message: ReceivedMessage) -> bool | None:
+            return await database.has_order(message.message_id)
+
+        async with TransactionProducer("127.0.0.1:9876", group="shop", check=check) as producer:
+            async with producer.transaction(Message("Orders", b"two apples")) as transaction:
+                await database.store_order(..., transaction.message_id)
+
+    `check` is asked, in any process of the group, about transactions that nobody ended: the process died, or the
+    network did. It answers True (commit), False (roll back), or None (ask again later); an exception counts as None.
+    All processes of a group must be able to answer for each other. Takes the arguments of `Producer`.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        check: Check,
+        rng: random.Random | None = None,
+        **options: Any,
+    ) -> None:
+        if not callable(check):
+            raise TypeError(f"check is asked how transactions ended, and {check!r} cannot be called")
+        super().__init__(namesrv, group, rng=rng, **options)
+        self._check = check
+        self._checks = 0
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def transaction(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> AsyncGenerator[Transaction]:
+        """Store a message that nobody sees; it is seen once the block ended, and never if an exception ended it.
+
+        The exception goes on. `timeout` bounds entering, and leaving again. Entering raises what `send` raises, and
+        then the message will not be seen unless `check` says so; it is not sent twice, so that each transaction has one
+        message. Leaving raises BrokerError if the broker refuses the commit; when it cannot be reached, the log says
+        so, `Transaction.confirmed` is False, and `check` is asked.
+        """
+        seconds = self._budget(timeout)
+        own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}
+        result = await self._send(message, seconds, queue, own=own, retries=0)
+        transaction = Transaction(message, result)
+        if result.status is not SendStatus.OK:
+            transaction.rollback()
+            await self._end(transaction, seconds)
+            raise SendOutcomeUnknown(
+                f"half a transaction was stored as {result.status}", result.queue, 1, result.message_id
+            )
+        try:
+            yield transaction
+        except BaseException:
+            if transaction._wanted is not None:
+                transaction.rollback()
+            with anyio.move_on_after(ROLLBACK_SECONDS, shield=True), suppress(ClientError):
+                await self._end(transaction, ROLLBACK_SECONDS)
+            raise
+        await self._end(transaction, seconds)
+
+    async def _end(self, transaction: Transaction, seconds: float) -> None:
+        """Tell the broker how a transaction ended. Raises BrokerError."""
+        wanted = transaction._wanted
+        if self._tracer is not None:
+            self._tracer.ending(transaction.message, transaction.result, wanted)
+        if wanted is None:
+            return
+        transaction.state = TransactionState.COMMITTED if wanted else TransactionState.ROLLED_BACK
+        result = transaction.result
+        fields = _end_fields(
+            self.group,
+            half_offset=result.queue_offset,
+            position=parse_offset_message_id(result.offset_message_id).physical_offset,
+            outcome=_OUTCOMES[wanted],
+            message_id=result.message_id,
+            topic=result.queue.topic,
+            checked=False,
+        )
+        refresh, reason = False, "no time"
+        with anyio.move_on_after(seconds):
+            while True:
+                try:
+                    await self._tell(result.queue, fields, refresh=refresh)
+                    transaction.confirmed = True
+                    return
+                except BrokerError as error:
+                    if error.code == ResponseCode.ILLEGAL_OPERATION:
+                        reason = str(error)
+                        break  # too late to say so; `check` has the last word
+                    if error.code not in _LATER:
+                        raise
+                    reason = str(error)
+                except ClientError as error:
+                    reason = str(error)
+                refresh = True
+                await anyio.sleep(PAUSE_SECONDS)
+        log.warning(
+            "transaction_not_confirmed", message_id=result.message_id, wanted=transaction.state.value, reason=reason
+        )
+
+    async def _tell(self, queue: MessageQueue, fields: dict[str, str], *, refresh: bool) -> None:
+        assert self._remoting is not None, "a transaction without a remoting"
+        route = await self._remoting.route(queue.topic, refresh=refresh)
+        address = route.leader_address(queue.broker_name)
+        if address is None:
+            raise NoRoute(queue.topic, f"broker group {queue.broker_name} has no leader")
+        await self._remoting.call(address, RequestCode.END_TRANSACTION, fields)
+
+    # Checks.
+
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> None:
+        self._tasks = tasks
+        tasks.start_soon(self._stay_connected, remoting)
+
+    async def _stay_connected(self, remoting: Remoting) -> None:
+        """Be known to all replicas, whatever this process has sent so far: each of them may lead and ask, soon."""
+        while True:
+            try:
+                route = await remoting.route(AUTO_CREATE_TEMPLATE, refresh=True)
+                await remoting.connect_all(route.addresses())
+            except ClientError as error:
+                log.debug("brokers_unknown", reason=str(error))
+            await anyio.sleep(CONNECT_EVERY_SECONDS)
+
+    def _answer_server(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
+        if not isinstance(request, CheckTransactionState):
+            return super()._answer_server(request, body, answer_later)
+        if self._tasks is None or self._checks >= CHECKS_MAX:
+            return None
+        try:
+            [message] = received_messages("", body)
+        except (UnreadableAnswer, ValueError) as error:
+            log.warning("check_unreadable", reason=str(error))
+            return None
+        self._checks += 1
+        self._tasks.start_soon(self._answer_check, request, message, answer_later)
+        return None
+
+    async def _answer_check(
+        self, request: CheckTransactionState, message: ReceivedMessage, answer_later: AnswerLater
+    ) -> None:
+        try:
+            answer = self._check(message)
+            if isawaitable(answer):
+                answer = await answer
+            wanted = None if answer is None else bool(answer)
+        except Exception:
+            log.exception("check_failed", message_id=message.message_id)
+            return
+        finally:
+            self._checks -= 1
+        if self._tracer is not None:
+            self._tracer.checked(message, wanted)
+        if wanted is None:
+            return
+        fields = _end_fields(
+            message.properties.get(props.PRODUCER_GROUP, self.group),
+            half_offset=request.ext.half_queue_offset,
+            position=request.ext.half_physical_offset,
+            outcome=_OUTCOMES[wanted],
+            message_id=message.message_id,
+            topic=message.topic,
+            checked=True,
+        )
+        answer_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))
+
+
+def _end_fields(
+    group: str, *, half_offset: int, position: int, outcome: int, message_id: str, topic: str, checked: bool
+) -> dict[str, str]:
+    return {
+        "producerGroup": group,
+        "tranStateTableOffset": str(half_offset),
+        "commitLogOffset": str(position),
+        "commitOrRollback": str(outcome),
+        "fromTransactionCheck": "true" if checked else "false",
+        "msgId": message_id,
+        "transactionId": message_id,
+        "topic": topic,
+    }

@@ -1,0 +1,214 @@
+"""Which parts of the log have a file in the key index, which are still to get one, and where a search has to look.
+
+A *part* is a whole segment, or an equal share of it if it has more than 64 MiB. Its file is ``index/<where the part
+begins, 20 digits>.keys``, and is made once all entries that begin in the part are committed and on this disk: from then
+on it never changes, on any replica. Nothing depends on these files; whatever is wrong with one, it goes and is made
+again.
+
+Belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from sortedcontainers import SortedSet
+
+from mq.store.key_index.builder import IndexJob
+from mq.store.key_index.search import KeyQuery, KeySearch, UnindexedPart
+from raftlog import SegmentLog
+from raftlog.segment.codec import NORMAL
+
+PART_BYTES_MAX: Final = 64 * 1024 * 1024
+DIRECT_PARTS_MAX: Final = 6
+"""Parts without a file that one search goes through: 384 MiB, half a second."""
+JOBS_MAX: Final = 8
+"""Files made by one process, which takes a third of a second to start and about one for each of them."""
+
+_NAME: Final = re.compile(r"([0-9]{20})\.keys")
+
+
+class KeyIndex:
+    """The key index of one log.
+
+    Args:
+        directory: where its files are; made if missing. What does not fit the log is removed. Raises OSError.
+        applied_index: the last entry that readers may see.
+    """
+
+    def __init__(self, directory: str, log: SegmentLog, applied_index: Callable[[], int]) -> None:
+        self._directory = directory
+        self._log = log
+        self._applied_index = applied_index
+        self._segment_bytes = log.files.segment_bytes
+        shares = -(-self._segment_bytes // PART_BYTES_MAX)
+        self._part_bytes = -(-self._segment_bytes // shares)
+        self._indexed: SortedSet[int] = SortedSet()
+        self._missing: SortedSet[int] = SortedSet()
+        self._failed: set[int] = set()
+        self._complete_below = self._base_pos = log.base_pos
+        os.makedirs(directory, exist_ok=True)
+        for name in os.listdir(directory):
+            found = _NAME.fullmatch(name)
+            if found is not None and self._is_part(start := int(found[1])) and start >= self._base_pos:
+                self._indexed.add(start)
+            elif name.endswith((".keys", ".keys.tmp")):
+                os.unlink(os.path.join(directory, name))
+
+    def path_of(self, part: int) -> str:
+        """The path of the file about the part that begins at a physical offset."""
+        return os.path.join(self._directory, f"{part:020d}.keys")
+
+    @property
+    def applied_end(self) -> int:
+        """Where what readers may see ends, a physical offset. Raises SegmentError."""
+        return self._end_of(self._applied_index())
+
+    @property
+    def parts(self) -> Sequence[int]:
+        """Where the parts begin that have a file, ascending."""
+        return tuple(self._indexed)
+
+    @property
+    def missing_count(self) -> int:
+        """How many parts are complete and have no file yet, as of the last `jobs` or `search`."""
+        return len(self._missing)
+
+    def jobs(self) -> list[IndexJob]:
+        """Files to be made now, of the newest parts first; none that failed before. Raises SegmentError."""
+        self._catch_up()
+        jobs: list[IndexJob] = []
+        for part in reversed(self._missing):
+            if part in self._failed:
+                continue
+            if len(jobs) == JOBS_MAX:
+                break
+            segment_start = part - part % self._segment_bytes
+            begin, end = self._entries_of(part)
+            path = self._log.files.path(segment_start)
+            jobs.append(IndexJob(path, segment_start, begin, end, self.path_of(part)))
+        return jobs
+
+    def made(self, path: str) -> None:
+        """The file of a job is there."""
+        part = self._part_of(path)
+        if part >= self._base_pos and part in self._missing:
+            self._missing.remove(part)
+            self._indexed.add(part)
+
+    def failed(self, path: str) -> None:
+        """The file of a job could not be made; it is no job again before `retry`."""
+        self._failed.add(self._part_of(path))
+
+    def report_damage(self, pos: int) -> None:
+        """Read the entry at a physical offset from the log, which verifies it and so learns that it must be repaired.
+
+        For any thread. Raises SegmentError: StorageCorrupt, unless the entry is intact in memory or was repaired.
+        """
+        self._log.read_range(pos, 1)
+
+    def retry(self) -> None:
+        """Try again what failed."""
+        self._failed.clear()
+
+    def discard(self, path: str) -> None:
+        """A file is damaged, or gone: make it again."""
+        part = self._part_of(path)
+        if part in self._indexed:
+            self._indexed.remove(part)
+            self._missing.add(part)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def expire(self) -> None:
+        """Forget and remove files about what the log does not have any more. Raises OSError."""
+        base_pos = self._log.base_pos
+        if base_pos == self._base_pos:
+            return
+        self._base_pos = base_pos
+        self._complete_below = max(self._complete_below, base_pos)
+        del self._missing[: self._missing.bisect_left(base_pos)]
+        gone = self._indexed[: self._indexed.bisect_left(base_pos)]
+        del self._indexed[: len(gone)]
+        for part in gone:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path_of(part))
+
+    def search(self, query: KeyQuery, is_over: Callable[[], bool]) -> KeySearch:
+        """A search through all that is committed now, to be run in a worker thread. Raises SegmentError."""
+        self._catch_up()
+        log = self._log
+        applied, durable = self._applied_index(), log.durable_index
+        limit = self._end_of(min(applied, durable))
+        newest = [entry for index in range(durable + 1, applied + 1) if (entry := log.entry(index)) is not None]
+        direct = [*self._missing, *self._parts_from(self._complete_below, limit)]
+        chosen = direct[-DIRECT_PARTS_MAX:]
+        unindexed = []
+        for part in chosen:
+            begin, end = self._entries_of(part)
+            if begin < (end := min(end, limit)):
+                unindexed.append(UnindexedPart(begin, end, log.anchors(begin, end)))
+        return KeySearch(
+            query=query,
+            read=log.read_range,
+            newest=[entry.body for entry in newest if entry.kind == NORMAL],
+            unindexed=unindexed,
+            indexed=tuple(self._indexed),
+            path_of=self.path_of,
+            is_complete=len(chosen) == len(direct),
+            is_over=is_over,
+        )
+
+    def _catch_up(self) -> None:
+        """Note the parts that have become complete."""
+        self.expire()
+        log = self._log
+        limit = self._end_of(min(self._applied_index(), log.durable_index))
+        for part in self._parts_from(self._complete_below, limit):
+            behind = self._behind(part)
+            if behind > limit:
+                break  # an entry that begins before the limit ends before it
+            if part not in self._indexed:
+                self._missing.add(part)
+            self._complete_below = behind
+
+    def _entries_of(self, part: int) -> tuple[int, int]:
+        """Where the entries begin and end that begin in a part."""
+        return self._first_entry_from(part), self._first_entry_from(self._behind(part), part)
+
+    def _first_entry_from(self, pos: int, part: int | None = None) -> int:
+        """Where the first entry begins at or behind ``pos``; where the last one ends if none does in this segment."""
+        start = (pos if part is None else part) // self._segment_bytes * self._segment_bytes
+        if pos == start:
+            return pos
+        if pos < start + self._segment_bytes and (entry := self._log.entry_at(pos)) is not None:
+            return pos if entry.pos == pos else entry.pos + entry.size
+        (segment,) = [segment for segment in self._log.segments() if segment.start == start]
+        return self._end_of(segment.last_index)
+
+    def _end_of(self, index: int) -> int:
+        if index < self._log.first_index:
+            return self._log.base_pos
+        entry = self._log.locate(index)
+        return entry.pos + entry.size
+
+    def _parts_from(self, part: int, end: int) -> Iterator[int]:
+        """The parts from one on that begin before ``end``."""
+        while part < end:
+            yield part
+            part = self._behind(part)
+
+    def _behind(self, part: int) -> int:
+        start = part - part % self._segment_bytes
+        return min(part + self._part_bytes, start + self._segment_bytes)
+
+    def _is_part(self, pos: int) -> bool:
+        return pos % self._segment_bytes % self._part_bytes == 0
+
+    @staticmethod
+    def _part_of(path: str) -> int:
+        return int(os.path.basename(path).partition(".")[0])

@@ -1,0 +1,192 @@
+"""A search for messages by key: through the files of the key index, and through the log where there is none.
+
+The newest messages are looked for first. Parts of the log that have a file cost two small reads each. A part without
+one is searched for the bytes of the key, and records are looked at only around them. All of this is for a worker
+thread; what it needs to know of a log that goes on is captured before, on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq.protocol.records import FIXED
+from mq.store.key_index.file import KeyFile, KeyFileDamaged, Read
+from mq.store.key_index.record_keys import Damaged, KeyedRecord, bodies_in, has_key, key_hash, records_in
+from raftlog.segment import EntryGone
+
+CHUNK_BYTES: Final = 256 * 1024
+"""Searched in one go, without letting another thread run: about 100 us."""
+CANDIDATES_MAX: Final = 10_000
+"""Records that one search looks at because the index names them; then it gives up."""
+BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of records in one answer, unless the first alone is larger: clients refuse frames of 16 MiB."""
+_SIZE: Final = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyQuery:
+    """Which messages: times are epoch milliseconds, both included. With ``unique``, the key is a unique one."""
+
+    topic: bytes
+    key: bytes
+    count_max: int
+    begin_ms: int
+    end_ms: int
+    unique: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnindexedPart:
+    """Entries from ``begin`` to ``end`` that no file is about; ``anchors`` are the positions of some in between."""
+
+    begin: int
+    end: int
+    anchors: Sequence[int]
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """``records``: the newest ones, oldest first."""
+
+    records: list[bytes] = field(default_factory=list)
+    is_complete: bool = True
+    """Whether everything was searched. Of no importance when as many were found as were wanted."""
+    damaged: list[str] = field(default_factory=list)
+    """Paths of files of the index that are to be made again."""
+    faults: list[str] = field(default_factory=list)
+    """What is wrong with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySearch:
+    """What to search, captured at one moment.
+
+    Args:
+        read: of the log below what is durable; for any thread.
+        newest: bodies of entries that are committed and may not be on this disk yet, ascending.
+        unindexed, indexed: parts of the log before them without a file, and the physical offsets by which files are
+            named.
+        path_of: the path of such a file.
+        is_complete: whether this is all of the log.
+        is_over: whether the search takes too long.
+    """
+
+    query: KeyQuery
+    read: Read
+    newest: Sequence[bytes]
+    unindexed: Sequence[UnindexedPart]
+    indexed: Sequence[int]
+    path_of: Callable[[int], str]
+    is_complete: bool
+    is_over: Callable[[], bool]
+
+    def run(self) -> SearchResult:
+        """Search. Raises raftlog.SegmentError or Damaged when the log cannot be read."""
+        return _Run(self).run()
+
+
+class _Run:
+    def __init__(self, search: KeySearch) -> None:
+        self._search = search
+        self._query = search.query
+        self._result = SearchResult(is_complete=search.is_complete)
+        self._newest_first: list[bytes] = []
+        self._nbytes = 0
+        self._candidates = 0
+        self._hash = key_hash(search.query.topic, search.query.key)
+
+    def run(self) -> SearchResult:
+        search = self._search
+        for body in reversed(search.newest):
+            if not self._is_done():
+                self._take_wanted(body, records_in(body, 0, len(body)))
+        parts: dict[int, UnindexedPart | None] = dict.fromkeys(search.indexed)
+        parts.update((part.begin, part) for part in search.unindexed)
+        for begin in sorted(parts, reverse=True):
+            if self._is_done():
+                break
+            try:
+                if (part := parts[begin]) is None:
+                    self._search_file(search.path_of(begin))
+                else:
+                    self._search_log(part)
+            except EntryGone:
+                pass  # deleted meanwhile
+        self._result.records = self._newest_first[::-1]
+        return self._result
+
+    def _is_done(self) -> bool:
+        if len(self._newest_first) >= self._query.count_max or self._nbytes >= BYTES_MAX:
+            return True
+        if self._candidates >= CANDIDATES_MAX or self._search.is_over():
+            self._result.is_complete = False
+            return True
+        return False
+
+    def _search_file(self, path: str) -> None:
+        try:
+            file = KeyFile(path)
+            try:
+                self._search_keys(file)
+            finally:
+                file.close()
+        except (KeyFileDamaged, OSError) as error:
+            self._result.is_complete = False
+            self._result.damaged.append(path)
+            self._result.faults.append(str(error))
+
+    def _search_keys(self, file: KeyFile) -> None:
+        read, scope, query = self._search.read, file.scope, self._query
+        if scope.last_ms < query.begin_ms or scope.first_ms > query.end_ms:
+            return
+        file.check_log(read)
+        before = -1
+        for place in file.places(self._hash):
+            if place == before:
+                continue  # two keys of one record with the same hash
+            before = place
+            self._candidates += 1
+            (size,) = _SIZE.unpack(read(place, _SIZE.size))
+            if not FIXED <= size <= scope.end - place:
+                raise Damaged(0, f"a record of {size} bytes at {place}")
+            data = read(place, size)
+            self._take_wanted(data, records_in(data, 0, size))
+            if self._is_done():
+                return
+
+    def _search_log(self, part: UnindexedPart) -> None:
+        end = part.end
+        for begin in [*reversed(part.anchors), part.begin]:
+            if end - begin < CHUNK_BYTES and begin > part.begin:
+                continue
+            if self._is_done():
+                return
+            self._search_entries(self._search.read(begin, end - begin))
+            end = begin
+
+    def _search_entries(self, data: bytes) -> None:
+        key = self._query.key
+        if data.find(key) < 0:
+            return
+        for at, end in [*bodies_in(data)][::-1]:
+            if data.find(key, at, end) >= 0:
+                self._take_wanted(data, records_in(data, at, end))
+
+    def _take_wanted(self, data: bytes, records: Iterable[KeyedRecord]) -> None:
+        query = self._query
+        wanted = [
+            record
+            for record in records
+            if has_key(data, record, query.topic, query.key, unique=query.unique)
+            and query.begin_ms <= record.store_ms <= query.end_ms
+        ]
+        for record in reversed(wanted):
+            nbytes = record.end - record.at
+            if len(self._newest_first) == query.count_max or (self._nbytes and self._nbytes + nbytes > BYTES_MAX):
+                self._nbytes = max(self._nbytes, BYTES_MAX)
+                return
+            self._newest_first.append(data[record.at : record.end])
+            self._nbytes += nbytes

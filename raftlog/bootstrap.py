@@ -1,0 +1,64 @@
+"""From what a directory holds to a consensus core: who belongs to the group, and what this replica may do in it."""
+
+from __future__ import annotations
+
+import random
+
+from raftlog.consensus.confchange import decode_conf
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.segment.errors import TermUnusable
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta_keys import ABSTAINING, CONF
+from raftlog.terms import TERM_MAX
+
+Confs = list[tuple[int, ConfState]]
+
+
+def configurations(log: SegmentLog, initial: ConfState) -> Confs:
+    """The configuration that the log begins with, and each one in it, with the entries that set them.
+
+    ``initial`` is the group's first one, for a log that has its beginning. Raises ValueError for a body that is none.
+    """
+    note = log.notes.get(CONF)
+    first = initial if note is None else decode_conf(note)
+    return [(log.base[0], first), *[(index, decode_conf(body)) for index, body in log.configs]]
+
+
+def core_for(
+    log: SegmentLog,
+    confs: Confs,
+    *,
+    node_id: NodeId,
+    config: CoreConfig,
+    rng: random.Random,
+    now: float,
+    applied_index: int = 0,
+    core_class: type[RaftCore] = RaftCore,
+) -> RaftCore:
+    """The core of the replica that this log belongs to; ``confs`` are its `configurations`.
+
+    It abstains when entries that it acknowledged may be missing, unless it is the only voter: whom should it ask.
+    ``applied_index`` is what the application remembers by itself.
+
+    Raises:
+        TermUnusable: nobody could be elected after the directory's term.
+    """
+    meta = log.meta
+    if (term := max(meta.term, log.last_term)) >= TERM_MAX:
+        raise TermUnusable(log.files.directory, term, log.last_term)
+    # What was applied was committed, even if the application wrote that down sooner than the log did.
+    applied = applied_index if applied_index <= log.last_index else 0
+    return core_class(
+        node_id=node_id,
+        confs=confs,
+        config=config,
+        hard_state=HardState(meta.term, None if meta.voted_for is None else NodeId(meta.voted_for)),
+        term_runs=log.term_runs,
+        base=LogId(*log.base),
+        last_index=log.last_index,
+        commit=max(meta.commit_hint, applied),
+        abstaining=ABSTAINING in log.notes and confs[-1][1].voters != (node_id,),
+        rng=rng,
+        now=now,
+    )

@@ -1,0 +1,282 @@
+"""The leader's side: replication, commit, heartbeats, and knowing when to stop (Raft thesis 3.5, 3.6.2, 6.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from raftlog.consensus.causes import Cause, CauseKind
+from raftlog.consensus.effects import Fetch
+from raftlog.consensus.leadership_transfer import Handover
+from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
+from raftlog.consensus.progress import Progress
+from raftlog.consensus.quorum import agreed
+from raftlog.consensus.read_index import Reading
+from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
+
+_OFFER_SECONDS = 2.0
+"""How often a peer that needs a reset is offered one."""
+
+_BEATS_PER_QUESTION = 2
+"""How many heartbeats a peer that is being reset gets until it is asked how far it is."""
+
+
+class Leading(Handover, Reading):
+    """What a core does while it leads, and how it begins and ends to."""
+
+    # -- beginning and ending ----------------------------------------------------------------------------------
+
+    def _become_leader(self) -> None:
+        """Open the term with an entry of its own, without which nothing older could be committed (thesis 3.6.2)."""
+        assert self._role is Role.CANDIDATE, f"a {self._role.value} was elected in term {self._term}"
+        self._role = Role.LEADER
+        self._cause = Cause(CauseKind.ELECTED)
+        self._leader_id = self.node_id
+        self._failed_rounds = 0
+        first = self._log.last_index + 1
+        for progress in self._peers.values():
+            progress.reset(first, self._now)
+        # What older leaders left uncommitted counts against the limit too: it is on its way all the same.
+        self._uncommitted = deque(self._tail.after(self._commit))
+        self._uncommitted_bytes = sum(span.nbytes for span in self._uncommitted)
+        self._term_start = first
+        self._yield_after = self._now + self.config.election_timeout_seconds_max
+        self._outranked_beats = 0
+        self._preferred = None
+        if self._conf.is_joint:
+            # Committed or not, what begins this term is to be committed before the change is ended.
+            self._conf_open = first
+        self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
+        self._heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
+        self._announce_at = float("inf")
+        self._lease_given_up = False
+
+    def _append_own(self, span: Span) -> None:
+        self._append(span)
+        self._uncommitted.append(span)
+        self._uncommitted_bytes += span.nbytes
+        if not self.config.durable_commit:
+            self._advance_commit()
+
+    # -- replication -------------------------------------------------------------------------------------------
+
+    def _replicate(self) -> None:
+        """Send every peer what it lacks, as far as its window goes; see to it that it learns the commit index."""
+        last_index = self._log.last_index
+        for progress in self._peers.values():
+            if progress.next <= last_index:
+                self._send_entries(progress, last_index)
+            elif progress.state is PeerState.PROBE:
+                if not progress.awaiting:
+                    self._send_append(progress, ())
+            elif progress.commit_sent < self._commit and progress.state is PeerState.REPLICATE:
+                if not self.config.announce_seconds:
+                    self._announce(progress)
+                elif self._announce_at == float("inf"):
+                    self._announce_at = self._now + self.config.announce_seconds
+
+    def _announce(self, progress: Progress) -> None:
+        progress.commit_sent = self._commit
+        prev = self._log.id_at(progress.next - 1)
+        self._outbox.append(AppendReq(self.node_id, progress.peer, self._term, prev, (), self._commit, 0))
+        self._dirty = True
+
+    def _announce_to_all(self) -> None:
+        """Tell the commit index to whoever got no entries since it advanced."""
+        self._announce_at = float("inf")
+        for progress in self._peers.values():
+            if progress.state is PeerState.REPLICATE and progress.commit_sent < self._commit:
+                self._announce(progress)
+
+    def _send_entries(self, progress: Progress, last_index: int) -> None:
+        config = self.config
+        while progress.next <= last_index and progress.may_send(config):
+            spans = self._tail.chunk(progress.next, config.append_bytes_max)
+            if not spans:
+                self._fetch(progress)
+                return
+            self._send_append(progress, spans)
+
+    def _send_append(self, progress: Progress, spans: tuple[Span, ...]) -> None:
+        prev_index = spans[0].first - 1 if spans else progress.next - 1
+        end = spans[-1].last if spans else prev_index
+        commit = self._commit
+        if end >= commit:
+            progress.commit_sent = commit
+        seq = progress.stamp(self._now)
+        prev = self._log.id_at(prev_index)
+        self._post(AppendReq(self.node_id, progress.peer, self._term, prev, spans, commit, seq))
+        progress.sent(seq, spans)
+
+    def _probe(self, progress: Progress, next_index: int, *, awaiting: bool) -> None:
+        # Nothing before the base can be named by index and term, so nothing before it can be asked about.
+        progress.become_probe(max(next_index, self._log.base.index + 1), awaiting=awaiting)
+
+    def _reset(self, progress: Progress) -> None:
+        """The peer needs entries that are gone, or all there are: it is to fetch segments instead."""
+        progress.become_reset(max(progress.match, self._log.base.index) + 1)
+        self._offer_reset(progress)
+        self._dirty = True
+
+    def _offer_reset(self, progress: Progress) -> None:
+        if self._now - progress.offered_at >= _OFFER_SECONDS:
+            progress.offered_at = self._now
+            self._offers.append(progress.peer)
+            self._dirty = True
+
+    def _meet_at_base(self, progress: Progress) -> None:
+        """What the peer was to get next was deleted; whether it has got the entry before the rest, it must tell."""
+        first = self._log.base.index + 1
+        if progress.state is PeerState.RESET:
+            progress.next = first
+        else:
+            progress.become_probe(first)
+            self._dirty = True
+
+    def _needs_reset(self, progress: Progress, hint: LogId) -> bool:
+        """Whether a peer whose log agrees with this one up to ``hint`` at most cannot be helped with entries."""
+        base, last_index = self._log.base, self._log.last_index
+        if hint.index == 0:
+            return base.index > 0 or (last_index > self.config.reset_entries_min and not progress.by_entries)
+        return hint.index < base.index or hint.term < base.term
+
+    def _fetch(self, progress: Progress) -> None:
+        """Ask for spans that are no longer remembered, a few messages ahead of the peer's answers."""
+        if progress.fetching or progress.inflight_bytes >= self.config.catch_up_bytes_max:
+            return
+        progress.fetching = progress.next
+        self._fetches.append(Fetch(progress.peer, progress.next, self.config.append_bytes_max))
+        self._dirty = True
+
+    def _take_fetched(self, progress: Progress, spans: tuple[Span, ...]) -> None:
+        """Send what was asked for, unless the peer's position has changed meanwhile."""
+        asked, progress.fetching = progress.fetching, 0
+        if not asked or asked != progress.next:
+            self._dirty = True
+            return
+        if not spans:
+            self._reset(progress)
+            return
+        assert spans[0].first == asked, f"spans from {spans[0].first} were fetched for {asked}"
+        assert spans[-1].last <= self._log.last_index, (
+            f"spans up to {spans[-1].last} were fetched from a log that ends at {self._log.last_index}"
+        )
+        if progress.may_send(self.config):
+            self._send_append(progress, spans)
+            self._dirty = True
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def _on_append_resp(self, message: AppendResp) -> None:
+        if self._role is not Role.LEADER:
+            return
+        progress = self._peers[message.src]
+        progress.heard(message.seq)
+        if message.ok:
+            assert message.accepted <= self._log.last_index, (
+                f"{message.src} holds entry {message.accepted} of a log that ends at {self._log.last_index}"
+            )
+            progress.accepted(message.accepted)
+            if message.seq >= progress.trusted_from:
+                self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
+            if progress.state is not PeerState.REPLICATE and progress.is_current(message.seq):
+                held = max(message.accepted, progress.match)
+                if message.hint.index == 0 and self._needs_reset(progress, message.hint):
+                    self._reset(progress)
+                elif held >= self._log.base.index:
+                    progress.become_replicate(held + 1)
+                # Else the base has moved since it was asked about, and will be asked about again.
+                self._dirty = True
+            elif progress.next <= self._log.last_index or progress.commit_sent < self._commit:
+                self._dirty = True
+        elif progress.is_current(message.seq):
+            # A peer that came back with less than it had is filled up again.
+            if self._needs_reset(progress, message.hint):
+                progress.lost(message.hint.index)
+                if progress.state is not PeerState.RESET:
+                    self._reset(progress)
+                return
+            agreed_at_most = self._log.last_at_most(message.hint)
+            progress.lost(agreed_at_most.index)
+            # Twice the same answer to the same question: the peer will not get further before something changes.
+            stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
+            self._probe(progress, agreed_at_most.index + 1, awaiting=stuck)
+            self._dirty = True
+
+    def _on_heartbeat_resp(self, message: HeartbeatResp) -> None:
+        if self._role is not Role.LEADER or not message.seq:
+            return
+        progress = self._peers[message.src]
+        progress.heard(message.seq)
+        progress.disk_ok = message.disk_ok
+        progress.applied = message.applied
+        if self._rounds.under_way:
+            progress.read_round = max(progress.read_round, message.read_round)
+            self._confirm_reads()
+        progress.priority = message.priority
+        if message.seq < progress.trusted_from or progress.state is PeerState.RESET:
+            return
+        self._raise_match(progress, message.durable)
+        if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
+            return
+        if progress.append_seq < message.seq:
+            # Nothing was asked since that heartbeat and still the peer is behind: a request or its answer was lost,
+            # or its disk is slow. An empty request behind everything sent so far finds out which.
+            self._send_append(progress, ())
+
+    def _raise_match(self, progress: Progress, index: int) -> None:
+        if index <= progress.match:
+            return
+        progress.match = index
+        if progress.next <= index:
+            progress.next = index + 1
+        if self._transfer_to is not None:
+            self._dirty = True
+        self._advance_commit()
+
+    def _advance_commit(self) -> None:
+        """Commit what a majority holds, own log included, if that reaches into the own term (thesis 3.6.2)."""
+        own = self._tickets.durable if self.config.durable_commit else self._log.last_index
+        # As `_agreed`, spelled out: this runs for each acknowledgement.
+        votes, others = self._quorums[0]
+        index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])
+        if len(self._quorums) > 1:
+            votes, others = self._quorums[1]
+            index = min(index, agreed([*[own] * votes, *[p.match for p in others]]))
+        if index > self._commit and index >= self._term_start:
+            assert self._log.term_at(index) == self._term, (
+                f"entry {index} has term {self._log.term_at(index)}, the leader's term is {self._term}"
+            )
+            self._commit_to(index)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Tell everybody that the leader lives, unless it has not heard from a majority itself (check-quorum)."""
+        silent = self._now - self._silent_since
+        if silent > self.config.election_timeout_seconds_min:
+            self._cause = Cause(CauseKind.MAJORITY_SILENT, None, silent)
+            self._become_follower(self._term, None)
+            return
+        self._heartbeat_at = self._now + self.config.heartbeat_seconds
+        if self._transfer_to is not None:
+            self._transfer_told = False
+            self._offer_leadership(patient=False)
+        if self._disk_full and self._now >= self._yield_after:
+            self.transfer(None, self._now)
+        self._yield_to_preferred()
+        self._preferred = self._preferred_next
+        if self._rounds.under_way:
+            # A smaller group may need fewer answers than there were voters to ask.
+            self._confirm_reads()
+        for progress in self._peers.values():
+            if progress.state is PeerState.REPLICATE and not self._is_active(progress):
+                self._probe(progress, progress.match + 1, awaiting=True)
+            elif progress.awaiting and progress.append_seq + 2 <= progress.seq:
+                # Two heartbeats went by without an answer to the probe: ask again, without entries.
+                self._send_append(progress, ())
+            elif progress.state is PeerState.RESET:
+                self._offer_reset(progress)
+                progress.beats += 1
+                if progress.beats % _BEATS_PER_QUESTION == 0:
+                    self._send_append(progress, ())
+            self._send_heartbeat(progress)

@@ -1,0 +1,284 @@
+"""Catching up by files: a leader offers what its log still has, a peer fetches it and restarts with it.
+
+A peer that needs entries from below the leader's base, or has nothing while the leader has many files, is not sent
+entries. The leader *offers* its base, its closed files, and a snapshot of its application; the peer *pulls* them at
+its own pace beside the log that it has, over as many interruptions and changes of leader as there are. Meanwhile it
+hears heartbeats as ever. When all is there, the node restarts in place, and opening the log puts the files in.
+"""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from raftlog.consensus.confchange import decode_conf, encode_conf
+from raftlog.consensus.types import ConfState, NodeId
+from raftlog.net import frames
+from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp, ResetOffer, WireError
+from raftlog.net.received_entries import CheckBody, check_configuration, check_entry
+from raftlog.net.transport import Lane, Transport
+from raftlog.range_server import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRefused
+from raftlog.replica import Replica
+from raftlog.segment.disk import Disk
+from raftlog.segment.errors import StorageFailed
+from raftlog.segment.snapshot_install import Manifest, Staging, What, decode_manifest, discard, encode_manifest
+
+Log = structlog.stdlib.BoundLogger
+Snapshot = Callable[[], tuple[int, Callable[[], bytes]] | None]
+
+OFFER_SECONDS_MAX: Final = 60.0
+"""For how long an offer stays as it is without being used; its snapshot is in memory that long."""
+
+REQUESTS_MAX: Final = 4
+ROOM_SECONDS: Final = 2.0
+"""A peer without room for what it was offered looks again after this."""
+
+_QUEUED_MAX = 64
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Offer:
+    manifest: Manifest
+    snapshot: bytes
+    used_at: float
+
+
+class Offers:
+    """The leader's side: makes offers, and keeps the snapshot that belongs to the newest one.
+
+    Args:
+        snapshot: the application's, see `raftlog.node.Hosted`.
+    """
+
+    def __init__(self, replica: Replica, transport: Transport, snapshot: Snapshot, log: Log) -> None:
+        self._replica = replica
+        self._transport = transport
+        self._snapshot = snapshot
+        self._log = log
+        self._offer: _Offer | None = None
+        self._peers_in, self._peers = trio.open_memory_channel[NodeId](_QUEUED_MAX)
+
+    def offer(self, peer: NodeId) -> None:
+        """Make ``peer`` an offer; called again and again while it needs one."""
+        if self._replica.log.base[0] == 0 and self._manifest().end_index == 0:
+            # Maybe nothing is committed just because this peer lacks it.
+            self._replica.decline_reset(peer)
+            return
+        try:
+            self._peers_in.send_nowait(peer)
+        except trio.WouldBlock:
+            return
+
+    def read_snapshot(self, request: RangeReq) -> bytes:
+        """Bytes of the newest snapshot. Raises `RangeRefused` if that is not the one that is asked for."""
+        offer = self._offer
+        if offer is None or offer.manifest.snapshot_crc != request.crc:
+            raise RangeRefused(NO_SNAPSHOT)
+        offer.used_at = trio.current_time()
+        return offer.snapshot[request.pos : request.pos + min(request.nbytes, RANGE_BYTES_MAX)]
+
+    async def run(self) -> None:
+        """Send offers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._forget)
+            async for peer in self._peers:
+                if (offer := await self._current()) is None:
+                    continue
+                offer.used_at = trio.current_time()
+                value = ResetOffer(self._replica.core.term, encode_manifest(offer.manifest))
+                frame = frames.encode_cold(value)
+                self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
+                self._replica.wake()
+
+    async def _forget(self) -> None:
+        while True:
+            await trio.sleep(OFFER_SECONDS_MAX / 4)
+            if self._offer is not None and trio.current_time() > self._offer.used_at + OFFER_SECONDS_MAX:
+                self._offer = None
+
+    async def _current(self) -> _Offer | None:
+        """The offer that is out, if everything in it is still there; else a new one."""
+        await trio.lowlevel.checkpoint()
+        if self._offer is not None and self._offer.manifest.base.pos >= self._replica.log.base_pos:
+            return self._offer
+        replica, log = self._replica, self._replica.log
+        captured = self._snapshot() if replica.applied_index >= max(1, log.base[0]) else None
+        if captured is None and log.base[0] > 0:
+            return None  # the peer could do nothing with half of a log
+        manifest = self._manifest()
+        index, data = 0, b""
+        if captured is not None:
+            index, encode = captured
+            data = await trio.to_thread.run_sync(encode)
+            manifest = msgspec.structs.replace(manifest, snapshot_bytes=len(data), snapshot_crc=zlib.crc32(data))
+        self._offer = _Offer(manifest, data, trio.current_time())
+        self._log.info(
+            "reset_offered",
+            base=manifest.base.index,
+            last=manifest.end_index,
+            snapshot=index,
+            snapshot_bytes=len(data),
+        )
+        return self._offer
+
+    def _manifest(self) -> Manifest:
+        replica = self._replica
+        conf = encode_conf(replica.core.conf_at(replica.log.base[0]))
+        return replica.log.manifest(replica.commit_index, conf=conf)
+
+
+class Puller:
+    """The side of the peer that fetches.
+
+    Args:
+        directory: of the log.
+        on_complete: everything was fetched and will replace the log at the next opening.
+        initial: the configuration that the group began with, as far as this node was told.
+        check_body: see `Replica`.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        segment_bytes: int,
+        transport: Transport,
+        wake: Callable[[], None],
+        on_complete: Callable[[], None],
+        log: Log,
+        initial: ConfState,
+        check_body: CheckBody = lambda body, position: None,
+    ) -> None:
+        self._check_body = check_body
+        self._initial = encode_conf(initial)
+        self._disk = disk
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._transport = transport
+        self._wake = wake
+        self._on_complete = on_complete
+        self._log = log
+        self._source: NodeId | None = None
+        self._gone = False
+        self._next: Manifest | None = None
+        self._offered = trio.Event()
+        self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
+
+    def offered(self, source: NodeId, offer: ResetOffer) -> None:
+        """Take an offer, if there is none yet, or it comes from another leader, or the old one holds no more.
+
+        Raises:
+            WireError: it cannot be read.
+        """
+        try:
+            manifest = decode_manifest(offer.manifest)
+            if manifest.conf != self._initial:  # which no change has made, and which may be longer than those
+                check_configuration(decode_conf(manifest.conf))
+        except ValueError as error:
+            raise WireError(str(error)) from error
+        if manifest.segment_bytes != self._segment_bytes:
+            raise WireError(f"offer of files of {manifest.segment_bytes} bytes, here are {self._segment_bytes}")
+        if manifest.last.term > offer.term:
+            raise WireError(f"offer of a log that ends in term {manifest.last.term} from a leader of {offer.term}")
+        if manifest.end_index == 0:
+            return  # it would change nothing, and be offered again
+        if source != self._source or self._gone:
+            self._source, self._gone, self._next = source, False, manifest
+            self._offered.set()
+
+    def answered(self, source: NodeId, response: RangeResp) -> None:
+        """Take the answer to a request."""
+        if source == self._source:
+            try:
+                self._answers_in.send_nowait(response)
+            except trio.WouldBlock:
+                return
+
+    async def run(self) -> None:
+        """Fetch what is offered, then return.
+
+        Raises:
+            StorageFailed: the disk refused. Too little room is none of it: that is waited for.
+        """
+        while True:
+            await self._offered.wait()
+            self._offered = trio.Event()
+            manifest, self._next = self._next, None
+            assert manifest is not None, "an offer without a manifest"
+            try:
+                if await self._pull(manifest):
+                    self._on_complete()
+                    return
+            except StorageFailed as failure:
+                if failure.errno != errno.ENOSPC:
+                    raise
+                # What was written is not to be relied on, and takes the room that is needed.
+                await trio.to_thread.run_sync(discard, self._disk, self._directory)
+                await self._wait_for_room(str(failure))
+
+    async def _pull(self, manifest: Manifest) -> bool:
+        """Fetch what is offered; returns whether all is here, and on the disk."""
+        staging = await trio.to_thread.run_sync(
+            Staging, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
+        )
+        try:
+            free, _ = await trio.to_thread.run_sync(self._disk.usage, self._directory)
+            if free < staging.missing_bytes:
+                await self._wait_for_room(f"{staging.missing_bytes} bytes are missing, there is room for {free}")
+                return False
+            self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
+            await self._fetch(staging)
+            if staging.complete:
+                await trio.to_thread.run_sync(staging.finish)
+            return staging.complete
+        finally:
+            staging.close()
+
+    async def _wait_for_room(self, reason: str) -> None:
+        self._log.warning("reset_waits", source=self._source, reason=reason)
+        await trio.sleep(ROOM_SECONDS)
+        self._gone = True  # so that the offer is taken when it comes again
+
+    async def _fetch(self, staging: Staging) -> None:
+        """Fetch until all is here, or another offer came."""
+        await trio.lowlevel.checkpoint()
+        asked: dict[tuple[What, int], float] = {}
+        told_at = trio.current_time()
+        while not staging.complete and self._next is None:
+            now = trio.current_time()
+            asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
+            while len(asked) < REQUESTS_MAX and (wanted := staging.wanted(asked)) is not None:
+                what, pos, nbytes = wanted
+                asked[what, pos] = now
+                self._ask(RangeReq(what, pos, nbytes, staging.manifest.snapshot_crc))
+            if now > told_at + _PROGRESS_SECONDS:
+                told_at = now
+                self._log.info("reset_progress", source=self._source, missing_bytes=staging.missing_bytes)
+            with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
+                answer = await self._answers.receive()
+            if silence.cancelled_caught:
+                continue
+            what, pos = answer.source, answer.pos
+            if answer.refusal is None:
+                asked.pop((what, pos), None)
+                if not await trio.to_thread.run_sync(staging.take, what, pos, answer.data):
+                    self._log.warning("reset_misfit", source=self._source, what=what, pos=pos)
+                    await trio.sleep(ANSWER_SECONDS_MAX / 4)
+            elif answer.refusal in (GONE, NO_SNAPSHOT):
+                # The source makes another offer in its own time.
+                self._gone = True
+
+    def _ask(self, request: RangeReq) -> None:
+        if self._source is not None:
+            frame = frames.encode_cold(request)
+            self._transport.send(self._source, Lane.CONTROL, [frame], len(frame))
+            self._wake()

@@ -1,0 +1,1 @@
+"""The network between replicas: event loop, frames, connections, admission and authentication."""

@@ -1,0 +1,453 @@
+"""Frames between replicas: a checksummed prefix, a message, and log entries exactly as they lie on disk.
+
+===========  =====================================================================================================
+bytes        field
+===========  =====================================================================================================
+0-3          length of what follows, unsigned
+4            kind (`Kind`)
+5            format version
+6-7          zero
+8-11         CRC-32, seeded with the kind, of what is behind it; without the entries, which carry checksums of their own
+12-          the message: packed for what the data path sends, CBOR for the rest
+===========  =====================================================================================================
+
+Behind each frame of an authenticated connection, and not counted in its length, is a tag of 16 bytes
+(`raftlog.net.authentication.Seal`). It covers the frame without the log entries of an append request: computing it over
+these, too, would cost a leader more than 3 % of its processor time.
+
+An append request carries, behind its fixed part, the length of one *annotation* per entry, the entries back to back,
+and the annotations. An annotation is an opaque hint of the application about an entry; it never reaches the disk.
+All integers are big endian. The codec is pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import cbor2
+import msgspec
+from msgspec import Meta
+
+from raftlog.consensus.confchange import decode_conf
+from raftlog.consensus.messages import (
+    AppendReq,
+    AppendResp,
+    Heartbeat,
+    HeartbeatResp,
+    Message,
+    PreVoteReq,
+    PreVoteResp,
+    ReadIndexReq,
+    ReadIndexResp,
+    TimeoutNow,
+    VoteReq,
+    VoteResp,
+)
+from raftlog.consensus.types import NUMBER_MAX, ConfState, EntryKind, LogId, NodeId, Number, Span
+from raftlog.plain_cbor import decode_plain
+from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
+
+VERSION: Final = 3
+FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Largest frame: an append message holds one entry at least, whatever its size."""
+
+RANGE_BYTES_MAX: Final = 1024 * 1024
+"""Most bytes of the log or of a snapshot in one frame."""
+MANIFEST_BYTES_MAX: Final = 64 * 1024
+REFUSAL_CHARS_MAX: Final = 1000
+
+_PREFIX = struct.Struct(">IBBHI")
+_APPEND = struct.Struct(">QQQQQIIH")
+_APPENDED = struct.Struct(">QQ?QQQQ")
+_LENGTH = struct.Struct(">I")
+_TLS_STARTS = (0x1603, 0x1503)
+"""The first two bytes of a TLS connection, which begins with a handshake or an alert record of version 3."""
+
+
+class WireError(Exception):
+    """A frame from a peer that cannot be right; the connection is closed."""
+
+
+class OtherVersion(WireError):
+    """The other side speaks another format version; ``theirs`` is that version."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(f"frame format version {theirs} came, this replica speaks version {VERSION}")
+        self.theirs = theirs
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds."""
+
+    HELLO = 1
+    WELCOME = 2
+    APPEND = 3
+    APPENDED = 4
+    HEARTBEAT = 5
+    HEARTBEAT_RESPONSE = 6
+    PRE_VOTE = 7
+    PRE_VOTE_RESPONSE = 8
+    VOTE = 9
+    VOTE_RESPONSE = 10
+    TIMEOUT_NOW = 11
+    PING = 12
+    READ_INDEX = 13
+    READ_INDEX_RESPONSE = 14
+    RESET_OFFER = 15
+    RANGE = 16
+    RANGE_RESPONSE = 17
+    CALL = 18
+    CHALLENGE = 19
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first frame of a caller that has authenticated itself: who calls whom, about which log.
+
+    ``incarnation`` differs for every start of a process, ``store_id`` for every directory that was ever made.
+    ``stores`` says which directory each member uses, as far as the caller knows. ``addresses`` are the members of the
+    configuration that entry ``conf_index`` set, and where they listen; 0 is the one that the group began with.
+    """
+
+    cluster_id: str
+    group: str
+    source: str
+    target: str
+    segment_bytes: int
+    lane: str
+    incarnation: str = ""
+    store_id: str = ""
+    stores: dict[str, str] = {}
+    conf_index: int = 0
+    addresses: dict[str, str] = {}
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The answer to `Hello`: who answers, and why the caller must go away, if it must. Fields as there."""
+
+    incarnation: str
+    refusal: str | None = None
+    store_id: str = ""
+    stores: dict[str, str] = {}
+    conf_index: int = 0
+
+
+class ResetOffer(msgspec.Struct, frozen=True):
+    """A leader tells a peer that it needs more than the log still has; ``manifest`` says what to fetch instead."""
+
+    term: Number
+    manifest: Annotated[bytes, Meta(max_length=MANIFEST_BYTES_MAX)]
+
+
+RangeSource = Literal["log", "snapshot"]
+"""What a range is a part of."""
+
+
+class RangeReq(msgspec.Struct, frozen=True):
+    """Send me ``nbytes`` bytes from ``pos`` on of the log, by physical offset, or of the snapshot with this ``crc``.
+
+    Of the log only what is committed, unless ``uncommitted``: for a replica that repairs what it had once.
+    """
+
+    source: RangeSource
+    pos: Number
+    nbytes: Number
+    crc: Number = 0
+    uncommitted: bool = False
+
+
+class RangeResp(msgspec.Struct, frozen=True):
+    """The answer; without ``data`` it is refused, and ``refusal`` says why."""
+
+    source: RangeSource
+    pos: Number
+    nbytes: Number
+    data: Annotated[bytes, Meta(max_length=RANGE_BYTES_MAX)] = b""
+    refusal: Annotated[str, Meta(max_length=REFUSAL_CHARS_MAX)] | None = None
+
+
+class Append(msgspec.Struct, frozen=True):
+    """An append request with the entries behind its spans.
+
+    ``entries[i]`` holds header and body of ``refs[i]``; the memory belongs to the receive buffer. ``prev_chain`` is the
+    chain before the first one, as the sender has it.
+    """
+
+    request: AppendReq
+    refs: list[EntryRef]
+    entries: list[memoryview]
+    annotations: list[bytes]
+    prev_chain: int = 0
+
+
+_COLD: dict[Kind, type[Any]] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.HEARTBEAT: Heartbeat,
+    Kind.HEARTBEAT_RESPONSE: HeartbeatResp,
+    Kind.PRE_VOTE: PreVoteReq,
+    Kind.PRE_VOTE_RESPONSE: PreVoteResp,
+    Kind.VOTE: VoteReq,
+    Kind.VOTE_RESPONSE: VoteResp,
+    Kind.TIMEOUT_NOW: TimeoutNow,
+    Kind.READ_INDEX: ReadIndexReq,
+    Kind.READ_INDEX_RESPONSE: ReadIndexResp,
+    Kind.RESET_OFFER: ResetOffer,
+    Kind.RANGE: RangeReq,
+    Kind.RANGE_RESPONSE: RangeResp,
+}
+_KIND_OF: dict[type[Any], Kind] = {cls: kind for kind, cls in _COLD.items()}
+
+
+def _frame(kind: Kind, payload: bytes, tail_bytes: int, crc: int) -> bytes:
+    length = _PREFIX.size - 4 + len(payload) + tail_bytes
+    return _PREFIX.pack(length, kind, VERSION, 0, crc) + payload
+
+
+PING: Final = _frame(Kind.PING, b"", 0, 0)
+"""Keeps a lane from being silent."""
+
+
+def encode_cold(value: object) -> bytes:
+    """Frame a handshake or a message that is not on the data path."""
+    payload = cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
+    kind = _KIND_OF[type(value)]
+    return _frame(kind, payload, 0, zlib.crc32(payload, kind))
+
+
+def encode_append(
+    request: AppendReq,
+    prev_chain: int,
+    entries: Sequence[bytes | memoryview],
+    entries_bytes: int,
+    annotations: Sequence[bytes],
+) -> list[bytes | memoryview]:
+    """Frame an append request as buffers to be sent in this order; entry bytes are not copied.
+
+    What is no entry is in the first buffer and, if there are entries, in the last one.
+    """
+    fixed = _APPEND.pack(
+        request.term,
+        request.prev.index,
+        request.prev.term,
+        request.commit,
+        request.seq,
+        prev_chain,
+        entries_bytes,
+        len(annotations),
+    )
+    hints = b"".join(annotations)
+    head = fixed + b"".join([_LENGTH.pack(len(a)) for a in annotations])
+    crc = zlib.crc32(hints, zlib.crc32(head, Kind.APPEND))
+    prefix = _frame(Kind.APPEND, head, entries_bytes + len(hints), crc)
+    return [prefix, *entries, hints] if entries else [prefix]
+
+
+def encode_appended(response: AppendResp) -> bytes:
+    """Frame the answer to an append request."""
+    payload = _APPENDED.pack(
+        response.term,
+        response.seq,
+        response.ok,
+        response.accepted,
+        response.durable,
+        response.hint.index,
+        response.hint.term,
+    )
+    return _frame(Kind.APPENDED, payload, 0, zlib.crc32(payload, Kind.APPENDED))
+
+
+def encode_opening(kind: Literal[Kind.CALL, Kind.CHALLENGE], payload: bytes) -> bytes:
+    """Frame what is said before a connection is authenticated; ``payload`` as `raftlog.net.authentication` made it."""
+    return _frame(kind, payload, 0, zlib.crc32(payload, kind))
+
+
+def decode_opening(expected: Kind, kind: Kind, payload: memoryview) -> bytes:
+    """What `encode_opening` framed. Raises `WireError`, also for a frame of another kind than expected."""
+    if kind is not expected:
+        raise WireError(f"a {kind.name} frame came, {expected.name} was expected")
+    (crc,) = _LENGTH.unpack_from(payload)
+    body = bytes(payload[4:])
+    if zlib.crc32(body, kind) != crc:
+        raise WireError(f"checksum of a {kind.name} frame differs")
+    return body
+
+
+def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
+    """Cut every complete frame without a tag: (kind, crc and what is behind it), and the bytes they take.
+
+    Raises as `split_tagged` does.
+    """
+    frames, consumed = split_tagged(data, 0)
+    return [(kind, frame[8:]) for kind, frame, _ in frames], consumed
+
+
+def split_tagged(data: memoryview, tag_bytes: int) -> tuple[list[tuple[Kind, memoryview, memoryview]], int]:
+    """Cut every complete frame with a tag of so many bytes behind it: (kind, frame, tag), and the bytes they take.
+
+    Raises:
+        OtherVersion: the other side speaks another version.
+        WireError: a length or kind that no replica sends.
+    """
+    frames: list[tuple[Kind, memoryview, memoryview]] = []
+    start, size = 0, len(data)
+    while size - start >= _PREFIX.size:
+        length, kind, version, zero, _ = _PREFIX.unpack_from(data, start)
+        if length >> 16 in _TLS_STARTS:
+            raise WireError(
+                f"frame of {length} bytes: this is the beginning of a TLS handshake, and replicas do not use TLS"
+            )
+        if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
+            raise WireError(f"frame of {length} bytes, allowed are {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
+        if zero:
+            raise WireError(f"frame with {zero} where zero belongs")
+        if version != VERSION:
+            raise OtherVersion(version)
+        end = start + 4 + length
+        if end + tag_bytes > size:
+            break
+        try:
+            frames.append((Kind(kind), data[start:end], data[end : end + tag_bytes]))
+        except ValueError:
+            raise WireError(f"unknown frame kind {kind}") from None
+        start = end + tag_bytes
+    return frames, start
+
+
+def tagged_parts(kind: Kind, frame: memoryview) -> tuple[memoryview, memoryview]:
+    """What of a frame its tag covers: the part before log entries, and the part behind them.
+
+    Raises:
+        WireError: an append request that is too short for what it announces.
+    """
+    if kind is not Kind.APPEND:
+        return frame, frame[:0]
+    if len(frame) < _PREFIX.size + _APPEND.size:
+        raise WireError(f"APPEND frame of {len(frame)} bytes is too short")
+    entries_bytes, count = _APPEND.unpack_from(frame, _PREFIX.size)[-2:]
+    start = _PREFIX.size + _APPEND.size + 4 * count
+    if start + entries_bytes > len(frame):
+        raise WireError(f"APPEND frame announces {entries_bytes} entry bytes, has {len(frame) - start}")
+    return frame[:start], frame[start + entries_bytes :]
+
+
+def decode_cold(kind: Kind, payload: memoryview) -> Any:
+    """The value of a frame that `encode_cold` made. Raises `WireError`."""
+    cls = _COLD.get(kind)
+    if cls is None:
+        raise WireError(f"frame kind {kind.name} is not expected here")
+    (crc,) = _LENGTH.unpack_from(payload)
+    body = payload[4:]
+    if zlib.crc32(body, kind) != crc:
+        raise WireError(f"checksum of a {kind.name} frame differs")
+    try:
+        return msgspec.convert(decode_plain(bytes(body)), cls)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise WireError(f"unreadable {kind.name} frame: {error}") from error
+
+
+def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> AppendResp:
+    """The answer to an append request. Raises `WireError`."""
+    (crc,) = _LENGTH.unpack_from(payload)
+    if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:], Kind.APPENDED) != crc:
+        raise WireError("damaged APPENDED frame")
+    term, seq, ok, accepted, durable, hint_index, hint_term = _APPENDED.unpack_from(payload, 4)
+    if (term | seq | accepted | durable | hint_index | hint_term) > NUMBER_MAX:
+        raise WireError(f"an APPENDED frame with numbers above {NUMBER_MAX}")
+    return AppendResp(
+        src=source,
+        dst=target,
+        term=term,
+        seq=seq,
+        ok=ok,
+        accepted=accepted,
+        durable=durable,
+        hint=LogId(hint_index, hint_term),
+    )
+
+
+def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append:
+    """An append request with verified entries.
+
+    Raises:
+        WireError: the frame contradicts itself.
+        raftlog.segment.errors.FrameCorrupt: an entry is damaged or does not chain to its predecessor.
+    """
+    if len(payload) < 4 + _APPEND.size:
+        raise WireError(f"APPEND frame of {len(payload)} bytes is too short")
+    (crc,) = _LENGTH.unpack_from(payload)
+    term, prev_index, prev_term, commit, seq, prev_chain, entries_bytes, count = _APPEND.unpack_from(payload, 4)
+    if (term | prev_index | prev_term | commit | seq) > NUMBER_MAX:
+        raise WireError(f"an APPEND frame with numbers above {NUMBER_MAX}")
+    entries_start = 4 + _APPEND.size + 4 * count
+    entries_end = entries_start + entries_bytes
+    if entries_end > len(payload):
+        raise WireError(f"APPEND frame announces {entries_bytes} entry bytes, has {len(payload) - entries_start}")
+    if zlib.crc32(payload[entries_end:], zlib.crc32(payload[4:entries_start], Kind.APPEND)) != crc:
+        raise WireError("checksum of an APPEND frame differs")
+    refs = scan_entries(payload[entries_start:entries_end], prev_chain) if entries_bytes else []
+    if len(refs) != count or (refs and refs[0].index != prev_index + 1):
+        raise WireError(f"APPEND frame with {len(refs)} entries behind index {prev_index} announces {count}")
+    if refs and refs[-1].term > term:
+        raise WireError(f"APPEND frame of term {term} with an entry of term {refs[-1].term}")
+    entries: list[memoryview] = []
+    at = entries_start
+    for ref in refs:
+        entries.append(payload[at : at + ref.size])
+        at += ref.size
+    annotations: list[bytes] = []
+    at = entries_end
+    for number in range(count):
+        (length,) = _LENGTH.unpack_from(payload, 4 + _APPEND.size + 4 * number)
+        annotations.append(bytes(payload[at : at + length]))
+        at += length
+    if at != len(payload):
+        raise WireError(f"APPEND frame with {len(payload) - at} bytes that belong to nothing")
+    request = AppendReq(
+        src=source,
+        dst=target,
+        term=term,
+        prev=LogId(prev_index, prev_term),
+        spans=spans_of(refs, lambda number: entries[number][HEADER_BYTES:]),
+        commit=commit,
+        seq=seq,
+    )
+    return Append(request, refs, entries, annotations, prev_chain)
+
+
+def spans_of(refs: Sequence[EntryRef], body_of: Callable[[int], bytes | memoryview]) -> tuple[Span, ...]:
+    """Runs of consecutive entries of one term and kind; a configuration is one of its own.
+
+    ``body_of(number)`` gives the body of ``refs[number]``; it is asked for configurations only.
+
+    Raises:
+        WireError: a configuration cannot be read.
+    """
+    spans: list[Span] = []
+    for number, ref in enumerate(refs):
+        if ref.kind == EntryKind.CONFIG:
+            conf = _conf_of(ref, body_of(number))
+            spans.append(Span(ref.index, ref.index, ref.term, ref.size, EntryKind.CONFIG, conf))
+        elif spans and spans[-1].term == ref.term and spans[-1].kind == ref.kind:
+            run = spans[-1]
+            spans[-1] = Span(run.first, ref.index, run.term, run.nbytes + ref.size, run.kind)
+        else:
+            spans.append(Span(ref.index, ref.index, ref.term, ref.size, EntryKind(ref.kind)))
+    return tuple(spans)
+
+
+def _conf_of(ref: EntryRef, body: bytes | memoryview) -> ConfState:
+    try:
+        return decode_conf(body)
+    except ValueError as error:
+        raise WireError(f"entry {ref.index}: {error}") from error
+
+
+def encode(message: Message) -> bytes:
+    """Frame any consensus message that carries no entries."""
+    if type(message) is AppendResp:
+        return encode_appended(message)
+    return encode_cold(message)

@@ -1,0 +1,136 @@
+"""Entries of peers between the frame they came in and the log.
+
+Each is checked before the core hears of it, so that whatever enters the log is framed as this replica would frame it,
+continues the chain, fits its file, and has a body that the application can apply. A peer that sends anything else is
+refused; it cannot stop this replica, now or at its next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, MEMBERS_MAX, decode_conf, encode_conf
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import ConfState, EntryKind, LogId
+from raftlog.net.admission import parse_address
+from raftlog.net.frames import Append, WireError
+from raftlog.segment.codec import HEADER_BYTES, EntryRef, place
+from raftlog.segment.log import SegmentLog
+
+CheckBody = Callable[[memoryview, int], None]
+"""Raises ValueError for the body of a normal entry that the application could not apply; the number is where it begins,
+as a physical offset. Pure, and called per entry."""
+
+
+class ReceivedEntry(NamedTuple):
+    """An entry that the core has taken and the log has not yet."""
+
+    ref: EntryRef
+    header: bytes
+    body: bytes
+    annotation: bytes
+
+
+class ReceivedEntries:
+    """The entries that came in since the log was written to last."""
+
+    def __init__(self, core: RaftCore, log: SegmentLog, check_body: CheckBody) -> None:
+        self._core = core
+        self._log = log
+        self._segment_bytes = log.files.segment_bytes
+        self._check_body = check_body
+        self._entries: dict[tuple[int, int], ReceivedEntry] = {}
+
+    def check(self, message: Append) -> int:
+        """Returns how many of the entries this replica has already; the rest may enter the log.
+
+        Raises:
+            WireError: the core must not hear of this request, because of the entries in it.
+        """
+        refs = message.refs
+        if not refs:
+            return 0
+        core, prev = self._core, message.request.prev
+        new = 0
+        if prev.index != core.last_index:
+            base_index = self._log.base[0]
+            while new < len(refs) and (
+                refs[new].index < base_index or core.holds(LogId(refs[new].index, refs[new].term))
+            ):
+                new += 1
+            if new == len(refs):
+                return new
+        if new:
+            prev = LogId(refs[new - 1].index, refs[new - 1].term)
+        elif not core.holds(prev):
+            return 0  # the core rejects the request, or refuses it
+        chain, end = self._end_of(prev)
+        theirs = refs[new - 1].chain if new else message.prev_chain
+        if theirs != chain:
+            raise WireError(
+                f"entry {prev.index} of term {prev.term} has the chain {theirs:08x}, here it is {chain:08x}"
+            )
+        for number in range(new, len(refs)):
+            ref = refs[number]
+            try:
+                pos = place(end, ref.size, self._segment_bytes)
+                check_entry(self._check_body, ref, message.entries[number][HEADER_BYTES:])
+            except ValueError as error:
+                raise WireError(f"entry {ref.index}: {error}") from error
+            if ref.pos != pos:
+                raise WireError(f"entry {ref.index} is for position {ref.pos}, here it begins at {pos}")
+            end = pos + ref.size
+        return new
+
+    def keep(self, message: Append, new: int) -> None:
+        """Copy the entries of a checked request from number ``new`` on, as far as the core has taken them."""
+        core = self._core
+        for number in range(new, len(message.refs)):
+            ref = message.refs[number]
+            if core.holds(LogId(ref.index, ref.term)):
+                entry, annotation = message.entries[number], message.annotations[number]
+                header, body = bytes(entry[:HEADER_BYTES]), bytes(entry[HEADER_BYTES:])
+                self._entries[ref.index, ref.term] = ReceivedEntry(ref, header, body, annotation)
+
+    def get(self, index: int, term: int) -> ReceivedEntry | None:
+        """An entry that was kept."""
+        return self._entries.get((index, term))
+
+    def clear(self) -> None:
+        """Everything that the core has taken is in the log."""
+        self._entries.clear()
+
+    def _end_of(self, entry: LogId) -> tuple[int, int]:
+        """Chain and end of an entry that the core holds."""
+        if (kept := self._entries.get((entry.index, entry.term))) is not None:
+            return kept.ref.chain, kept.ref.pos + kept.ref.size
+        log = self._log
+        if entry.index == log.last_index:
+            return log.chain, log.end_pos
+        if entry.index == log.base[0]:
+            return log.base_chain, log.base_pos
+        ref = log.locate(entry.index)
+        return ref.chain, ref.pos + ref.size
+
+
+def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
+    """Raises ValueError for an entry whose body the application or the core could do nothing with."""
+    if ref.kind == EntryKind.NORMAL:
+        check_body(body, ref.pos + HEADER_BYTES)
+    elif ref.kind == EntryKind.CONFIG:
+        check_configuration(decode_conf(body))
+
+
+def check_configuration(conf: ConfState) -> None:
+    """Raises ValueError for members who could not elect a leader, or not be called, or not be noted in a directory."""
+    if not conf.voters:
+        raise ValueError("a configuration in which nobody has a vote")
+    nbytes = len(encode_conf(conf))
+    if len(conf.members) > MEMBERS_MAX or nbytes > CONF_PROPOSED_BYTES_MAX:
+        raise ValueError(f"a configuration of {len(conf.members)} members in {nbytes} bytes")
+    for node, text in conf.addresses:
+        try:
+            parse_address(text)
+        except ValueError as error:
+            raise ValueError(f"the address of {node}: {error}") from error

@@ -1,0 +1,158 @@
+"""The file with the secret of a group: who has it can be a replica.
+
+It is text: one secret per line, 64 hexadecimal digits each, the newest first. There are two while one is exchanged for
+another. Nobody but its owner may write it, and nobody outside of its group may read it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import Final
+
+from raftlog.net.authentication import SECRET_BYTES, SECRETS_MAX
+
+FILE_NAME: Final = "group.secret"
+"""How it is called unless somebody says otherwise."""
+
+_FORBIDDEN_MODE: Final = 0o037
+_FILE_BYTES_MAX: Final = 4096
+_ASIDE: Final = ".tmp"
+
+
+class SecretUnusable(Exception):
+    """The secret of the group cannot be read; the message says which file and why. Nothing was changed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class SecretMissing(SecretUnusable):
+    """There is no such file."""
+
+
+class SecretFile:
+    """The secrets of a group as they are in a file at this moment.
+
+    Attributes:
+        current: the valid ones, the newest first; never empty.
+
+    Raises:
+        SecretMissing, SecretUnusable: there is none that can be used.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seen = _state_of(path)
+        self.current: tuple[bytes, ...] = read_secrets(path)
+
+    def poll(self) -> bool:
+        """Read the file again if it was changed; returns whether it holds other secrets now.
+
+        Raises:
+            SecretMissing, SecretUnusable: `current` is what it was before. Raised once for each change of the file.
+        """
+        if (seen := _state_of(self.path)) == self._seen:
+            return False
+        self._seen = seen
+        before, self.current = self.current, read_secrets(self.path)
+        return before != self.current
+
+
+def new_secret() -> bytes:
+    """A secret for a new group, or for one that changes its secret."""
+    return os.urandom(SECRET_BYTES)
+
+
+def read_secrets(path: str) -> tuple[bytes, ...]:
+    """The secrets in a file, the newest first. Raises `SecretMissing` and `SecretUnusable`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            data = os.read(descriptor, _FILE_BYTES_MAX + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise SecretMissing(path, "there is no such file") from None
+    except OSError as error:
+        raise SecretUnusable(path, error.strerror or str(error)) from error
+    if mode & _FORBIDDEN_MODE:
+        raise SecretUnusable(path, f"its mode is {mode:04o}, so that others can read or change it: chmod 600 it")
+    return parse_secrets(path, data)
+
+
+def parse_secrets(path: str, data: bytes) -> tuple[bytes, ...]:
+    """The secrets in the content of a file; ``path`` is for the error. Raises `SecretUnusable`."""
+    secrets: list[bytes] = []
+    for number, line in enumerate(data[:_FILE_BYTES_MAX].split(b"\n"), 1):
+        if not (text := line.strip()) or text.startswith(b"#"):
+            continue
+        try:
+            secret = bytes.fromhex(text.decode("ascii"))
+        except ValueError:
+            secret = b""
+        if len(secret) != SECRET_BYTES:
+            raise SecretUnusable(path, f"line {number} is not a secret, which is {2 * SECRET_BYTES} hexadecimal digits")
+        if secret not in secrets:
+            secrets.append(secret)
+    if not 0 < len(secrets) <= SECRETS_MAX:
+        raise SecretUnusable(path, f"it holds {len(secrets)} secrets, 1 or {SECRETS_MAX} are allowed")
+    return tuple(secrets)
+
+
+def format_secrets(secrets: Sequence[bytes]) -> bytes:
+    """The content of a file with these secrets."""
+    return b"".join(secret.hex().encode() + b"\n" for secret in secrets)
+
+
+def create_secret(path: str) -> bool:
+    """Write a file with a new secret, mode 0600, unless there is one; returns whether it was written.
+
+    It is on the disk then. Raises OSError; then there is none, or that of somebody else.
+    """
+    aside = _written_aside(path, [new_secret()])
+    try:
+        os.link(aside, path)  # in one step, and never over another file
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(aside)
+    _sync_directory(path)
+    return True
+
+
+def write_secrets(path: str, secrets: Sequence[bytes]) -> None:
+    """Replace the file in one step by one with these secrets, mode 0600. Raises OSError; then it is as before."""
+    os.rename(_written_aside(path, secrets), path)
+    _sync_directory(path)
+
+
+def _written_aside(path: str, secrets: Sequence[bytes]) -> str:
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    aside = f"{path}.{os.getpid()}{_ASIDE}"
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(format_secrets(secrets))
+        file.flush()
+        os.fsync(file.fileno())
+    return aside
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _state_of(path: str) -> tuple[int, int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode

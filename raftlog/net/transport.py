@@ -1,0 +1,562 @@
+"""Connections between the replicas of one group.
+
+Every replica calls every other one twice: the *control* lane carries votes, heartbeats and acknowledgements, the
+*bulk* lane carries entries, so that a vote never waits behind megabytes. A connection carries messages in one
+direction only, from the caller. Nothing here blocks or retries a message: what cannot leave is dropped, and Raft
+sends it again.
+
+Both sides of a connection prove that they have the secret of the group (`raftlog.net.authentication`) before either
+says which replica it is, and every frame behind that carries a tag. A secret that is not valid any more ends the
+connections that were opened with it.
+
+Peers come and go with the configuration, see `Transport.set_members`. A caller that is let in without being a member
+(`raftlog.net.admission`) is called back where it says that it listens.
+
+A lost connection is dialled again at once. When the peer refuses, or answers as a new process, the old process is
+gone for certain, and ``on_peer_gone`` says so: a dead leader is noticed in milliseconds, without waiting for silence.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from raftlog.consensus.confchange import MEMBERS_MAX
+from raftlog.consensus.types import NodeId
+from raftlog.net import authentication
+from raftlog.net import frames as wire
+from raftlog.net.admission import Address, Admission, format_address, parse_address
+from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome, WireError
+from raftlog.net.listener import Listener, configure_replication_socket
+from raftlog.net.reactor import Reactor, StreamSocket
+from raftlog.net.refusal_log import RefusalLog
+from raftlog.net.secret_file import SecretFile, SecretUnusable
+from raftlog.segment.errors import FrameCorrupt
+
+CONNECT_SECONDS_MAX = 1.0
+HANDSHAKE_SECONDS_MAX = 2.0
+PING_SECONDS = 1.0
+SILENCE_SECONDS_MAX = 3.0
+STRANGERS_MAX = 64
+"""Connections without a handshake yet, so that they take no descriptors of the log. Beyond it the oldest one is closed
+of the host that has most of them: whoever opens many does not cut off the handshakes of others."""
+PLAIN_BYTES_MAX: Final = 1024
+"""What somebody may send who has not been asked for a proof yet, or who has given none."""
+STRANGER_BYTES_MAX = 64 * 1024
+"""What a hello and a welcome may have: members' names and addresses."""
+SECRET_POLL_SECONDS = 1.0
+REFUSALS_KEPT: Final = 100
+"""Reasons for which callers were turned away last."""
+PURPOSE: Final = b"replication, version %d" % wire.VERSION
+NOT_RECORDED = "its directory is being recorded, it may call again"
+_BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+Log = structlog.stdlib.BoundLogger
+FrameHandler = Callable[[NodeId, Kind, memoryview], None]
+
+
+class Lane(enum.Enum):
+    """The two connections from one replica to another, with the bytes that may wait in them."""
+
+    CONTROL = ("control", 4 * 1024 * 1024)
+    BULK = ("bulk", 64 * 1024 * 1024)
+
+    def __init__(self, label: str, queued_bytes_max: int) -> None:
+        self.label = label
+        self.queued_bytes_max = queued_bytes_max
+
+
+class PeerRefused(Exception):
+    """The peer does not want to talk to us; the reason is its own."""
+
+
+class _Link(NamedTuple):
+    """An open connection to a peer, and what makes the tags of its frames."""
+
+    stream: StreamSocket
+    seal: Seal
+    secret_id: bytes
+
+
+class ListenRefused(Exception):
+    """The replication address cannot be listened on; ``error`` is the system's."""
+
+    def __init__(self, address: Address, error: Exception) -> None:
+        super().__init__(f"cannot listen on {format_address(address)}: {error}")
+        self.address = address
+        self.error = error
+
+
+class Transport:
+    """All connections of one replica.
+
+    Args:
+        admission: what this replica knows of its group, and whom it therefore lets in.
+        secrets: the group's; the file is read again when it changes.
+        incarnation: a number that differs for every start of this process.
+        on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
+        on_peer_gone: the process behind this peer has ended.
+
+    Raises:
+        ListenRefused: ``listen`` cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        reactor: Reactor,
+        admission: Admission,
+        secrets: SecretFile,
+        incarnation: str,
+        listen: Address,
+        on_frame: FrameHandler,
+        on_peer_gone: Callable[[NodeId], None],
+        log: Log,
+    ) -> None:
+        self._reactor = reactor
+        self._admission = admission
+        self._secrets = secrets
+        self._incarnation = incarnation
+        self._guests: dict[NodeId, tuple[int, str]] = {}
+        self._callers: dict[NodeId, tuple[str, trio.CancelScope]] = {}
+        self._nursery: trio.Nursery | None = None
+        self._on_frame = on_frame
+        self._on_peer_gone = on_peer_gone
+        self._log = log
+        self._refusal_log = RefusalLog(log, trio.current_time)
+        self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
+        self._incarnations: dict[NodeId, str] = {}
+        self._inbound: set[_Inbound] = set()
+        self._strangers: dict[_Inbound, None] = {}
+        self.refusals: deque[str] = deque(maxlen=REFUSALS_KEPT)
+        """Why callers were refused last, the newest at the end."""
+        self.failures: dict[NodeId, str] = {}
+        """Why peers to which no connection stands could not be called last."""
+        try:
+            self._listener = Listener(reactor, *listen, self._accept)
+        except (OSError, UnicodeError) as error:
+            raise ListenRefused(listen, error) from error
+
+    @property
+    def port(self) -> int:
+        """The port that this replica listens on."""
+        return self._listener.port
+
+    @property
+    def peers(self) -> frozenset[NodeId]:
+        """Everybody who is called: members and guests."""
+        members = {NodeId(node) for node in self._admission.addresses}
+        return frozenset((members | self._guests.keys()) - {self._admission.identity.node_id})
+
+    def connected(self, peer: NodeId) -> bool:
+        """Whether both lanes to ``peer`` stand."""
+        return all((peer, lane) in self._outbound for lane in Lane)
+
+    def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
+        """Queue one frame; returns False when it was dropped (no connection, or too much waiting in it).
+
+        Of several buffers the first and the last are covered by the frame's tag; log entries are between them.
+        """
+        link = self._outbound.get((peer, lane))
+        if link is None or link.stream.out_bytes > lane.queued_bytes_max:
+            return False
+        tag = link.seal.tag(buffers[0], buffers[-1]) if len(buffers) > 1 else link.seal.tag(buffers[0])
+        link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
+        return True
+
+    def set_members(self, conf_index: int, addresses: Mapping[NodeId, str]) -> None:
+        """Keep connections to these nodes (``HOST:PORT`` each, itself included) and to nobody else from now on.
+
+        ``conf_index`` is the entry that says so. Raises ValueError for what is no address; nothing has changed then.
+        """
+        for text in addresses.values():
+            parse_address(text)
+        self._admission.configure(conf_index, {str(node): text for node, text in addresses.items()})
+        self._guests = {
+            node: guest for node, guest in self._guests.items() if guest[0] > conf_index and node not in addresses
+        }
+        for inbound in list(self._inbound):
+            if inbound.source is not None and not self._is_wanted(inbound.source):
+                inbound.stream.close("no member any more")
+        self._call_members()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep both lanes to every peer open until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._call_members()
+                nursery.start_soon(self._expire_silent_callers)
+                nursery.start_soon(self._follow_secret)
+                task_status.started()
+        finally:
+            self._nursery = None
+            self.close()
+
+    def _is_wanted(self, node: NodeId) -> bool:
+        return node in self._admission.addresses or node in self._guests
+
+    def _call_members(self) -> None:
+        """Start and stop calling, so that exactly members and guests are called."""
+        if (nursery := self._nursery) is None:
+            return
+        wanted = {NodeId(node): text for node, text in self._admission.addresses.items()}
+        wanted |= {node: text for node, (_, text) in self._guests.items()}
+        wanted.pop(self._admission.identity.node_id, None)
+        for node, (text, scope) in list(self._callers.items()):
+            if wanted.get(node) != text:
+                del self._callers[node]
+                scope.cancel()
+        for node, text in wanted.items():
+            if node not in self._callers:
+                scope = trio.CancelScope()
+                self._callers[node] = (text, scope)
+                nursery.start_soon(self._call, node, parse_address(text), scope)
+
+    async def _call(self, peer: NodeId, address: Address, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for lane in Lane:
+                    nursery.start_soon(self._keep_open, peer, address, lane)
+
+    def close(self) -> None:
+        """Close the listener and every connection."""
+        if not self._listener.closed:
+            self._listener.close()
+        for link in list(self._outbound.values()):
+            link.stream.close("replica stops")
+        for inbound in list(self._inbound):
+            inbound.stream.close("replica stops")
+
+    async def _keep_open(self, peer: NodeId, address: Address, lane: Lane) -> None:
+        failures = 0
+        reported = ""
+        while True:
+            await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+            try:
+                sock, keys, incarnation = await self._dial(peer, address, lane)
+            except _DIAL_ERRORS as error:
+                failures += 1
+                if isinstance(error, ConnectionRefusedError):
+                    self._gone(peer)
+                text = _words(error)
+                self.failures[peer] = text
+                if text not in (reported, _WAITS):
+                    reported = text
+                    self._log.warning("peer_unreachable", peer=peer, lane=lane.label, error=text)
+                continue
+            failures, reported = 0, ""
+            self.failures.pop(peer, None)
+            if self._incarnations.get(peer, incarnation) != incarnation:
+                self._gone(peer)
+            self._incarnations[peer] = incarnation
+            await self._hold(peer, lane, sock, keys)
+
+    def _gone(self, peer: NodeId) -> None:
+        self._incarnations.pop(peer, None)
+        self._on_peer_gone(peer)
+        self._reactor.wake()
+
+    async def _dial(self, peer: NodeId, address: Address, lane: Lane) -> tuple[socket.socket, _CallerKeys, str]:
+        with trio.fail_after(CONNECT_SECONDS_MAX):
+            infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
+            family, kind, protocol, _, sockaddr = infos[0]
+            sock = trio.socket.socket(family, kind, protocol)
+            try:
+                await sock.connect(sockaddr)
+            except BaseException:
+                sock.close()
+                raise
+        try:
+            with trio.fail_after(HANDSHAKE_SECONDS_MAX):
+                hello = self._admission.hello(peer, lane.label, self._incarnation)
+                keys, welcome = await _shake_hands(sock, hello, self._secrets.current)
+        except BaseException:
+            sock.close()
+            raise
+        if not self._is_valid(keys.secret_id):
+            sock.close()
+            raise AuthenticationFailed("the group secret was changed in between")
+        refusal = welcome.refusal or self._admission.why_not_store(
+            peer, welcome.store_id, welcome.stores, welcome.conf_index
+        )
+        if refusal is None and self._admission.must_wait(peer):
+            refusal = NOT_RECORDED
+        if refusal is not None:
+            sock.close()
+            raise PeerRefused(refusal)
+        return socket.socket(fileno=sock.detach()), keys, welcome.incarnation
+
+    async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket, keys: _CallerKeys) -> None:
+        """Serve one open lane until it closes."""
+        closed = trio.Event()
+        configure_replication_socket(sock, SILENCE_SECONDS_MAX)
+        stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closed.set())
+        self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id)
+        self._log.info("peer_connected", peer=peer, lane=lane.label)
+        try:
+            while True:
+                with trio.move_on_after(PING_SECONDS):
+                    await closed.wait()
+                    return
+                # Data that nobody acknowledges lets TCP_USER_TIMEOUT find a dead link before it is needed.
+                stream.send(wire.PING + keys.seal.tag(wire.PING))
+                self._reactor.wake()
+        finally:
+            del self._outbound[peer, lane]
+            stream.close("replica stops")
+
+    async def _follow_secret(self) -> None:
+        """Read the secret again when its file changes, and close connections whose secret is not valid any more."""
+        while True:
+            await trio.sleep(SECRET_POLL_SECONDS)
+            try:
+                changed = await trio.to_thread.run_sync(self._secrets.poll)
+            except SecretUnusable as error:
+                self._log.error("group_secret_unusable", error=str(error), reason="the one that was read before stays")
+                continue
+            if changed:
+                self._log.info("group_secret_changed", secrets=len(self._secrets.current))
+                for link in list(self._outbound.values()):
+                    if not self._is_valid(link.secret_id):
+                        link.stream.close("opened with a secret that is not valid any more")
+                for inbound in list(self._inbound):
+                    if not self._is_valid(inbound.secret_id):
+                        inbound.stream.close("opened with a secret that is not valid any more")
+                self._reactor.wake()
+
+    def _is_valid(self, secret_id: bytes) -> bool:
+        return any(authentication.secret_id(secret) == secret_id for secret in self._secrets.current)
+
+    def _report_refusal(self, source: str, caller: str, reason: str) -> None:
+        """Log why a caller is refused, once a minute: one that is set up wrongly comes back twice a second."""
+        self.refusals.append(reason)
+        self._refusal_log.warning("peer_refused", source=source, peer=caller, error=reason)
+
+    def _accept(self, sock: socket.socket) -> None:
+        configure_replication_socket(sock, SILENCE_SECONDS_MAX)
+        _Inbound(self, sock)
+        if len(self._strangers) > STRANGERS_MAX:
+            hosts = Counter(each.stream.peer[0] for each in self._strangers)
+            [(most, _)] = hosts.most_common(1)
+            next(each for each in self._strangers if each.stream.peer[0] == most).stream.close("too many strangers")
+
+    async def _expire_silent_callers(self) -> None:
+        while True:
+            await trio.sleep(HANDSHAKE_SECONDS_MAX / 2)
+            now = trio.current_time()
+            for inbound in list(self._strangers):
+                if now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:
+                    inbound.stream.close("no handshake")
+
+    def _why_not(self, hello: Hello) -> str | None:
+        """Why this caller is refused, or None; then it is called back if nobody else would."""
+        admission = self._admission
+        if (refusal := admission.why_not(hello)) is not None:
+            return refusal
+        source = NodeId(hello.source)
+        if admission.must_wait(source):
+            return NOT_RECORDED
+        now = trio.current_time()
+        for inbound in list(self._inbound):
+            if inbound.source == source and inbound.incarnation != hello.incarnation:
+                if now < inbound.heard_at + SILENCE_SECONDS_MAX:
+                    return f"another process with the id {source!r} is connected from {inbound.stream.peer[0]}"
+                inbound.stream.close("replaced by a new process")
+        if source not in admission.addresses:
+            if source not in self._guests and len(self._guests) >= MEMBERS_MAX:
+                return f"{len(self._guests)} guests that show newer configurations are let in already"
+            text = hello.addresses[source]
+            try:
+                parse_address(text)
+            except ValueError as error:
+                return str(error)
+            self._guests[source] = (hello.conf_index, text)
+            self._call_members()
+        return None
+
+
+class _Inbound:
+    """A connection that a peer opened: a handshake, then its messages.
+
+    ``source`` is None until it is authenticated and let in; ``secret_id`` names the secret that it proved to have.
+    """
+
+    def __init__(self, transport: Transport, sock: socket.socket) -> None:
+        self._transport = transport
+        self.source: NodeId | None = None
+        self.secret_id = b""
+        self.incarnation = ""
+        self.accepted_at = self.heard_at = trio.current_time()
+        self._keys: Keys | None = None
+        self._seal: Seal | None = None
+        self.stream = StreamSocket(transport._reactor, sock, self._on_data, self._on_closed)
+        transport._inbound.add(self)
+        transport._strangers[self] = None
+
+    def _on_data(self, data: memoryview) -> int:
+        self.heard_at = trio.current_time()
+        try:
+            consumed = 0 if self._seal is not None else self._on_call(data)
+            if self._seal is not None and not self.stream.closed:
+                consumed += self._on_frames(data[consumed:], self._seal)
+        except OtherVersion as error:
+            self._turn_away(str(error))
+            return 0
+        except AuthenticationFailed as error:
+            self._turn_away(f"authentication failed: {error}")
+            return 0
+        except (WireError, FrameCorrupt) as error:
+            caller = self.source or self.stream.peer
+            # A port would tell each new connection of a stranger from the one before.
+            source = self.source or self.stream.peer[0]
+            self._transport._refusal_log.warning("peer_sent_garbage", source=source, peer=caller, error=str(error))
+            self.stream.close("garbage")
+            return 0
+        return 0 if self.stream.closed else consumed
+
+    def _on_call(self, data: memoryview) -> int:
+        """Answer a caller with a challenge; returns the bytes that its call took."""
+        frames, consumed = wire.split_frames(data[:PLAIN_BYTES_MAX])
+        if not frames:
+            if len(data) > PLAIN_BYTES_MAX:
+                raise WireError(f"{len(data)} bytes came without a call")
+            return 0
+        if len(frames) > 1:
+            raise WireError(f"{len(frames)} frames came before the challenge was answered")
+        called = wire.decode_opening(Kind.CALL, *frames[0])
+        nonce = os.urandom(NONCE_BYTES)
+        answer, keys = authentication.challenge(PURPOSE, called, nonce, self._transport._secrets.current)
+        self._keys, self._seal = keys, Seal(keys.caller)
+        self.stream.send(wire.encode_opening(Kind.CHALLENGE, answer))
+        return consumed
+
+    def _on_frames(self, data: memoryview, seal: Seal) -> int:
+        frames, consumed = wire.split_tagged(data, TAG_BYTES)
+        for kind, frame, tag in frames:
+            seal.check(tag, *wire.tagged_parts(kind, frame))
+            if self.source is not None:
+                if kind is not Kind.PING:
+                    self._transport._on_frame(self.source, kind, frame[8:])
+            else:
+                self._greet(wire.decode_cold(kind, frame[8:]))
+            if self.stream.closed:
+                return 0
+        if self.source is None and len(data) - consumed > STRANGER_BYTES_MAX:
+            raise WireError(f"{len(data)} bytes came without a hello")
+        return consumed
+
+    def _turn_away(self, reason: str) -> None:
+        """Close a connection that is not authenticated; its caller is told nothing but that, and our format version."""
+        if self._seal is None:
+            self.stream.send(wire.encode_opening(Kind.CHALLENGE, b""))
+            self.stream.flush()
+        host = self.stream.peer[0]
+        self.stream.close("not authenticated")
+        self._transport._report_refusal(host, self.source or host, f"{reason} (called from {host})")
+
+    def _greet(self, hello: object) -> None:
+        if not isinstance(hello, Hello):
+            raise WireError(f"a {type(hello).__name__} came before the hello")
+        assert self._keys is not None, "a hello without a challenge"
+        transport = self._transport
+        refusal = transport._why_not(hello)
+        welcome = wire.encode_cold(transport._admission.welcome(transport._incarnation, refusal))
+        self.stream.send(welcome + Seal(self._keys.listener).tag(welcome))
+        if refusal is None:
+            self.source = NodeId(hello.source)
+            self.secret_id = self._keys.secret_id
+            self.incarnation = hello.incarnation
+            transport._strangers.pop(self, None)
+            return
+        self.stream.flush()
+        self.stream.close("refused")
+        if refusal is not NOT_RECORDED:
+            transport._report_refusal(self.stream.peer[0], hello.source, refusal)
+
+    def _on_closed(self, reason: str) -> None:
+        self._transport._inbound.discard(self)
+        self._transport._strangers.pop(self, None)
+
+
+class _CallerKeys(NamedTuple):
+    """What the caller has of a connection that both sides have authenticated."""
+
+    secret_id: bytes
+    seal: Seal
+
+
+_DIAL_ERRORS = (
+    OSError,
+    ValueError,  # a name that no host can have
+    trio.TooSlowError,
+    trio.BrokenResourceError,
+    WireError,
+    AuthenticationFailed,
+    PeerRefused,
+)
+
+
+_WAITS: Final = f"refused: {NOT_RECORDED}"
+
+
+def _words(error: Exception) -> str:
+    """Why a peer could not be called, for people."""
+    if isinstance(error, trio.TooSlowError):
+        return "no answer"
+    if isinstance(error, AuthenticationFailed):
+        return f"authentication failed: {error}"
+    if isinstance(error, PeerRefused):
+        return f"refused: {error}"
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+async def _shake_hands(
+    sock: trio.socket.SocketType, hello: Hello, secrets: tuple[bytes, ...]
+) -> tuple[_CallerKeys, Welcome]:
+    """Authenticate both sides, then say hello.
+
+    Raises:
+        AuthenticationFailed: the listener does not have the secret, or does not accept ours.
+        WireError, trio.BrokenResourceError: it says something else, or nothing.
+    """
+    stream = trio.SocketStream(sock)
+    called = authentication.call(os.urandom(NONCE_BYTES), secrets)
+    await stream.send_all(wire.encode_opening(Kind.CALL, called))
+    kind, frame, _ = await _one_frame(stream, 0, PLAIN_BYTES_MAX)
+    challenged = wire.decode_opening(Kind.CHALLENGE, kind, frame[8:])
+    keys = authentication.accept(PURPOSE, called, challenged, secrets)
+    seal = Seal(keys.caller)
+    data = wire.encode_cold(hello)
+    await stream.send_all(data + seal.tag(data))
+    kind, frame, tag = await _one_frame(stream, TAG_BYTES, STRANGER_BYTES_MAX)
+    Seal(keys.listener).check(tag, frame)
+    welcome = wire.decode_cold(kind, frame[8:])
+    if not isinstance(welcome, Welcome):
+        raise WireError(f"a {type(welcome).__name__} instead of a welcome")
+    return _CallerKeys(keys.secret_id, seal), welcome
+
+
+async def _one_frame(stream: trio.SocketStream, tag_bytes: int, bytes_max: int) -> tuple[Kind, memoryview, memoryview]:
+    """The next frame, of which the other side sends no more than one before it is answered."""
+    received = bytearray()
+    while True:
+        chunk = await stream.receive_some(4096)
+        if not chunk:
+            raise WireError("closed during the handshake")
+        received += chunk
+        frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
+        if frames:
+            if consumed != len(received) or len(frames) > 1:
+                raise WireError("more than one frame came during the handshake")
+            return frames[0]
+        if len(received) > bytes_max:
+            raise WireError(f"{len(received)} bytes came during the handshake")

@@ -1,0 +1,191 @@
+"""A node whose log is damaged: it takes no part in consensus, and fetches from its peers what it lost.
+
+Peers see a replica that does not answer the leader. It serves intact ranges to others that are in the same state, so
+that a group whose every log is damaged somewhere recovers, as long as each byte is intact somewhere.
+
+Committed bytes are preferred. But if so many replicas are damaged that nothing is committed any more, the others say
+"not yet" for ever, and what they have is taken anyway. A replica that is damaged at the same place says so, and that
+is an answer; with nothing to be had from anybody, and only when everybody has said so, the log is cut. It is not cut in
+front of intact entries that a damaged peer had as well: then the node waits, see `segment.repair`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Mapping
+from typing import Final
+
+import cbor2
+import structlog
+import trio
+
+from raftlog.consensus.confchange import decode_conf, encode_conf
+from raftlog.consensus.types import ConfState, NodeId
+from raftlog.net import frames
+from raftlog.net.admission import Address, Admission, Identity
+from raftlog.net.frames import Kind, RangeReq, RangeResp
+from raftlog.net.reactor import Reactor
+from raftlog.net.secret_file import SecretFile
+from raftlog.net.transport import Lane, Transport
+from raftlog.range_server import ANSWER_SECONDS_MAX, RangeServer
+from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
+from raftlog.segment.disk import Disk
+from raftlog.segment.errors import LogDamaged
+from raftlog.segment.meta_keys import MEMBERS, STORES
+from raftlog.segment.repair import Repair
+
+Log = structlog.stdlib.BoundLogger
+
+_RETRY_SECONDS: Final = 0.2
+
+
+class Repairing:
+    """Repairs one damaged directory.
+
+    Args:
+        identity: of this node; its store is looked up in the directory.
+        initial: who belonged to the group when it began, if nothing newer was written down.
+
+    Raises:
+        LogDamaged: nobody else has this log.
+        ListenRefused: ``listen`` cannot be used.
+    """
+
+    def __init__(
+        self,
+        damaged: LogDamaged,
+        *,
+        disk: Disk,
+        identity: Identity,
+        listen: Address,
+        secrets: SecretFile,
+        initial: ConfState,
+        bytes_per_second: float,
+        undo: contextlib.ExitStack,
+        log: Log,
+    ) -> None:
+        self._log = log
+        self._repair = Repair(disk, damaged, peers=())
+        undo.callback(self._repair.close)
+        notes = self._repair.meta.notes
+        conf_index, conf = members_in(notes) or (0, initial)
+        if conf.voters == (identity.node_id,):
+            raise damaged
+        self._reactor = Reactor()
+        undo.callback(self._reactor.close)
+        store_id = self._repair.meta.store_id
+        self._admission = Admission(
+            Identity(identity.cluster_id, identity.group, identity.node_id, identity.segment_bytes, store_id),
+            stores_in(notes),
+            self._learned,
+        )
+        self._transport = Transport(
+            reactor=self._reactor,
+            admission=self._admission,
+            secrets=secrets,
+            incarnation=f"{os.getpid()}.{random.getrandbits(64):x}",
+            listen=listen,
+            on_frame=self._receive,
+            on_peer_gone=lambda peer: None,
+            log=log,
+        )
+        undo.callback(self._transport.close)
+        self._transport.set_members(conf_index, dict(conf.addresses))
+        self._server = RangeServer(self._transport, self._reactor.wake, self._read, bytes_per_second)
+        self._answers_in, self._answers = trio.open_memory_channel[tuple[NodeId, RangeResp]](16)
+        missing = ", ".join(f"{pos}..{end}" for pos, end in self._repair.missing)
+        log.warning("log_damaged", directory=damaged.directory, reason=damaged.reason, missing=missing)
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Return once the log can be opened again.
+
+        Raises:
+            SegmentError: the disk failed.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reactor.run)
+            nursery.start_soon(self._transport.run)
+            nursery.start_soon(self._server.run)
+            task_status.started()
+            await self._fetch()
+            nursery.cancel_scope.cancel()
+        if self._repair.cut_at is not None:
+            self._log.warning("log_cut", pos=self._repair.cut_at, reason="every peer says that it has nothing there")
+        for replaced in self._repair.replaced:
+            if replaced.pos == self._repair.cut_at:
+                self._log.warning("log_given_up", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
+                continue
+            self._log.info("log_repaired", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
+        self._repair.finish()
+
+    async def _fetch(self) -> None:
+        await trio.lowlevel.checkpoint()
+        dialogue = RepairDialogue(self._repair, trio.current_time())
+        told: dict[NodeId, str] = {}
+        while not self._repair.done:
+            dialogue.begin_round(self._peers())
+            for peer in self._peers():
+                while self._transport.connected(peer) and (request := dialogue.request(peer)) is not None:
+                    answer = await self._ask(peer, request)
+                    if answer is None or not dialogue.take(peer, answer):
+                        break
+            waits = dialogue.end_round(trio.current_time())
+            if dialogue.has_moved:
+                told = {}
+                continue
+            if waits and told != dialogue.answered:
+                told = dict(dialogue.answered)
+                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=told)
+            await trio.sleep(_RETRY_SECONDS)
+
+    def _peers(self) -> list[NodeId]:
+        return sorted(self._transport.peers)
+
+    async def _ask(self, peer: NodeId, request: RangeReq) -> RangeResp | None:
+        """What ``peer`` answers, None if it does not."""
+        frame = frames.encode_cold(request)
+        self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
+        self._reactor.wake()
+        with trio.move_on_after(ANSWER_SECONDS_MAX):
+            while True:
+                source, answer = await self._answers.receive()
+                if source == peer and answer.pos == request.pos:
+                    return answer
+        return None
+
+    def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
+        if kind is Kind.RANGE:
+            self._server.ask(source, frames.decode_cold(kind, payload))
+        elif kind is Kind.RANGE_RESPONSE:
+            with contextlib.suppress(trio.WouldBlock):
+                self._answers_in.send_nowait((source, frames.decode_cold(kind, payload)))
+
+    async def _read(self, request: RangeReq) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return damaged_log_bytes(self._repair, request)
+
+    def _learned(self, stores: dict[str, str]) -> None:
+        """Nothing that is learned here is relied on later: no vote and no acknowledgement leaves this node."""
+        self._admission.recorded(stores)
+
+
+def stores_in(notes: Mapping[str, bytes]) -> dict[str, str]:
+    """Which directory each member has, as the notes say."""
+    note = notes.get(STORES)
+    return {} if note is None else dict(cbor2.loads(note))
+
+
+def encode_members(conf_index: int, conf: ConfState) -> bytes:
+    """What `members_in` reads."""
+    return cbor2.dumps([conf_index, encode_conf(conf)])
+
+
+def members_in(notes: Mapping[str, bytes]) -> tuple[int, ConfState] | None:
+    """The configuration that was in force when the node ran last, as the notes say, with the entry that set it."""
+    note = notes.get(MEMBERS)
+    if note is None:
+        return None
+    index, conf = cbor2.loads(note)
+    return index, decode_conf(conf)

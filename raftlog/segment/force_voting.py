@@ -1,0 +1,118 @@
+"""What only a person may decide about a stopped replica: that its log counts as whole, where it ends, or its term."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.directory import lock_directory
+from raftlog.segment.disk import Disk
+from raftlog.segment.errors import DirectoryUnusable, LogDamaged, MetaCorrupt, StorageFailed
+from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
+from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.repair import Repair
+
+TERM_MARGIN: Final = 2**20
+"""By how much a lowered term exceeds that of the log's last entry.
+
+Elections since that entry, here or at another replica, may have given votes and begun logs in the terms behind it. None
+of those may be used a second time; a million elections without an entry on this replica do not happen.
+"""
+
+
+def lowered_term(last_term: int) -> int:
+    """The term that a replica gets whose log ends with an entry of ``last_term``."""
+    return last_term + TERM_MARGIN
+
+
+def trust(disk: Disk, directory: str) -> bool:
+    """Let the replica of a directory that no process has open vote again, durably, although it was to abstain.
+
+    What it acknowledged and lost is lost for good, unless another replica that votes has it.
+
+    Returns:
+        Whether it was to abstain; if not, nothing was changed.
+
+    Raises:
+        DirectoryLocked: a process has it open.
+        DirectoryUnusable: there is no log in it.
+        MetaCorrupt: term and vote are damaged.
+        StorageFailed: the disk refused.
+    """
+
+    def forget(state: MetaState) -> MetaState:
+        notes = {key: value for key, value in state.notes.items() if key != ABSTAINING}
+        return msgspec.structs.replace(state, notes=notes)
+
+    return _change(disk, directory, forget)
+
+
+def cut(disk: Disk, damaged: LogDamaged) -> int:
+    """Give up what lies behind the first damage of a log that no process has open, durably, intact or not.
+
+    The replica abstains then: it does not vote before it has caught up, or is trusted.
+
+    Returns:
+        The physical offset at which the log ends now.
+
+    Raises:
+        DirectoryLocked: a process has it open.
+        MetaCorrupt: term and vote are damaged.
+        StorageFailed: the disk refused; the log is damaged as before, or cut.
+    """
+    repair = Repair(disk, damaged, peers=())
+    try:
+        repair.cut()
+        assert repair.cut_at is not None, f"{damaged.directory}: nothing was cut"
+        repair.finish()
+        return repair.cut_at
+    finally:
+        repair.close()
+
+
+def set_term(disk: Disk, directory: str, term: int) -> bool:
+    """Give the replica of a directory that no process has open another term, durably, and its vote in it back.
+
+    A higher term is always safe. A lower one is safe only if every replica of the group is stopped, gets a term from
+    `lowered_term` or never had the high one, and none starts before: otherwise two leaders may be elected in one term.
+
+    Returns:
+        Whether the term was another one; if not, nothing was changed.
+
+    Raises:
+        As `trust` does.
+    """
+
+    def change(state: MetaState) -> MetaState:
+        return state if state.term == term else msgspec.structs.replace(state, term=term, voted_for=None)
+
+    return _change(disk, directory, change)
+
+
+def _change(disk: Disk, directory: str, change: Callable[[MetaState], MetaState]) -> bool:
+    """Replace what the vote file says; returns whether it says something else now."""
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        if FILE_NAME not in disk.listdir(directory):
+            raise DirectoryUnusable(directory, "there is no log in it")
+        lock_fd = lock_directory(disk, directory)
+        try:
+            meta = MetaFile(disk, path)
+            try:
+                if meta.state is None:
+                    raise MetaCorrupt(meta.path)
+                if (state := change(meta.state)) == meta.state:
+                    return False
+                # Both slots, so that no damage to one of them brings the old state back.
+                meta.write(state)
+                meta.write(state)
+                return True
+            finally:
+                meta.close()
+        finally:
+            disk.close(lock_fd)
+    except OSError as error:
+        raise StorageFailed(path, error.errno or 0, "writing the vote file") from error

@@ -1,0 +1,250 @@
+"""What can be asked of a log: where its entries lie, and their bytes, in memory or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from raftlog.segment.codec import EntryRef, TailEntry, chain_after
+from raftlog.segment.entry_reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
+from raftlog.segment.errors import EntryGone, StorageCorrupt
+from raftlog.segment.files import SegmentFiles
+from raftlog.segment.index import LogIndex
+from raftlog.segment.meta import Base
+from raftlog.segment.recent_entries import Tail
+from raftlog.segment.scattered_reads import Buffer, Piece, PieceReader, read_across
+from raftlog.segment.verified_reads import OnDamage, VerifiedReads, VerifiedRun
+
+
+class LogReads:
+    """The reading half of `SegmentLog`, which keeps these attributes."""
+
+    base: tuple[int, int]
+    base_pos: int
+    base_chain: int
+    first_index: int
+    last_index: int
+    end_pos: int
+    chain: int
+    _base: Base
+    _files: SegmentFiles
+    _index: LogIndex
+    _tail: Tail
+    _pieces: PieceReader
+    _verified: VerifiedReads
+
+    @property
+    def memory_pos(self) -> int:
+        """The physical offset from which on entries are read from memory; what lies before it is synced."""
+        pos = self._tail.pos
+        return self.end_pos if pos is None else pos
+
+    def entry(self, index: int) -> TailEntry | None:
+        """An entry that is still in memory, or None."""
+        return self._tail.entry(index)
+
+    def locate(self, index: int) -> EntryRef:
+        """Where any present entry lies. Reads the disk unless the entry is in memory.
+
+        Raises:
+            EntryGone: it lies below the base.
+            StorageCorrupt, StorageFailed: its header cannot be read.
+        """
+        self._check_index(index)
+        if (entry := self.entry(index)) is not None:
+            return EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
+        try:
+            return find_entry(self._files, *self._index.anchor(index), index)
+        except StorageCorrupt as damage:
+            self._verified.on_damage(damage)
+            raise
+
+    def entry_at(self, pos: int) -> EntryRef | None:
+        """The entry that takes up the byte at the physical offset ``pos``; None when no present one does.
+
+        Raises:
+            StorageCorrupt, StorageFailed: a header cannot be read.
+        """
+        if not self.base_pos <= pos < self.end_pos:
+            return None
+        if (entry := self._tail.entry_at(pos)) is not None:
+            ref = EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain)
+        else:
+            index, anchor_pos, behind = self._index.anchor_at(pos)
+            last = min(behind or self._tail.first, self._tail.first) - 1
+            try:
+                ref = find_entry_at(self._files, index, anchor_pos, last, pos)
+            except StorageCorrupt as damage:
+                self._verified.on_damage(damage)
+                raise
+        return ref if ref.pos <= pos < ref.pos + ref.size else None
+
+    def anchors(self, pos: int, end: int) -> list[int]:
+        """Positions of some entries behind ``pos`` and before ``end``, ascending, about 64 KiB apart."""
+        return self._index.anchors_behind(pos, end)
+
+    def chain_at(self, index: int) -> int:
+        """The chain after entry ``index``; the base has one, too.
+
+        Raises:
+            EntryGone: the entry lies below the base.
+            StorageCorrupt, StorageFailed: as `locate`.
+        """
+        if index == self.last_index:
+            return self.chain
+        if index == self.first_index - 1:
+            return self.base_chain
+        if index >= self.first_index and (entry := self.entry(index)) is not None:
+            return entry.chain
+        ref = self.locate(index)
+        # A header alone proves nothing; what follows in memory tells damage before a peer has to.
+        if (entry := self.entry(index + 1)) is not None and chain_after(entry.header, ref.chain) != entry.chain:
+            path = self._files.path(self._files.start_of(ref.pos))
+            raise StorageCorrupt(path, ref.pos, f"entry {index} does not link to the next")
+        return ref.chain
+
+    def read_entries(self, first_index: int, bytes_max: int) -> tuple[list[EntryRef], bytes]:
+        """Entries from ``first_index`` on, back to back as they travel, without blanks.
+
+        As many whole ones as fit into ``bytes_max``, but at least one. Those read from disk are verified.
+
+        Raises:
+            EntryGone: the first one lies below the base.
+            StorageCorrupt: one of them is damaged.
+            StorageFailed: the disk refused.
+        """
+        self._check_index(first_index)
+        refs: list[EntryRef] = []
+        parts: list[bytes] = []
+        index, room = first_index, bytes_max
+        previous: EntryRef | None = None
+        while index <= self.last_index:
+            if (entry := self.entry(index)) is not None:
+                if refs and entry.size > room:
+                    break
+                refs.append(EntryRef(entry.index, entry.term, entry.kind, entry.pos, entry.size, entry.chain))
+                parts += (entry.header, entry.body)
+                room -= entry.size
+                index += 1
+                continue
+            if previous is None:
+                previous = self._last_before(index - 1)
+            run, data = read_run(self._files, previous, self._tail.first, room, at_least_one=not refs)
+            if not run:
+                break
+            refs += run
+            parts.append(data)
+            room -= len(data)
+            previous = run[-1]
+            index = previous.index + 1
+        return refs, b"".join(parts)
+
+    def stored(self, first_index: int, bytes_max: int) -> Callable[[], StoredRun] | None:
+        """What reads entries from ``first_index`` on, as `read_entries` does, up to the end of a file; for any thread.
+
+        None when the first one is in memory. What is read counts only if the log was not cut meanwhile.
+
+        Raises:
+            EntryGone: the first one lies below the base.
+        """
+        self._check_index(first_index)
+        if self.entry(first_index) is not None:
+            return None
+        before = first_index - 1
+        base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base.ref, (0, 0))
+        return partial(read_behind, self._files, base, anchor, before, self._tail.first, bytes_max)
+
+    def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
+        """Read bytes by physical offset, wherever they are by now: in memory, on disk, or both.
+
+        What comes from disk is verified, see `verified_reads`. ``trusts_page_cache`` is for what only consumers get.
+
+        Raises:
+            EntryGone: they lie below the base, or some of them do.
+            StorageCorrupt: an entry is damaged.
+            StorageFailed: the disk refused.
+        """
+        if pos < self._base.pos:
+            raise EntryGone(self._files.directory, "position", pos, self._base.pos)
+        end = pos + length
+        assert pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
+        tail_pos = self._tail.pos
+        if tail_pos is None or end <= tail_pos:
+            return self._verified.read(pos, end, trusts_page_cache=trusts_page_cache)
+        if pos >= tail_pos:
+            return self._tail.read(pos, end)
+        return read_across(self._verified.read, self._tail, self._end_before_tail(), pos, end)
+
+    def pread_each(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
+        """Read ascending pieces, each (position, length) within one entry, as `pread` that trusts the page cache."""
+        if pieces[0][0] < self._base.pos:
+            raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)
+        return self._pieces.read(pieces)
+
+    def read_range(self, pos: int, length: int) -> bytes:
+        """Read bytes below `durable_pos` from the files, blanks included, verified. For any thread, unlike the rest.
+
+        Raises:
+            EntryGone: they lie below the base, or some of them do.
+            StorageCorrupt: an entry is damaged.
+            StorageFailed: the disk refused.
+        """
+        return self._verified.read(pos, pos + length, keeps=False)
+
+    def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
+        """Bytes below `durable_pos` as runs of whole verified entries, see `VerifiedReads.runs`. For any thread.
+
+        Raises as `read_range`, also while the runs are gone through.
+        """
+        return self._verified.runs(pos, pos + length)
+
+    def load(self, pos: int, length: int) -> None:
+        """Have bytes below `durable_pos` verified and in memory, so that `pread` does not wait. For any thread.
+
+        Raises as `read_range`.
+        """
+        self._verified.load(pos, pos + length)
+
+    def has(self, pos: int, length: int) -> bool:
+        """Whether `pread` that trusts the page cache gets these bytes of the files without a wait for the disk."""
+        return self._verified.has(pos, pos + length)
+
+    @property
+    def trusted_pos(self) -> int:
+        """From here on `pread` may trust the page cache; it rises when that has dropped something."""
+        return self._verified.trusted_pos
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many verified bytes of files are in memory, besides the newest entries."""
+        return self._verified.kept_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """How many bytes were read from files and verified since the log was opened."""
+        return self._verified.loaded_bytes
+
+    def tell_damage(self, on_damage: OnDamage) -> None:
+        """Have ``on_damage`` called each time a read finds an entry damaged, in the thread of the reader."""
+        self._verified.on_damage = on_damage
+
+    def damage_found(self, damage: StorageCorrupt) -> None:
+        """A reader of what `stored` returned found an entry damaged: whoever wants to know is told."""
+        self._verified.on_damage(damage)
+
+    def _last_before(self, index: int) -> EntryRef:
+        return self.locate(index) if index > self.base[0] else self._base.ref
+
+    def _range(self) -> str:
+        return f"{self.first_index}..{self.last_index}"
+
+    def _check_index(self, index: int) -> None:
+        if index < self.first_index:
+            raise EntryGone(self._files.directory, "index", index, self.first_index)
+        assert index <= self.last_index, f"no entry {index}, there are {self._range()}"
+
+    def _end_before_tail(self) -> int:
+        if self._tail.first == self.first_index:
+            return self._base.pos
+        last = self.locate(self._tail.first - 1)
+        return last.pos + last.size

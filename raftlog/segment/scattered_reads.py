@@ -1,0 +1,129 @@
+"""Many short pieces of a log, in as few reads as they lie in.
+
+Each piece lies within one entry. A read of the disk costs about as much as copying `GAP_BYTES_MAX` from the page cache,
+so what lies between two pieces is read along if it is less. Whoever reads one of several things that lie in turns (a
+queue of a topic, say) often reads the next one soon after, whose pieces were all read along: such runs are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from raftlog.segment.errors import StorageCorrupt
+from raftlog.segment.recent_entries import Tail, blank_bytes
+from raftlog.segment.verified_reads import VerifiedReads
+
+Piece = tuple[int, int]
+"""Physical offset and length."""
+
+Buffer = bytes | memoryview
+"""A view keeps all that was read with it in memory: whoever waits with it, copies it."""
+
+GAP_BYTES_MAX = 32 * 1024
+RUN_BYTES_MAX = 1024 * 1024
+
+KEPT_MAX = 4
+"""So many runs are kept, 4 MiB at most."""
+
+KEPT_BYTES_MIN = 32 * 1024
+"""A shorter run is read again for about what it costs to find it."""
+
+
+class _Run(NamedTuple):
+    begin: int
+    end: int
+    data: bytes
+
+
+class PieceReader:
+    """Reads pieces of one log; belongs to the thread of its owner.
+
+    What it keeps may be read again and again without a look at the files: bytes of entries that the log has, and its
+    owner says when some of them are no longer part of it.
+    """
+
+    __slots__ = ("_kept", "_segment_bytes", "_tail", "_verified")
+
+    def __init__(self, verified: VerifiedReads, segment_bytes: int, tail: Tail) -> None:
+        self._verified = verified
+        self._segment_bytes = segment_bytes
+        self._tail = tail
+        self._kept: list[_Run] = []
+
+    def forget(self) -> None:
+        """Keep nothing: the log was cut."""
+        self._kept.clear()
+
+    def read(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
+        """The bytes of ascending pieces, each from memory if its entry is there.
+
+        Raises:
+            EntryGone, StorageCorrupt, StorageFailed: the disk does not give them.
+        """
+        tail_pos = self._tail.pos
+        if tail_pos is None or pieces[-1][0] < tail_pos:
+            return self._read_files(pieces)
+        if pieces[0][0] >= tail_pos:
+            return self._tail.read_pieces(pieces)
+        on_disk = bisect_left(pieces, (tail_pos, 0))
+        return [*self._read_files(pieces[:on_disk]), *self._tail.read_pieces(pieces[on_disk:])]
+
+    def _read_files(self, pieces: Sequence[Piece]) -> list[memoryview]:
+        read: list[memoryview] = []
+        first = 0
+        while first < len(pieces):
+            begin, data, following = self._find(pieces, first) or self._load(pieces, first)
+            view = memoryview(data)
+            read += [view[pos - begin : pos - begin + length] for pos, length in pieces[first:following]]
+            first = following
+        return read
+
+    def _find(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int] | None:
+        """A run that was kept, where it begins, and which of the pieces is the next that it does not have."""
+        start, length = pieces[first]
+        for begin, end, data in self._kept:
+            if begin <= start and start + length <= end:
+                following = bisect_left(pieces, (end, 0), first)
+                pos, length = pieces[following - 1]
+                return begin, data, following if pos + length <= end else following - 1
+        return None
+
+    def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
+        """As `_find`, from the files."""
+        start, wanted = pieces[first]
+        end = first_end = start + wanted
+        segment_bytes = self._segment_bytes
+        run_end = min(start + RUN_BYTES_MAX, start - start % segment_bytes + segment_bytes)
+        following = first + 1
+        for pos, length in pieces[following:]:
+            if pos - end > GAP_BYTES_MAX or pos + length > run_end:
+                break
+            end = pos + length
+            wanted += length
+            following += 1
+        try:
+            data = self._verified.read(start, end, trusts_page_cache=True)
+        except StorageCorrupt:
+            if end == first_end:
+                raise
+            # What is damaged may lie between two pieces.
+            return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
+        if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
+            self._kept.append(_Run(start, end, data))
+            del self._kept[:-KEPT_MAX]
+        return start, data, following
+
+
+def read_across(read: Callable[[int, int], bytes], tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
+    """The bytes ``pos..end``, the first of which lie before the tail's entries and the last within.
+
+    What lies between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe one that
+    is not written yet. ``read(pos, end)`` reads what is on disk. Raises as that does.
+    """
+    tail_pos = tail.pos
+    assert tail_pos is not None, f"no entry is in memory, {pos}..{end} is read"
+    head = read(pos, min(end, disk_end)) if pos < disk_end else b""
+    gap = blank_bytes(disk_end, tail_pos)[max(0, pos - disk_end) : max(0, end - disk_end)]
+    return head + gap + tail.read(tail_pos, end)

@@ -1,0 +1,484 @@
+"""A replacement for a whole log, gathered piece by piece beside the log in use, and put in its place at an opening.
+
+Theory of operation. A replica whose log ends before another one's begins needs that log: its base, the closed files
+behind it, and a snapshot of the application. A `Manifest` says what that is. `Staging` gathers it in the directory
+``reset``: it says which bytes are wanted, verifies each entry as soon as it is whole, and keeps everything over
+interruptions, also when the next manifest comes from another leader, since files are equal on all replicas. `finish`
+marks the whole as ready, and the next opening calls `install`.
+
+Installing has one point of no return, the renaming of ``READY`` to ``INSTALL``. Before it, the old log is untouched and
+may turn out to be the better one after all; behind it, every step can be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Container
+from typing import Final, Literal
+
+import cbor2
+import msgspec
+
+from raftlog.plain_cbor import decode_plain
+from raftlog.segment.closed_file_index import Sidecar, agrees, decode_sidecar, encode_sidecar
+from raftlog.segment.codec import (
+    BLANK_BYTES_MIN,
+    CONFIG,
+    HEADER,
+    HEADER_BYTES,
+    NORMAL,
+    EntryRef,
+    chain_after,
+    is_blank,
+    verify_entry,
+)
+from raftlog.segment.disk import Disk, write_file, write_fully
+from raftlog.segment.errors import FrameCorrupt, StorageFailed
+from raftlog.segment.files import Preallocation, SegmentFiles
+from raftlog.segment.index import LogIndex
+from raftlog.segment.meta import Base, MetaFile, MetaState
+from raftlog.segment.meta_keys import ABSTAINING, CONF, DAMAGED
+
+DIRECTORY_NAME: Final = "reset"
+SNAPSHOT_NAME: Final = "snapshot"
+"""The application's file: in the log's directory after an installation, and whatever it makes of it then."""
+
+PIECE_BYTES: Final = 1024 * 1024
+"""Most bytes that are asked for at once."""
+
+_NUMBER_MAX: Final = 2**63 - 1
+_MANIFEST: Final = "manifest"
+_READY: Final = "READY"
+_INSTALL: Final = "INSTALL"
+_OLD_NAME = re.compile(r"(\d{20})(\.index)?")
+
+What = Literal["log", "snapshot"]
+
+CheckEntry = Callable[[EntryRef, memoryview], None]
+"""Raises ValueError for an entry, given with its body, that must not get into the log."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a replacement consists of.
+
+    ``last`` is the last entry of the last closed file that belongs to it, or the stand-in for ``base`` when there is
+    none; it must be committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot.
+    """
+
+    base: Base
+    last: EntryRef
+    conf: bytes
+    segment_bytes: int
+    snapshot_bytes: int = 0
+    snapshot_crc: int = 0
+
+    @property
+    def end_pos(self) -> int:
+        """End of the last entry; the base's position when there is none."""
+        return self.last.pos + self.last.size
+
+    @property
+    def end_index(self) -> int:
+        """Index of the last entry."""
+        return self.last.index
+
+    @property
+    def starts(self) -> range:
+        """Where the files begin."""
+        size = self.segment_bytes
+        return range(self.base.pos, -(-self.end_pos // size) * size, size)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """For a file or a peer; CBOR."""
+    return cbor2.dumps(msgspec.to_builtins(manifest, builtin_types=(bytes,)))
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raises ValueError for what is none, or contradicts itself."""
+    try:
+        manifest = msgspec.convert(decode_plain(data), Manifest)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ValueError(f"no manifest: {error}") from error
+    if (reason := _why_impossible(manifest)) is not None:
+        raise ValueError(f"a manifest that no log has: {reason}")
+    return manifest
+
+
+def _why_impossible(manifest: Manifest) -> str | None:
+    base, last, segment_bytes = manifest.base, manifest.last, manifest.segment_bytes
+    numbers = (base.index, base.term, base.pos, last.index, last.term, last.pos, last.size, manifest.snapshot_bytes)
+    if min(numbers) < 0 or max(*numbers, segment_bytes) > _NUMBER_MAX or segment_bytes <= HEADER_BYTES:
+        return "a number is negative or beyond what files have room for"
+    if any(not 0 <= crc < 2**32 for crc in (base.chain, last.chain, manifest.snapshot_crc)):
+        return "a checksum has more than 32 bits"
+    if base.pos % segment_bytes:
+        return f"its base at {base.pos} does not begin a file of {segment_bytes} bytes"
+    if last == base.ref:
+        return None
+    if last.index <= base.index or last.pos < base.pos or last.term < base.term:
+        return f"its last entry {last.index} at {last.pos} does not lie behind its base {base.index} at {base.pos}"
+    if not (NORMAL <= last.kind <= CONFIG and last.size >= HEADER_BYTES):
+        return f"its last entry is of kind {last.kind} and has {last.size} bytes"
+    if last.pos % segment_bytes + last.size + BLANK_BYTES_MIN > segment_bytes:
+        return f"its last entry of {last.size} bytes at {last.pos} does not fit its file"
+    return None
+
+
+class Staging:
+    """See the module's theory of operation. For one thread at a time, which waits for the disk.
+
+    Attributes:
+        manifest: what is gathered.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: str, manifest: Manifest, check_entry: CheckEntry = lambda ref, body: None
+    ) -> None:
+        """Begin, or go on with whatever an earlier attempt left that fits: that is read, and not asked for again.
+
+        ``check_entry`` is called for each entry that comes.
+
+        Raises:
+            StorageFailed: the disk refused.
+        """
+        self.manifest = manifest
+        self._check_entry = check_entry
+        self._disk = disk
+        self._root = os.path.join(directory, DIRECTORY_NAME)
+        self._snapshot_path = os.path.join(self._root, SNAPSHOT_NAME)
+        try:
+            disk.mkdir(self._root)
+            # What was ready is not, once any of it may be replaced.
+            _remove(disk, self._root, [_READY, _INSTALL])
+            self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE)
+            self._last = manifest.base.ref
+            self._index = LogIndex(manifest.segment_bytes)
+            self._got: set[int] = set()
+            self._start = manifest.base.pos
+            self._before = self._last
+            self._resume()
+            self._got_of_snapshot: set[int] = set()
+            self._snapshot_done = self._has_snapshot()
+            _write_file(disk, self._root, _MANIFEST, encode_manifest(manifest))
+        except OSError as error:
+            raise StorageFailed(self._root, error.errno or 0, "staging") from error
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return self._log_done and self._snapshot_done
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much is still to come."""
+        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * PIECE_BYTES
+        snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * PIECE_BYTES
+        return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
+
+    def wanted(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
+        """What to ask for next: of what, from which position, how many bytes; None when all is here or asked for.
+
+        Args:
+            in_flight: what has been asked for already, as the first two of these.
+        """
+        if not self._log_done:
+            file_end = self._start + self.manifest.segment_bytes
+            for pos in range(self._start, file_end, PIECE_BYTES):
+                if pos not in self._got and ("log", pos) not in in_flight:
+                    return "log", pos, min(PIECE_BYTES, file_end - pos)
+        if not self._snapshot_done:
+            for pos in range(0, self.manifest.snapshot_bytes, PIECE_BYTES):
+                if pos not in self._got_of_snapshot and ("snapshot", pos) not in in_flight:
+                    return "snapshot", pos, min(PIECE_BYTES, self.manifest.snapshot_bytes - pos)
+        return None
+
+    def take(self, what: What, pos: int, data: bytes) -> bool:
+        """Take bytes that `wanted` named.
+
+        Returns:
+            Whether they fit so far. If not, they and maybe some before them are wanted again, better from another peer.
+
+        Raises:
+            StorageFailed: the disk refused.
+        """
+        try:
+            return self._take_log(pos, data) if what == "log" else self._take_snapshot(pos, data)
+        except OSError as error:
+            raise StorageFailed(self._root, error.errno or 0, "staging") from error
+
+    def finish(self) -> None:
+        """Mark what is complete as ready, durably: the next opening of the log replaces it. Raises `StorageFailed`."""
+        assert self.complete, f"{self._root}: {self.missing_bytes} bytes are missing"
+        try:
+            _write_file(self._disk, self._root, _READY, b"")
+        except OSError as error:
+            raise StorageFailed(self._root, error.errno or 0, "staging") from error
+        self.close()
+
+    def close(self) -> None:
+        """Close all files; what is there stays for another attempt."""
+        self._files.close()
+
+    @property
+    def _log_done(self) -> bool:
+        return self._start >= self.manifest.starts.stop
+
+    def _resume(self) -> None:
+        files, segment_bytes = self._files, self.manifest.segment_bytes
+        present = set(files.starts)
+        for start in self.manifest.starts:
+            sidecar = decode_sidecar(files.read_sidecar(start)) if start in present else None
+            if sidecar is None or not agrees(files.pread_padded, sidecar, start, segment_bytes, self._last):
+                break
+            if start + segment_bytes == self.manifest.starts.stop and sidecar.last != self.manifest.last:
+                break
+            self._last = self._before = sidecar.last
+            self._start = start + segment_bytes
+        for start in present:
+            if not self.manifest.base.pos <= start <= self._start or start >= self.manifest.starts.stop:
+                _remove(self._disk, self._root, [os.path.basename(files.path(start))])
+        # The set of names has changed.
+        files.close()
+        self._files = SegmentFiles(self._disk, self._root, segment_bytes, Preallocation.NONE)
+        if not self._log_done and self._start in present:
+            # Nobody finished this file. What it has in its beginning need not come again, but its sync may have failed.
+            self._files.write_again(self._start, self._start + segment_bytes)
+            self._got = set(range(self._start, self._start + segment_bytes, PIECE_BYTES))
+            self._verify()
+
+    def _take_log(self, pos: int, data: bytes) -> bool:
+        file_end = self._start + self.manifest.segment_bytes
+        if not self._start <= pos < file_end or pos in self._got:
+            return True  # of an earlier request, and not needed any more
+        if (pos - self._start) % PIECE_BYTES or len(data) != min(PIECE_BYTES, file_end - pos):
+            return False
+        # What was verified is never written over.
+        begin = max(pos, self._last.pos + self._last.size)
+        if begin < pos + len(data):
+            self._files.write(begin, [memoryview(data)[begin - pos :]])
+        self._got.add(pos)
+        return self._verify()
+
+    def _verify(self) -> bool:
+        """Go on verifying as far as the bytes are here without a gap; False when some were bad and are forgotten."""
+        start, file_end = self._start, self._start + self.manifest.segment_bytes
+        end = next((pos for pos in range(start, file_end, PIECE_BYTES) if pos not in self._got), file_end)
+        pos = max(start, self._last.pos + self._last.size)
+        window = memoryview(self._files.pread_padded(pos, max(0, end - pos)))
+        at = 0
+        while len(window) - at >= BLANK_BYTES_MIN:
+            rest = file_end - pos - at
+            if is_blank(window[at : at + BLANK_BYTES_MIN], rest):
+                if end < file_end:
+                    return True
+                if not self._ends_well():
+                    return self._forget(start)
+                if window[at + BLANK_BYTES_MIN :].tobytes().count(0) != len(window) - at - BLANK_BYTES_MIN:
+                    return self._forget(pos + at)
+                self._close_file()
+                return True
+            if len(window) - at < HEADER_BYTES and end < file_end:
+                return True
+            size = HEADER.unpack_from(window, at)[1] if len(window) - at >= HEADER_BYTES else 0
+            if len(window) - at < size <= rest - BLANK_BYTES_MIN:
+                return True
+            last = self._last
+            try:
+                ref = verify_entry(window, at, last.index + 1, last.term, pos + at, last.chain)
+                self._check_entry(ref, window[at + HEADER_BYTES : at + ref.size])
+            except (FrameCorrupt, ValueError):
+                return self._forget(pos + at)
+            self._last = ref
+            self._index.note(self._last.index, self._last.term, pos + at)
+            if self._last.kind == CONFIG:
+                self._index.note_config(self._last.index, bytes(window[at + HEADER_BYTES : at + size]))
+            at += size
+        return True if end < file_end else self._forget(pos + at)
+
+    def _ends_well(self) -> bool:
+        is_final = self._start + self.manifest.segment_bytes == self.manifest.starts.stop
+        return self._last is not self._before and (not is_final or self._last == self.manifest.last)
+
+    def _forget(self, pos: int) -> bool:
+        self._got = {piece for piece in self._got if piece + PIECE_BYTES <= pos}
+        if not self._got:
+            # What was verified comes anew, too: it may be a good file, but not the one that is wanted.
+            self._index.truncate(self._before.index + 1)
+            self._last = self._before
+        return False
+
+    def _close_file(self) -> None:
+        # The sidecar says that the file is whole, so it comes after the sync.
+        self._files.sync(self._start)
+        part = self._index.part(self._before.index + 1, self._last.index + 1)
+        self._files.write_sidecar(self._start, encode_sidecar(Sidecar(self._before.chain, self._last, part)))
+        self._before = self._last
+        self._start += self.manifest.segment_bytes
+        self._got.clear()
+
+    def _has_snapshot(self) -> bool:
+        if SNAPSHOT_NAME in self._disk.listdir(self._root):
+            if self._snapshot_is_right(write_again=True):
+                return True
+            _remove(self._disk, self._root, [SNAPSHOT_NAME])
+        return self.manifest.snapshot_bytes == 0
+
+    def _snapshot_is_right(self, *, write_again: bool = False) -> bool:
+        """Whether the snapshot is whole, and then durable.
+
+        What an earlier attempt left may be in the cache only, if its sync failed: it is to be written again.
+        """
+        fd = self._disk.open(self._snapshot_path)
+        try:
+            if self._disk.size(fd) != self.manifest.snapshot_bytes:
+                return False
+            crc = 0
+            for pos in range(0, self.manifest.snapshot_bytes, PIECE_BYTES):
+                data = self._disk.pread(fd, PIECE_BYTES, pos)
+                if write_again:
+                    write_fully(self._disk.pwritev, fd, [data], pos)
+                crc = zlib.crc32(data, crc)
+            if crc != self.manifest.snapshot_crc:
+                return False
+            self._disk.fdatasync(fd)
+            return True
+        finally:
+            self._disk.close(fd)
+
+    def _take_snapshot(self, pos: int, data: bytes) -> bool:
+        if self._snapshot_done or pos in self._got_of_snapshot:
+            return True
+        nbytes = self.manifest.snapshot_bytes
+        if not 0 <= pos < nbytes or pos % PIECE_BYTES or len(data) != min(PIECE_BYTES, nbytes - pos):
+            return False
+        fd = self._disk.open(self._snapshot_path, create=True)
+        try:
+            write_fully(self._disk.pwritev, fd, [data], pos)
+        finally:
+            self._disk.close(fd)
+        self._got_of_snapshot.add(pos)
+        if len(self._got_of_snapshot) * PIECE_BYTES < nbytes:
+            return True
+        self._snapshot_done = self._snapshot_is_right()
+        if not self._snapshot_done:
+            self._got_of_snapshot.clear()
+        return self._snapshot_done
+
+
+def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, stored: MetaState) -> bool:
+    """Put a replacement that is ready in the place of the log, if there is one. The directory is locked, no log open.
+
+    A log that has the replacement's last entry, or is known to have been committed beyond it, is kept, and the
+    replacement is removed. Whoever installs keeps term, vote and notes; only the note `CONF` becomes the replacement's.
+    A log known to be damaged that goes, and held more than the replacement, leaves the note `ABSTAINING`.
+
+    It also keeps whether the last process ended in order: the replacement is whole and synced in any case, but one that
+    did not may have acknowledged entries which neither log has.
+
+    Returns:
+        Whether the files have changed, so that they must be listed anew.
+
+    Raises:
+        OSError: the disk refused; the next opening goes on.
+    """
+    root = os.path.join(directory, DIRECTORY_NAME)
+    try:
+        names = set(disk.listdir(root))
+    except OSError:
+        return False  # there never was one
+    if not names & {_READY, _INSTALL}:
+        return False
+    manifest = _stored_manifest(disk, root)
+    is_damaged = DAMAGED in stored.notes
+    if _INSTALL not in names:
+        if manifest is None or (not is_damaged and _is_superseded(files, manifest, stored)):
+            discard(disk, directory)
+            return False
+        disk.rename(os.path.join(root, _READY), os.path.join(root, _INSTALL))
+        disk.sync_directory(root)
+    assert manifest is not None, f"{root}: marked for installing without a manifest"
+    assert manifest.segment_bytes == stored.segment_bytes, (
+        f"{root}: files of {manifest.segment_bytes} bytes for a log of {stored.segment_bytes}"
+    )
+    wanted = {f"{start:020d}" for start in manifest.starts}
+    for name in disk.listdir(directory):
+        found = _OLD_NAME.fullmatch(name)
+        if (found and found[1] not in wanted) or (name == SNAPSHOT_NAME and not manifest.snapshot_bytes):
+            disk.unlink(os.path.join(directory, name))
+    for name in sorted(names):
+        if name == SNAPSHOT_NAME or ((found := _OLD_NAME.fullmatch(name)) and found[1] in wanted):
+            disk.rename(os.path.join(root, name), os.path.join(directory, name))
+    disk.sync_directory(directory)
+    disk.sync_directory(root)
+    notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
+    notes[CONF] = manifest.conf
+    if is_damaged and (stored.commit_hint > manifest.end_index or stored.durable_pos > manifest.end_pos):
+        notes[ABSTAINING] = b"1"
+    newer_term = manifest.last.term > stored.term
+    state = msgspec.structs.replace(
+        stored,
+        term=max(stored.term, manifest.last.term),
+        voted_for=None if newer_term else stored.voted_for,
+        base=manifest.base,
+        durable_pos=manifest.end_pos,
+        durable_chain=manifest.last.chain,
+        commit_hint=manifest.end_index,
+        cut_end=0,
+        notes=notes,
+    )
+    # Both slots, so that no damage to one of them brings back the base of a log that is gone.
+    meta.write(state)
+    meta.write(state)
+    discard(disk, directory)
+    return True
+
+
+def discard(disk: Disk, directory: str) -> None:
+    """Remove everything that was staged, ready or not. Raises `OSError`."""
+    root = os.path.join(directory, DIRECTORY_NAME)
+    # The marks go first and durably: half of a replacement must not count.
+    _remove(disk, root, [_READY, _INSTALL])
+    _remove(disk, root, disk.listdir(root))
+
+
+def _is_superseded(files: SegmentFiles, manifest: Manifest, stored: MetaState) -> bool:
+    if stored.commit_hint >= manifest.end_index > 0:
+        return True
+    last = manifest.last
+    if files.start_of(last.pos) not in files.starts:
+        return False
+    kind, size, index, term, pos, _, chain, _, _ = HEADER.unpack(header := files.pread_padded(last.pos, HEADER_BYTES))
+    if last.size:
+        return EntryRef(index, term, kind, pos, size, chain) == last
+    return (index, pos) == (last.index + 1, last.pos) and chain_after(header, last.chain) == chain
+
+
+def _stored_manifest(disk: Disk, root: str) -> Manifest | None:
+    try:
+        fd = disk.open(os.path.join(root, _MANIFEST))
+    except FileNotFoundError:
+        return None
+    try:
+        return decode_manifest(disk.pread(fd, disk.size(fd), 0))
+    except ValueError:
+        return None
+    finally:
+        disk.close(fd)
+
+
+def _write_file(disk: Disk, root: str, name: str, content: bytes) -> None:
+    path = os.path.join(root, name)
+    write_file(disk, path + ".tmp", content)
+    disk.rename(path + ".tmp", path)
+    disk.sync_directory(root)
+
+
+def _remove(disk: Disk, root: str, names: list[str]) -> None:
+    present = set(disk.listdir(root))
+    if names := [name for name in names if name in present]:
+        for name in names:
+            disk.unlink(os.path.join(root, name))
+        disk.sync_directory(root)

@@ -1,0 +1,86 @@
+"""Reads that wait for the disk, carried out beside the event loop, so that nothing else waits for them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import NoReturn, cast
+
+import trio
+
+from raftlog.net.reactor import Mailbox, Reactor
+from raftlog.replica import Job
+
+
+class Background:
+    """Carries out jobs in a worker thread, one after the other, and their ends on the event loop.
+
+    Args:
+        wake: asks for a turn of the event loop, after each end.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        # A replica reads once at a time for each peer, so there are few of them.
+        self._send, self._receive = trio.open_memory_channel[Job](math.inf)
+
+    def put(self, job: Job) -> None:
+        """Take a job."""
+        self._send.send_nowait(job)
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises whatever an end raises."""
+        async for job in self._receive:
+            end = await trio.to_thread.run_sync(job)
+            end()
+            self._wake()
+
+
+class Workers:
+    """Threads that carry out jobs, many a second; their ends are called in a turn of the event loop.
+
+    A job reaches its thread, and its end the event loop, in a few microseconds, and without a turn of trio in between.
+
+    Args:
+        count: of threads, and so of jobs at a time. Whoever puts jobs limits how many wait.
+    """
+
+    def __init__(self, reactor: Reactor, count: int) -> None:
+        assert count >= 1, f"{count} threads"
+        self._ends = Mailbox(reactor, lambda end: cast("Callable[[], None]", end)())
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        names = [f"reader-{number}" for number in range(count)]
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, job: Job) -> None:
+        """Take a job."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the threads after the jobs that they are at; no end is called any more. Waits for the disk."""
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._ends.close()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                end = job()
+            except Exception as error:
+                end = partial(_raise, error)  # a bug: it ends the process as one of the event loop does
+            self._ends.put(end)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
