@@ -6,8 +6,9 @@ came, and its answers go back as they are.
 
 While no leader is known or can be reached, requests wait, bounded in time, number and bytes. Nothing overtakes: as long
 as the fate of an earlier request is open after a failure, later ones wait as well. A request that the leader certainly
-did not serve is handed to the next one. When nobody knows, it is repeated if that does no harm; otherwise the client's
-connection is closed, as if it had been the leader's own client.
+did not serve is handed to the next one. When nobody knows, it is repeated if that does no harm; otherwise, or if no
+leader serves it again in time, the client's connection is closed, as if it had been the leader's own client: a refusal
+would say that nothing was done.
 """
 
 from __future__ import annotations
@@ -28,10 +29,8 @@ from mq.broker.settings import BrokerSettings
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.forwarding import ForwardEncoder, TooLarge, mark_forwarded
-from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
 from mq.protocol.headers import (
     ConsumerSendMsgBack,
-    DeleteTopicInBroker,
     EndTransaction,
     LockBatchMq,
     Response,
@@ -39,18 +38,12 @@ from mq.protocol.headers import (
     SendMessage,
     SendMessageV2,
     UnlockBatchMq,
-    UpdateAndCreateTopic,
     UpdateConsumerOffset,
     encode_response,
 )
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.operator_requests import (
-    DeleteSubscriptionGroup,
     ResumeCheckHalfMessage,
-    SetMessageRequestMode,
-    UpdateAndCreateSubscriptionGroup,
-    UpdateAndCreateSubscriptionGroupList,
-    UpdateAndCreateTopicList,
 )
 from mq.protocol.pop_requests import (
     AckMessage,
@@ -93,28 +86,20 @@ _REPEATABLE = frozenset(
         AckMessage,
         BatchAckMessage,
         ChangeMessageInvisibleTime,
-        CloneGroupOffset,
-        DeleteSubscriptionGroup,
-        DeleteTopicInBroker,
         EndTransaction,
-        InvokeBrokerToResetOffset,
         LockBatchMq,
         Notification,
         PeekMessage,
         PollingInfo,
-        SetMessageRequestMode,
         PopMessage,
         ResumeCheckHalfMessage,
         UnlockBatchMq,
-        UpdateAndCreateSubscriptionGroup,
-        UpdateAndCreateSubscriptionGroupList,
-        UpdateAndCreateTopic,
-        UpdateAndCreateTopicList,
-        UpdateAndGetGroupForbidden,
         UpdateConsumerOffset,
     }
 )
-"""Done twice, these come to the same; what was popped the first time comes again later."""
+"""Done twice, these come to the same, whatever others asked for in between; what was popped the first time is delivered
+again later. Changes by operators are not among them: repeated, one would undo what another operator has done since.
+"""
 
 _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of the group"
 
@@ -123,7 +108,8 @@ class _Forwarded:
     """A request that waits to be handed on, or for its answer."""
 
     __slots__ = (
-        "connection", "frame", "inner_at", "oneway", "opaque", "repeatable", "sequence", "serialization", "since",
+        "connection", "frame", "in_doubt", "inner_at", "oneway", "opaque", "repeatable", "sequence", "serialization",
+        "since",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +127,7 @@ class _Forwarded:
         self.opaque = request.opaque
         self.oneway = bool(request.flag & _ONEWAY)
         self.repeatable = type(request) in _REPEATABLE
+        self.in_doubt = False  # whether a leader may have served it
         self.frame = frame
         self.inner_at = inner_at
         self.serialization = serialization
@@ -379,8 +366,12 @@ class Forwarder:
 
     def _outcome_unknown(self, forwarded: _Forwarded, reason: str) -> None:
         if forwarded.repeatable:
+            forwarded.in_doubt = True
             self._hold_again(forwarded)
-            return
+        else:
+            self._give_up_in_doubt(forwarded, reason)
+
+    def _give_up_in_doubt(self, forwarded: _Forwarded, reason: str) -> None:
         self._unknown += 1
         self._bytes -= len(forwarded.frame)
         if not forwarded.oneway:
@@ -429,8 +420,11 @@ class Forwarder:
         if not expired:
             return
         given_up, self._held = self._held[:expired], self._held[expired:]
-        self._refused += expired
         for forwarded in given_up:
+            if forwarded.in_doubt:
+                self._give_up_in_doubt(forwarded, self._why)
+                continue
+            self._refused += 1
             self._bytes -= len(forwarded.frame)
             if not forwarded.oneway:
                 code, encoding = ResponseCode.SERVICE_NOT_AVAILABLE, forwarded.serialization

@@ -13,7 +13,7 @@ import trio
 
 from mq.broker.net.errors import RequestRefused
 from mq.broker.replication.forwarder import Forwarder
-from mq.protocol.admin_requests import AuthenticateReplica
+from mq.protocol.admin_requests import AuthenticateReplica, DeleteTopicInBroker, TopicExt
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -270,6 +270,35 @@ async def test_of_a_leader_that_dies_sends_are_in_doubt_and_commits_are_repeated
         await until(lambda: consumer.opaques == [2])
         assert not consumer.closed
         assert world.figures["forwardedUnknown"] == 2
+
+
+async def test_a_request_in_doubt_that_nobody_serves_again_is_not_refused(tmp_path: Path) -> None:
+    """A leader did what was asked and was cut off; the follower then said that nobody could be asked."""
+    async with a_world(tmp_path, forward_seconds_max=0.2) as world:
+        leader, consumer, late = await world.leader(), FakeConnection(), FakeConnection()
+        world.ask(consumer, commit(1))
+        await leader.take(1)
+        world.follow(None)
+        await leader.streams[0].aclose()
+        world.ask(late, commit(2))
+        await until(lambda: consumer.closed and bool(late.answers))
+        assert consumer.answers == []
+        assert late.answers[0].code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert not late.closed
+        assert (world.figures["forwardedUnknown"], world.figures["forwardedRefused"]) == (1, 1)
+
+
+async def test_a_change_of_a_topic_in_doubt_is_not_repeated(tmp_path: Path) -> None:
+    """Repeated, it would undo what another operator has changed since, through another replica."""
+    async with a_world(tmp_path) as world:
+        leader, operator = await world.leader(), FakeConnection()
+        world.ask(operator, DeleteTopicInBroker(opaque=1, ext=TopicExt(topic="T")))
+        await leader.take(1)
+        world.follow(None)
+        await leader.streams[0].aclose()
+        await until(lambda: operator.closed)
+        assert operator.answers == []
+        assert world.figures["forwardedWaiting"] == 0
 
 
 async def test_an_answer_of_unknown_outcome_closes_the_connection_of_the_sender_only(tmp_path: Path) -> None:
