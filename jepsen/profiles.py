@@ -43,8 +43,10 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("memory", "descriptors"),
 )
 """Faults that take turns in one run; together they are all there are."""
-NOT_TOGETHER = frozenset({("delays", "clock")})
-"""A delay is over when the leader's clock says so: with a clock that is wrong by an hour it says nothing."""
+NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock")})
+"""A delay is over when the leader's clock says so: with a clock that is wrong by an hour it says nothing. A returned
+message waits for its retry in the same way.
+"""
 ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue"})}
 """Kinds that go with some workloads only: their checkers know which messages were removed in their time, or they have
 clients in processes of their own.
