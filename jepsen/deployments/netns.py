@@ -31,6 +31,7 @@ from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
 
 PREFIX = "rmqf"
 BRIDGE = f"{PREFIX}-br"
+NETWORK_CARDS = Path("/sys/class/net")
 _CHECKOUT = Path(__file__).parent.parent.parent
 NETWORK = "10.78.0"
 OUTSIDE = f"{NETWORK}.254"
@@ -299,8 +300,10 @@ def held(what: str) -> Iterator[None]:
 
 async def _remove() -> None:
     """Remove what this run or an interrupted one made, which may have had more brokers."""
-    commands: list[Sequence[str]] = [("ip", "netns", "del", name) for name in left_in(NAMESPACES)]
-    for command in [*commands, ("ip", "link", "del", BRIDGE)]:
+    # A namespace lives on, and its links with it, while a connection in it waits for the other side: for minutes.
+    commands: list[Sequence[str]] = [("ip", "link", "del", name) for name in left_in(NETWORK_CARDS)]
+    commands += [("ip", "netns", "del", name) for name in left_in(NAMESPACES)]
+    for command in commands:
         await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
     if _is_filtered():
         drop_rule = ["iptables", "-D", "FORWARD", *_LET_PASS]
@@ -308,9 +311,9 @@ async def _remove() -> None:
             pass  # each interrupted run left one
 
 
-def left_in(namespaces: Path) -> list[str]:
-    """The names of namespaces that a run has made."""
-    return sorted(path.name for path in namespaces.glob(f"{PREFIX}-*"))
+def left_in(directory: Path) -> list[str]:
+    """The names of the namespaces, or of the network cards, that a run has made."""
+    return sorted(path.name for path in directory.glob(f"{PREFIX}-*"))
 
 
 def _is_filtered() -> bool:

@@ -102,6 +102,32 @@ def test_power_packets_clocks_and_disks_break_nothing(tmp_path: Path) -> None:
     assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(tmp_path) in line]
 
 
+@pytest.mark.skipif(
+    "RAFTMQ_FAULTS_FOR_ROOT" not in os.environ,
+    reason="makes networks: only with RAFTMQ_FAULTS_FOR_ROOT=1",
+)
+@pytest.mark.skipif(why_not("netns") is not None, reason="networks cannot be made here")
+def test_link_of_a_namespace_that_lives_on_is_no_obstacle(tmp_path: Path) -> None:
+    """Forty runs in a row failed: a connection kept a namespace of the run before, and its link, for minutes."""
+    card, name = "rmqf-v-n1", "rmqf-n1"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    holder = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "300"])
+    try:
+        link = ["ip", "link", "add", card, "type", "veth", "peer", "name", "eth0", "netns", name]
+        subprocess.run(link, check=True)
+        subprocess.run(["ip", "netns", "del", name], check=True)
+        assert Path("/sys/class/net", card).exists()
+        options = ["--workload", "log", "--nemesis", "calm", "--time", "2", "--store", str(tmp_path)]
+        done = subprocess.run(
+            [*RUN[:4], "--backend", "netns", *options], cwd=ROOT, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        holder.kill()
+        holder.wait()
+        subprocess.run(["ip", "link", "del", card], check=False, capture_output=True)
+
+
 def test_planted_mistake_is_found(tmp_path: Path) -> None:
     """With this seed the first partition leaves the leader alone with its clients, and it acknowledges by itself."""
     options = ["--workload", "log", "--nemesis", "partition", "--time", "12", "--seed", "3", "--store", str(tmp_path)]
