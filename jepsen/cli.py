@@ -24,7 +24,7 @@ from jepsen.deployments import BACKENDS, default_backend, why_not
 from jepsen.deployments.cluster import ROOT, ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
 from jepsen.judge import REPORT, NotARun, judge, states_met
-from jepsen.matrix import not_run, read_rows, row_of, table, worst, write_report
+from jepsen.matrix import not_run, read_rows, row_of, still_to_run, table, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.nemeses.needs import why_not_together
 from jepsen.openchaos import OPENCHAOS, kinds_of
@@ -179,6 +179,9 @@ def matrix(
     backend: Annotated[str | None, typer.Option(help=f"One of {', '.join(BACKENDS)}.")] = None,
     store: Annotated[Path, typer.Option(help="Where directories of runs are made.")] = Path("store"),
     part: Annotated[str, typer.Option(help="Only the first of five pieces; reports add up.", metavar="1/5")] = "1/1",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only the runs that the report does not have as valid.")
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Where the report is written; default: docs/reports, nowhere for smoke.")
     ] = None,
@@ -190,7 +193,10 @@ def matrix(
     )
     number, parts = _part(part)
     goes_to = report or (ROOT / "docs" / "reports" / "jepsen.md" if profile != SMOKE else None)
-    rows = read_rows(goes_to, profile) if goes_to is not None and parts > 1 else []
+    rows = read_rows(goes_to, profile) if goes_to is not None and (parts > 1 or resume) else []
+    count = len(every)
+    if resume:
+        every, rows = still_to_run(every, rows)
     before = len(rows)
     missing: dict[str, None] = {}
     for at, cell in enumerate(part_of(every, number, parts)):
@@ -217,10 +223,10 @@ def matrix(
         if interrupted:
             break
         if goes_to is not None:
-            write_report(goes_to, profile, rows, list(missing), planned=len(every))
+            write_report(goes_to, profile, rows, list(missing), planned=count)
     typer.echo("\n" + table(rows[before:]))
     if goes_to is not None:
-        write_report(goes_to, profile, rows, list(missing), planned=len(every))
+        write_report(goes_to, profile, rows, list(missing), planned=count)
         typer.echo(f"the report is {goes_to}")
     raise typer.Exit(worst(rows[before:]))
 

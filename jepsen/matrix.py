@@ -108,6 +108,14 @@ def read_rows(report: Path, profile: str) -> list[Row]:
     return stored.rows if stored.profile == profile else []
 
 
+def still_to_run(planned: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cell], list[Row]]:
+    """The runs of a profile that no row has as valid, and the valid rows of those that it still has."""
+    valid = {(row.workload, row.faults, row.seconds): row for row in rows if row.verdict == _VALID}
+    wanted = {(cell.workload, cell.faults, cell.seconds): cell for cell in planned}
+    kept = [row for key, row in valid.items() if key in wanted]
+    return [cell for key, cell in wanted.items() if key not in valid], kept
+
+
 def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
     """The page for people and, beside it, the same for programs.
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from jepsen.matrix import Row, read_rows, table, worst, write_report
+from jepsen.matrix import Row, read_rows, still_to_run, table, worst, write_report
 from jepsen.profiles import (
     CI,
     GROUPS,
@@ -17,6 +17,7 @@ from jepsen.profiles import (
     PROFILES,
     RELEASE,
     SMOKE,
+    Cell,
     cells,
     part_of,
 )
@@ -102,6 +103,12 @@ def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
     assert "2 of 9 runs" in text
     assert len(read_rows(report, NIGHTLY)) == 2
     assert read_rows(report, CI) == [], "rows of another profile are not mixed in"
+
+
+def test_resumed_profile_has_what_was_not_valid_and_forgets_what_is_not_planned() -> None:
+    planned = [Cell("log", ("kill",), 10.0), Cell("log", ("clock",), 10.0), Cell("pop", ("kill",), 10.0)]
+    rows = [row("valid"), row("not run", faults="clock"), row("valid", faults="removed since")]
+    assert still_to_run(planned, rows) == (planned[1:], rows[:1])
 
 
 def test_table_has_a_line_for_each_run() -> None:
