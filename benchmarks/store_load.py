@@ -21,7 +21,7 @@ from benchmarks.load import Job, Report
 from benchmarks.procfs import cpu_seconds
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +61,7 @@ async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
 
 async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0") -> None:
     """Topics of 8 queues each, made by the leader ``node_id``; the last of them is visible on return."""
-    async with Remoting.open([cluster.namesrv]) as remoting:
+    async with ClientCore.open([cluster.namesrv]) as remoting:
         for number in range(count - 1):
             ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(QUEUES)}
             ext |= {"writeQueueNums": str(QUEUES), "perm": "6", "topicFilterType": "SINGLE_TAG"}

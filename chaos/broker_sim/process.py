@@ -1,4 +1,4 @@
-"""One start of a simulated broker: the real `Broker` with all its areas, on a simulated log, clock and network.
+"""One start of a simulated broker: the real `Broker` with all its services, on a simulated log, clock and network.
 
 What a broker derives from its log lies in real files, in memory where the machine has a file system for that. After a
 power cut they are as they were or, by chance, as the last checkpoint made them durable.
@@ -170,12 +170,12 @@ class BrokerProcess(Process):
         self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
-        owing = self.broker.areas.forwarder.is_owing
+        owing = self.broker.services.forwarder.is_owing
         self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         now = self._world.now
-        self.broker.areas.forwarder.tick()
+        self.broker.services.forwarder.tick()
         for number, due_at in enumerate(self._due_at):
             if due_at <= now:
                 self._due_at[number] = now + self._periods[number]
@@ -251,7 +251,7 @@ class BrokerProcess(Process):
         """Let the log begin later, as far as restarts, what waits in it and readers allow; see `Process.drop_files`."""
         log = self.log
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
-        held_pos = self.broker.areas.bulk.leases.first_pos()
+        held_pos = self.broker.services.bulk.leases.first_pos()
         floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from(), held_pos)
         files = [
             segment.start

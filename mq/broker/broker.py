@@ -12,18 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
-from mq.broker.base.event_loop_lag import Lateness
+from mq.broker.base.event_loop_lag import EventLoopLag
 from mq.broker.base.name_server_registration import Registration
-from mq.broker.base.rate_limited_log import SeldomLog
+from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.clients import ClientLimits, ClientRegistry
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
 from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.pull import HeldPull
-from mq.broker.net.client_requests import Questions
+from mq.broker.net.client_requests import ClientRequests
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.flow_control import Unread
-from mq.broker.net.linearizable_reads import PatientReads
-from mq.broker.services import Areas
+from mq.broker.net.flow_control import UnreadReplies
+from mq.broker.net.linearizable_reads import LinearizableReads
+from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.metadata import Changes, Metadata, as_registered
@@ -126,8 +126,8 @@ class Broker:
         self._on_registration_changed = on_registration_changed
         self._descriptors_max = descriptors_max
         self._log = log
-        self._seldom = SeldomLog(log, wall_clock_ms)
-        self._lateness = Lateness()
+        self._seldom = RateLimitedLog(log, wall_clock_ms)
+        self._lateness = EventLoopLag()
         self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
         self._dropped = 0
         self._refused = 0
@@ -137,7 +137,7 @@ class Broker:
             seconds_max=settings.unfinished_seconds_max,
             on_closed=self._unfinished_dropped,
         )
-        self._unread: Unread[ClientConnection] = Unread(
+        self._unread: UnreadReplies[ClientConnection] = UnreadReplies(
             bytes_max=settings.unread_bytes_max,
             unsent=lambda: self._unsent.nbytes,
             connections=lambda: self._connections,
@@ -149,7 +149,7 @@ class Broker:
             held_max=settings.held_pulls_max, held_bytes_max=settings.held_bytes_max
         )
         store.watched = self._polling.waiting
-        self._questions: Questions[ClientConnection] = Questions(clock)
+        self._questions: ClientRequests[ClientConnection] = ClientRequests(clock)
         self._applied_index = 0
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
@@ -157,9 +157,9 @@ class Broker:
     def attach(self, replica: Replica) -> None:
         """Get the replica that this broker is the application of; comes before everything else."""
         self._replica = replica
-        self._reads = PatientReads(replica.read, self._clock)
+        self._reads = LinearizableReads(replica.read, self._clock)
         self._applied_index = replica.applied_index
-        self.areas = Areas(
+        self.services = Services(
             settings=self._settings,
             store_ip=self._store_ip,
             address=self._address,
@@ -184,7 +184,7 @@ class Broker:
             random_bytes=self._random_bytes,
             log=self._log,
         )
-        self.appender = self.areas.appender
+        self.appender = self.services.appender
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Broker:
         connection = ClientConnection(
             reactor=self._reactor,
             sock=sock,
-            handlers=self.areas.handlers,
+            handlers=self.services.handlers,
             questions=self._questions,
             on_closed=self._connection_closed,
             intake=self._intake,
@@ -243,10 +243,10 @@ class Broker:
 
     def close_connections(self) -> None:
         """Close every client connection."""
-        self.areas.forwarder.close()
+        self.services.forwarder.close()
         for connection in list(self._connections):
             connection.close("broker stops")
-        self.areas.replies.forget()  # only now: for a reply whose client is gone, other replicas are asked
+        self.services.replies.forget()  # only now: for a reply whose client is gone, other replicas are asked
 
     def must_hand_over(self) -> bool:
         """Whether another replica could lead and does not yet; it is asked to. Call it again until it says no."""
@@ -261,13 +261,13 @@ class Broker:
 
     def owes_answers(self) -> bool:
         """Whether replies wait to be sent, or requests for the replica that leads."""
-        return self.areas.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
+        return self.services.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
         self._polling.drop_connection(connection)
-        self.areas.pops.polling.drop_connection(connection)
-        self.areas.groups.connection_closed(connection)
+        self.services.pops.polling.drop_connection(connection)
+        self.services.groups.connection_closed(connection)
 
     # -- the replicated log ------------------------------------------------------------------------------------------
 
@@ -282,8 +282,8 @@ class Broker:
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
-                self.areas.group_admin.configured(entry.index, decode_conf(entry.body))
-                self.areas.authentication.configured(self._connections)
+                self.services.group_admin.configured(entry.index, decode_conf(entry.body))
+                self.services.authentication.configured(self._connections)
             self._applied_index = entry.index
             if self._filling is not None and entry.index == self._filling.until_index:
                 try:
@@ -292,12 +292,12 @@ class Broker:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._filling = None
         self.appender.committed(self._applied_index)
-        pops = self.areas.pops
+        pops = self.services.pops
         for topic, queue_id, new_entries in self._store.take_grown():
             if pops.polling:
                 pops.grown(topic, queue_id, new_entries)
             for pull in self._polling.grown((topic, queue_id), new_entries):
-                self.areas.pulls.resume(pull)
+                self.services.pulls.resume(pull)
 
     def role_changed(self, change: RoleChange) -> None:
         """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
@@ -310,17 +310,17 @@ class Broker:
             "role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id, **fields
         )
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
-            self.areas.forwarder.follow()
-            self.areas.serve_as_follower()
-            # First of all nothing is taken any more: what areas and the appender give back is for whoever leads now.
+            self.services.forwarder.follow()
+            self.services.serve_as_follower()
+            # First of all nothing is taken any more: what services and the appender give back is for whoever leads now.
             self.appender.is_open = False
-            self.areas.forget()
+            self.services.forget()
             self.appender.close()
             self._on_registration_changed(None)
-        self.areas.forwarder.leader_changed()
-        self.areas.forwarded.role_changed()
+        self.services.forwarder.leader_changed()
+        self.services.forwarded.role_changed()
         self._reads.try_again()
-        self.areas.group_admin.role_changed(change)
+        self.services.group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
         """Leadership was lost with entries under way."""
@@ -329,8 +329,8 @@ class Broker:
     def end_turn(self) -> None:
         """React to what came in; called before sockets are flushed."""
         self._replica.pump()
-        self.areas.transactions.end_turn()
-        self.areas.pops.acks.flush()
+        self.services.transactions.end_turn()
+        self.services.pops.acks.flush()
         if self.appender.start_round():
             self._replica.pump()
         if self._unsent.nbytes > self._unread.bytes_max:
@@ -340,13 +340,13 @@ class Broker:
         """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
         self._led_term = term
         self.appender.open()
-        self.areas.locks.lead()
-        self.areas.delays.lead()
-        self.areas.timers.lead()
-        self.areas.check_backs.lead()
-        self.areas.pops.lead()
-        self.areas.forwarder.lead()
-        self.areas.forwarded.role_changed()
+        self.services.locks.lead()
+        self.services.delays.lead()
+        self.services.timers.lead()
+        self.services.check_backs.lead()
+        self.services.pops.lead()
+        self.services.forwarder.lead()
+        self.services.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         self._announce()
         self._on_registration_changed(None)
@@ -357,8 +357,8 @@ class Broker:
         missing = self._metadata.missing_system_topics(
             settings.cluster, settings.group, self._wall_clock_ms(), default_topic_queues=settings.default_topic_queues
         )
-        if self._metadata.replicas.get(settings.node_id) != self.areas.replica_address:
-            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.areas.replica_address)))
+        if self._metadata.replicas.get(settings.node_id) != self.services.replica_address:
+            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.services.replica_address)))
         for command in missing:
             self.appender.add_command(command)
 
@@ -383,13 +383,13 @@ class Broker:
                 changed = self._metadata.apply(decoded)
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
-                self.areas.tails.deletion_applied(topic)
+                self.services.tails.deletion_applied(topic)
             for topic in changed.topics:
-                self.areas.sends.topic_changed(topic)
+                self.services.sends.topic_changed(topic)
             if changed.topics:
                 self._on_registration_changed(changed.topics)
             if changed.replicas:
-                self.areas.forwarder.leader_changed()
+                self.services.forwarder.leader_changed()
 
     def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRecord]]:
         """Add to the queues what the entry's records add; returns its commands and its records with numbers."""
@@ -422,37 +422,37 @@ class Broker:
         # Those of clients that do not read their answers come again and again, tens of thousands of them.
         while over := self._polling.expired(now, _RESUMED_AT_A_STRETCH):
             for pull in over:
-                self.areas.pulls.resume(pull)
+                self.services.pulls.resume(pull)
             if self._clock() >= now + _EXPIRE_SECONDS_MAX:
                 break
-        self.areas.pops.expire()
-        self.areas.bulk.reads.expire()
+        self.services.pops.expire()
+        self.services.bulk.reads.expire()
 
     def notify_members(self) -> None:
         """Tell members of large groups that the group changed."""
-        self.areas.groups.notify_more()
+        self.services.groups.notify_more()
 
     def expire_group_commands(self) -> None:
         """Answer operators whose change of the group does not come to an end, or who wait for a client."""
-        self.areas.group_admin.expire()
+        self.services.group_admin.expire()
         self._questions.expire()
-        self.areas.replies.expire()
-        self.areas.announcements.run()
+        self.services.replies.expire()
+        self.services.announcements.run()
 
     def deliver_delayed(self) -> None:
         """Put into their topics the delayed messages that are due, and popped ones whose time is over."""
-        self.areas.delays.run()
-        self.areas.timers.run()
-        self.areas.recalls.run()
-        self.areas.pops.revival.run()
+        self.services.delays.run()
+        self.services.timers.run()
+        self.services.recalls.run()
+        self.services.pops.revival.run()
 
     def check_back(self) -> None:
         """Ask producers what became of their transactions."""
-        self.areas.check_backs.run()
+        self.services.check_backs.run()
 
     def look_at_queues(self) -> None:
         """Count what came into some of the queues."""
-        self.areas.stats.look_on()
+        self.services.stats.look_on()
 
     def note_delay(self, seconds: float) -> None:
         """Something had to wait for the event loop, or kept it, for so long."""
@@ -460,16 +460,16 @@ class Broker:
 
     def sample_figures(self) -> None:
         """Note how much there is now, to be compared with later."""
-        self.areas.stats.sample()
+        self.services.stats.sample()
 
     def replicate_offsets(self) -> None:
         """Put gathered consumer offsets into the log."""
-        self.areas.offsets.replicate_gathered()
+        self.services.offsets.replicate_gathered()
 
     def expire_some_clients(self) -> None:
         """Of a part of them, forget clients without heartbeat, and locks that nobody renewed."""
-        self.areas.groups.expire_some()
-        self.areas.locks.expire_some()
+        self.services.groups.expire_some()
+        self.services.locks.expire_some()
 
     def announce_again(self) -> None:
         """Repeat what a full disk refused."""
@@ -478,13 +478,13 @@ class Broker:
 
     def flush_queues(self) -> None:
         """Let consume queues reach their files, forget what is gone from the log, and restore damaged blocks."""
-        self.areas.queue_repair.run()
+        self.services.queue_repair.run()
         self._store.flush_some()
         self._store.expire_some(self._replica.log.base_pos)
 
     def delete_expired(self) -> None:
         """Let the log begin later if its oldest files may go. Raises OSError."""
-        self.areas.retention.run()
+        self.services.retention.run()
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
         """Begin to note what was applied so far.
@@ -566,19 +566,19 @@ class Broker:
             "messages": self.appender.messages,
             "pendingBytes": self.appender.pending_bytes,
             "heldPulls": len(self._polling),
-            "heldBytes": self._polling.nbytes + self.areas.pops.polling.nbytes,
+            "heldBytes": self._polling.nbytes + self.services.pops.polling.nbytes,
             "lockedQueues": self._metadata.lock_count,
-            "fencedCommits": self.areas.locks.fenced,
-            **self.areas.delays.counters(),
-            **self.areas.timers.counters(),
-            **self.areas.replies.counters(),
-            "repeatedSends": self.areas.repeats.answered,
-            **self.areas.check_backs.counters(),
-            "transactionsResumed": self.areas.resumptions.resumed,
-            **self.areas.pops.counters(),
-            **self.areas.forwarder.counters(),
-            "forwardedTaken": self.areas.forwarded.taken,
-            "queueBlocksRestored": self.areas.queue_repair.restored,
-            **self.areas.bulk.counters(),
+            "fencedCommits": self.services.locks.fenced,
+            **self.services.delays.counters(),
+            **self.services.timers.counters(),
+            **self.services.replies.counters(),
+            "repeatedSends": self.services.repeats.answered,
+            **self.services.check_backs.counters(),
+            "transactionsResumed": self.services.resumptions.resumed,
+            **self.services.pops.counters(),
+            **self.services.forwarder.counters(),
+            "forwardedTaken": self.services.forwarded.taken,
+            "queueBlocksRestored": self.services.queue_repair.restored,
+            **self.services.bulk.counters(),
             "longestDelayMs": round(1000 * self._lateness.longest(self._clock())),
         }

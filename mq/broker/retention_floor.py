@@ -22,7 +22,7 @@ NOTHING: Final = 2**63 - 1
 _MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in range(TIMER_SLOTS)))
 
 
-class StillNeeded:
+class RetentionFloor:
     """Finds the oldest message that waits.
 
     It remembers a place for each queue in which one does: some 1,500 of its own, and those that were popped from.

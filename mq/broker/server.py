@@ -236,10 +236,10 @@ class _Host:
             async with trio.open_nursery() as nursery:
                 actions = periodic_actions(broker, settings, log)
                 nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
-                nursery.start_soon(broker.areas.gradually.run)
-                nursery.start_soon(broker.areas.routes.run)
-                nursery.start_soon(broker.areas.keys.serve)
-                nursery.start_soon(broker.areas.keys.keep_index)
+                nursery.start_soon(broker.services.gradually.run)
+                nursery.start_soon(broker.services.routes.run)
+                nursery.start_soon(broker.services.keys.serve)
+                nursery.start_soon(broker.services.keys.keep_index)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
 
         return Hosted(
@@ -248,7 +248,7 @@ class _Host:
             attach=attach,
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
-            tasks=(registrar.run, timers, lambda: broker.areas.forwarder.run()),
+            tasks=(registrar.run, timers, lambda: broker.services.forwarder.run()),
             check_body=check_entry,
         )
 

@@ -1,7 +1,7 @@
 """Everything that serves a broker's clients, built and wired together.
 
-An area is a class of its own module with the handlers of the requests it serves. Some requests only the leader can
-serve; which handlers those are, is said by the areas, and what a replica that does not lead does with them, here.
+A service is a class of its own module with the handlers of the requests it serves. Some requests only the leader can
+serve; which handlers those are, is said by the services, and what a replica that does not lead does with them, here.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from mq.broker.bulk.service import Bulk
 from mq.broker.consume.clients import ClientRegistry
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
-from mq.broker.consume.follower_reads import SlowConsumers
+from mq.broker.consume.follower_reads import FollowerReads
 from mq.broker.consume.heartbeat import Groups
 from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.consume.queue_locks import Locks
-from mq.broker.consume.rebalance import Assignments
+from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
 from mq.broker.net.connection import ClientConnection, Handler
-from mq.broker.net.linearizable_reads import PatientReads
-from mq.broker.net.slow_answers import Gradually
+from mq.broker.net.linearizable_reads import LinearizableReads
+from mq.broker.net.slow_answers import SlowAnswers
 from mq.broker.pop.pop import Pops
-from mq.broker.produce.dedup import Repeats
-from mq.broker.produce.placement import SpecialSends
+from mq.broker.produce.dedup import Dedup
+from mq.broker.produce.placement import Placement
 from mq.broker.produce.request_reply import Replies
 from mq.broker.produce.retry import Retries
 from mq.broker.produce.send import Sends
@@ -46,12 +46,12 @@ from mq.broker.query.by_offset_and_time import Lookup
 from mq.broker.query.consume_queue_repair import QueueRepair
 from mq.broker.replication.forwarded_requests import ForwardedRequests, ForwardedSender
 from mq.broker.replication.forwarder import Forwarder
-from mq.broker.replication.peer_addresses import Announcements
-from mq.broker.replication.peer_authentication import ReplicaAuthentication
-from mq.broker.replication.peer_calls import ReplicaCalls
-from mq.broker.retention_floor import StillNeeded
+from mq.broker.replication.peer_addresses import PeerAddresses
+from mq.broker.replication.peer_authentication import PeerAuthentication
+from mq.broker.replication.peer_calls import PeerCalls
+from mq.broker.retention_floor import RetentionFloor
 from mq.broker.schedule.delay_levels import Delays
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
@@ -60,10 +60,10 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HalfMessages
-from mq.broker.transaction.resume_check import Resumptions
+from mq.broker.transaction.resume_check import ResumeCheck
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.internal_messages import MadeSends
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.internal_messages import InternalMessages
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.queue_tables import QueueRef
@@ -81,8 +81,8 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Areas:
-    """The areas of one broker.
+class Services:
+    """The services of one broker.
 
     Args:
         store_ip: the IPv4 address that message ids carry.
@@ -115,7 +115,7 @@ class Areas:
         store: QueueStore,
         clients: ClientRegistry[ClientConnection],
         polling: LongPolling[HeldPull],
-        reads: PatientReads,
+        reads: LinearizableReads,
         rng: random.Random,
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
@@ -148,19 +148,19 @@ class Areas:
             disk_used=partial(disk_used, settings.data_dir),
             pending_bytes_max=settings.pending_bytes_max,
         )
-        self.gradually = Gradually(wake=reactor.wake, clock=clock)
+        self.gradually = SlowAnswers(wake=reactor.wake, clock=clock)
         self.stats = Stats(cluster=settings.cluster, store=store, clock=clock)
-        self.tails = QueueTails(metadata, store.max_offset)
+        self.tails = QueueOffsets(metadata, store.max_offset)
         unique_keys = UniqKeyGenerator(
             ip=store_ip, pid=process_id, salt=rng.getrandbits(32), wall_clock_ms=wall_clock_ms
         )
-        made = MadeSends(
+        made = InternalMessages(
             appender=self.appender,
             unique_keys=unique_keys,
             cluster=settings.cluster,
             body_bytes_max=settings.message_bytes_max,
         )
-        places = WaitingPlaces(settings=settings, tails=self.tails)
+        places = WaitingQueues(settings=settings, tails=self.tails)
         halves = HalfMessages(metadata=metadata, store=store, read=replica.log.pread)
         self.transactions = Transactions(
             settings=settings,
@@ -215,7 +215,7 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
-        self.repeats = Repeats(
+        self.repeats = Dedup(
             broker_name=settings.group,
             sequences=metadata.sequences,
             appender=self.appender,
@@ -239,7 +239,7 @@ class Areas:
             appender=self.appender,
             tails=self.tails,
             unique_keys=unique_keys,
-            special=SpecialSends(
+            special=Placement(
                 broker_name=settings.group,
                 made=made,
                 places=places,
@@ -271,7 +271,7 @@ class Areas:
             clock=clock,
             lines=log,
         )
-        slow_consumers = SlowConsumers(settings=settings, replica=replica, metadata=metadata, clock=clock)
+        slow_consumers = FollowerReads(settings=settings, replica=replica, metadata=metadata, clock=clock)
         self.offsets = Offsets(
             metadata=metadata,
             store=store,
@@ -334,7 +334,7 @@ class Areas:
             log=log,
         )
         records = LogRecords(replica.log, applied_index)
-        self.resumptions = Resumptions(
+        self.resumptions = ResumeCheck(
             served=settings.transactions,
             metadata=metadata,
             store=store,
@@ -380,7 +380,7 @@ class Areas:
             replica=replica,
             store=store,
             floor_pos=floor_pos,
-            waiting_pos=StillNeeded(metadata, store, wall_clock_ms).first_pos,
+            waiting_pos=RetentionFloor(metadata, store, wall_clock_ms).first_pos,
             leased_pos=self.bulk.leases.first_pos,
             disk_usage=partial(disk_usage, settings.data_dir),
             wall_clock_ms=wall_clock_ms,
@@ -394,7 +394,7 @@ class Areas:
             clock=clock,
             log=log,
         )
-        self.authentication = ReplicaAuthentication(
+        self.authentication = PeerAuthentication(
             identity=settings.identity,
             node_id=settings.node_id,
             address=self.replica_address,
@@ -421,8 +421,8 @@ class Areas:
             forward=self.forwarder.handle,
             log=log,
         )
-        calls = ReplicaCalls(reactor, self.authentication, clock)
-        self.announcements = Announcements(
+        calls = PeerCalls(reactor, self.authentication, clock)
+        self.announcements = PeerAddresses(
             settings=settings,
             metadata=metadata,
             appender=self.appender,
@@ -451,7 +451,7 @@ class Areas:
             clock=clock,
             log=log,
         )
-        assignments = Assignments(
+        assignments = Rebalance(
             metadata=metadata,
             appender=self.appender,
             routes=self.routes,
@@ -482,7 +482,7 @@ class Areas:
             wall_clock_ms=wall_clock_ms,
             log=log,
         )
-        areas = (
+        services = (
             self.authentication,
             self.pulls,
             self.groups,
@@ -493,8 +493,8 @@ class Areas:
             self.forwarded,
             self.replies,
         )
-        for area in (*areas, self.keys, subscriptions, self.announcements, assignments, administration):
-            self.handlers.update(area.handlers())
+        for service in (*services, self.keys, subscriptions, self.announcements, assignments, administration):
+            self.handlers.update(service.handlers())
         for leading_area in (
             self.sends,
             self.transactions,
@@ -524,9 +524,9 @@ class Areas:
         self.retention.settings_changed(settings)
 
     def forget(self) -> None:
-        """This replica does not lead any more: what areas keep as the leader is void."""
+        """This replica does not lead any more: what services keep as the leader is void."""
         self.tails.forget()
-        for area in (
+        for service in (
             self.sends,
             self.repeats,
             self.transactions,
@@ -541,7 +541,7 @@ class Areas:
             self.replies,
             self.pops,
         ):
-            area.forget()
+            service.forget()
 
     def serve_as_leader(self) -> None:
         """Serve everything here."""

@@ -13,7 +13,7 @@ from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset,
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
@@ -60,17 +60,17 @@ class Admin(anyio.AsyncContextManagerMixin):
     def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
-        self._remoting: Remoting | None = None
+        self._remoting: ClientCore | None = None
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with Remoting.open(self._name_servers, settings=self._remoting_settings) as self._remoting:
+        async with ClientCore.open(self._name_servers, settings=self._remoting_settings) as self._remoting:
             yield self
 
     def __repr__(self) -> str:
         return f"<Admin at {';'.join(self._name_servers)}>"
 
-    def _opened(self) -> Remoting:
+    def _opened(self) -> ClientCore:
         if self._remoting is None:
             raise ClientClosed("enter the admin first: async with Admin(...) as admin")
         return self._remoting

@@ -9,7 +9,7 @@ import msgspec
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.protocol.bodies import ClusterInfo
@@ -20,7 +20,7 @@ from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, de
 __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 
 
-async def message_by_id(remoting: Remoting, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
+async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
     """The record of this id; None if there is none. Any replica of its broker group may have it.
 
     Raises ValueError for what is no such id, NoRoute if no broker group has the replica that it
@@ -44,7 +44,7 @@ async def message_by_id(remoting: Remoting, offset_message_id: str, cluster: Clu
 
 
 async def _view(
-    remoting: Remoting, broker_name: str, addresses: Iterable[str], physical_offset: int
+    remoting: ClientCore, broker_name: str, addresses: Iterable[str], physical_offset: int
 ) -> ReceivedMessage | None:
     failure: ClientError | None = None
     for address in addresses:
@@ -64,7 +64,7 @@ async def _view(
 
 
 async def messages_by_key(
-    remoting: Remoting, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
+    remoting: ClientCore, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
 ) -> list[ReceivedMessage]:
     """Messages with a key, of every broker group of the topic, the newest ``count_max`` of each; the oldest come first.
 
@@ -82,7 +82,7 @@ async def messages_by_key(
 
 
 async def _group_messages_by_key(
-    remoting: Remoting, route: TopicRoute, broker_name: str, ext: dict[str, str]
+    remoting: ClientCore, route: TopicRoute, broker_name: str, ext: dict[str, str]
 ) -> list[ReceivedMessage]:
     """What one broker group has; another replica is asked if the answer of one cannot be read."""
     first = route.read_address(broker_name)

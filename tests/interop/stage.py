@@ -14,7 +14,7 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster
 from mq.client import Admin, MessageQueue, PushConsumer, ReceivedMessage
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_admin import GroupAnswer
@@ -198,7 +198,7 @@ class Stage:
         """An operator sends the members of ``group`` back to a time; the offset of each queue. Raises BrokerError."""
         ext = {"topic": self.name, "group": group, "timestamp": str(to_ms), "isForce": "true"}
         leader = self.cluster.address(await self.cluster.leader())
-        async with Remoting.open([self.cluster.namesrv]) as remoting:
+        async with ClientCore.open([self.cluster.namesrv]) as remoting:
             _, body = await remoting.call(leader, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
         return {json.loads(queue)["queueId"]: n for queue, n in fastjson.parse(body)["offsetTable"].items()}
 
@@ -206,7 +206,7 @@ class Stage:
         """An operator has a group consume the stage's topic by POP. Raises BrokerError."""
         order = {"topic": self.name, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
         leader = self.cluster.address(await self.cluster.leader())
-        async with Remoting.open([self.cluster.namesrv]) as remoting:
+        async with ClientCore.open([self.cluster.namesrv]) as remoting:
             await remoting.call(leader, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, json.dumps(order).encode())
 
     async def transfer(self) -> GroupAnswer:

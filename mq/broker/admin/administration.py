@@ -21,12 +21,12 @@ from mq.broker.consume.offsets import Offsets
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import Gradually
+from mq.broker.net.slow_answers import SlowAnswers
 from mq.broker.query.by_offset_and_time import Lookup
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.operator_requests import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
@@ -37,12 +37,12 @@ from raftlog import Replica
 Log = structlog.stdlib.BoundLogger
 
 
-class _Area(Protocol):
+class _Service(Protocol):
     def handlers(self) -> dict[type[Any], Handler]: ...
 
 
 class Administration:
-    """All handlers for operators' tools that belong to no other area.
+    """All handlers for operators' tools that belong to no other service.
 
     Args:
         address: where clients reach this replica.
@@ -63,13 +63,13 @@ class Administration:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         stats: Stats,
         clients: ClientRegistry[ClientConnection],
         offsets: Offsets,
         lookup: Lookup,
         read: Read,
-        gradually: Gradually,
+        gradually: SlowAnswers,
         address: str,
         counters: Callable[[], dict[str, int]],
         disk_usage: Callable[[], tuple[int, int]],
@@ -137,7 +137,7 @@ class Administration:
             wall_clock_ms=wall_clock_ms,
         )
         status = Status(settings=settings, replica=replica, runtime=runtime.table, counters=counters)
-        self._areas: tuple[_Area, ...] = (self._groups, self._progress, members, queries, running, stats, status)
+        self._services: tuple[_Service, ...] = (self._groups, self._progress, members, queries, running, stats, status)
 
     def handlers(self) -> dict[type[Any], Handler]:
         """What every replica serves."""
@@ -146,8 +146,8 @@ class Administration:
             CleanUnusedTopic: self.handle_nothing_to_clean,
             DeleteExpiredCommitlog: self.handle_delete_expired,
         }
-        for area in self._areas:
-            handlers |= area.handlers()
+        for service in self._services:
+            handlers |= service.handlers()
         return handlers
 
     def leader_handlers(self) -> dict[type[Any], Handler]:

@@ -16,7 +16,7 @@ from mq.broker.consume.offsets import Offsets
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read, when_current
-from mq.broker.net.slow_answers import Answer, Gradually, check_length, joined
+from mq.broker.net.slow_answers import Answer, SlowAnswers, check_length, joined
 from mq.broker.query.by_offset_and_time import Lookup
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.metadata import Metadata
@@ -73,7 +73,7 @@ class Progress:
         lookup: Lookup,
         appender: Appender,
         read: Read,
-        gradually: Gradually,
+        gradually: SlowAnswers,
     ) -> None:
         self._broker_name = broker_name
         self._address = address

@@ -11,7 +11,7 @@ from typing import Any
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read, when_current
-from mq.broker.net.slow_answers import Answer, Gradually, joined
+from mq.broker.net.slow_answers import Answer, SlowAnswers, joined
 from mq.broker.state.metadata import Metadata, as_registered
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
@@ -49,7 +49,7 @@ class TopicQueries:
         metadata: Metadata,
         store: QueueStore,
         read: Read,
-        gradually: Gradually,
+        gradually: SlowAnswers,
         store_time: Callable[[str, int, int], int],
         version: Callable[[], bodies.DataVersion],
     ) -> None:

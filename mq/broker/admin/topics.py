@@ -17,7 +17,7 @@ from mq.broker.state.commands import (
 from mq.broker.state.metadata import TOPICS_MAX, Metadata
 from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.broker.write_path.replicate import replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
@@ -34,7 +34,7 @@ class Topics:
     """The handlers that change topics."""
 
     def __init__(
-        self, *, metadata: Metadata, appender: Appender, tails: QueueTails, wall_clock_ms: Callable[[], int]
+        self, *, metadata: Metadata, appender: Appender, tails: QueueOffsets, wall_clock_ms: Callable[[], int]
     ) -> None:
         self._metadata = metadata
         self._appender = appender

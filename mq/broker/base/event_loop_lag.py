@@ -9,7 +9,7 @@ _SPAN_SECONDS: Final = 10
 _SPANS: Final = 6
 
 
-class Lateness:
+class EventLoopLag:
     """The longest delay within the last minute, in steps of ten seconds. Times are monotonic seconds."""
 
     def __init__(self) -> None:

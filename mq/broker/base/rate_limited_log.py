@@ -9,7 +9,7 @@ import structlog
 _EVERY_MS = 60_000
 
 
-class SeldomLog:
+class RateLimitedLog:
     """Logs an event unless it logged one of that name less than a minute ago."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, now_ms: Callable[[], int]) -> None:

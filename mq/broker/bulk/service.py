@@ -11,7 +11,7 @@ from mq.broker.bulk.topic_ends import AllEnds
 from mq.broker.bulk.topic_plan import TopicPlans
 from mq.broker.net.connection import Handler
 from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import Gradually
+from mq.broker.net.slow_answers import SlowAnswers
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.store.queue_store import QueueStore
@@ -34,7 +34,7 @@ class Bulk:
         metadata: Metadata,
         store: QueueStore,
         read: Read,
-        gradually: Gradually,
+        gradually: SlowAnswers,
         other_replicas: Callable[[], list[str]],
         in_background: Callable[[Job], None],
         clock: Callable[[], float],

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.net.slow_answers import Answer, SlowAnswers
 from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
 from mq.protocol.bulk_requests import AskTopicEnds
@@ -36,7 +36,7 @@ class AllEnds:
     """
 
     def __init__(
-        self, *, replica: Replica, metadata: Metadata, store: QueueStore, read: Read, gradually: Gradually
+        self, *, replica: Replica, metadata: Metadata, store: QueueStore, read: Read, gradually: SlowAnswers
     ) -> None:
         self._replica = replica
         self._metadata = metadata

@@ -12,7 +12,7 @@ from typing import Any, Final
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.net.slow_answers import Answer, SlowAnswers
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
@@ -50,7 +50,7 @@ class TopicPlans:
         metadata: Metadata,
         store: QueueStore,
         read: Read,
-        gradually: Gradually,
+        gradually: SlowAnswers,
     ) -> None:
         self._settings = settings
         self._replica = replica

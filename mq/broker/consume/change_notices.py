@@ -27,7 +27,7 @@ SENDER_TICKS = 5
 """The timer fires so often before the one who brought a change about is told."""
 
 
-class Notices:
+class ChangeNotices:
     """What is still to be told: at most one notice to each member of each group, and one more for all of them."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ def memory_share() -> int:
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
 
 
-class SlowConsumers:
+class FollowerReads:
     """Says which broker id the next pull of a consumer is to go to.
 
     ``lag_max`` is the distance in bytes from a message to the log's end beyond which reading it is slow.

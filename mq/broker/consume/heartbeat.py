@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mq.broker.consume.change_notices import Notices
+from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.consume.clients import CheckedSubscriptions, ClientRegistry, HeartbeatRefused
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.net.slow_answers import Answer, SlowAnswers
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
@@ -46,7 +46,7 @@ class Groups:
         appender: Appender,
         clock: Callable[[], float],
         wall_clock_ms: Callable[[], int],
-        gradually: Gradually,
+        gradually: SlowAnswers,
     ) -> None:
         self._clients = clients
         self._gradually = gradually
@@ -54,7 +54,7 @@ class Groups:
         self._appender = appender
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
-        self._notices = Notices()
+        self._notices = ChangeNotices()
         self._creating: set[str] = set()
 
     def handlers(self) -> dict[type[Any], Handler]:

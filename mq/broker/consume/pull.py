@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mq.broker.base.counters import Figures
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
-from mq.broker.consume.follower_reads import LEADER_ID, SlowConsumers
+from mq.broker.consume.follower_reads import LEADER_ID, FollowerReads
 from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.record_reader import Place, RecordReader, Selection
 from mq.broker.net.connection import ClientConnection, Handler
@@ -94,7 +94,7 @@ class Pulls:
         metadata: Metadata,
         store: QueueStore,
         subscriptions: Subscriptions,
-        slow_consumers: SlowConsumers,
+        slow_consumers: FollowerReads,
         polling: LongPolling[HeldPull],
         read: Callable[[int, int], bytes],
         read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],

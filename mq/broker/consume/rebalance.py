@@ -36,7 +36,7 @@ BROADCASTING = "BROADCASTING"
 ANY_QUEUE = -1
 
 
-class Assignments:
+class Rebalance:
     """The handlers around request modes and assignments.
 
     Args:

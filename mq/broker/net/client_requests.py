@@ -37,7 +37,7 @@ class _Question(Generic[ConnectionT]):
     on_answer: OnAnswer
 
 
-class Questions(Generic[ConnectionT]):
+class ClientRequests(Generic[ConnectionT]):
     """The questions under way. Each is settled once: by its answer, by time, or with its connection."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import structlog
 
-from mq.broker.net.client_requests import NoAnswer, OnAnswer, Questions
+from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.flow_control import MUCH_BYTES, Unread
+from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 from mq.protocol.chunks import Incoming, decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
@@ -78,10 +78,10 @@ class ClientConnection:
         reactor: Reactor,
         sock: socket.socket,
         handlers: Mapping[type[Any], Handler],
-        questions: Questions[ClientConnection],
+        questions: ClientRequests[ClientConnection],
         on_closed: Callable[[ClientConnection], None],
         intake: Intake[ClientConnection],
-        unread: Unread[ClientConnection],
+        unread: UnreadReplies[ClientConnection],
         unsent: Unsent,
         output_bytes_max: int,
         log: Log,

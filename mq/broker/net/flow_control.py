@@ -37,7 +37,7 @@ class Reading(Hashable, Protocol):
 ConnectionT = TypeVar("ConnectionT", bound=Reading)
 
 
-class Unread(Generic[ConnectionT]):
+class UnreadReplies(Generic[ConnectionT]):
     """What clients have not read.
 
     Args:

@@ -25,7 +25,7 @@ WAITING_MAX = 100_000
 """While so many reads are open, further ones fail at once."""
 
 
-class PatientReads:
+class LinearizableReads:
     """Tries reads again until somebody can tell.
 
     Args:

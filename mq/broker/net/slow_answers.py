@@ -35,7 +35,7 @@ class _Job(NamedTuple):
     answer: Generator[None, None, bytes | None]
 
 
-class Gradually:
+class SlowAnswers:
     """Works at unfinished answers, each for a moment in turn; `run` must run as a task.
 
     Args:

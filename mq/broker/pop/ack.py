@@ -46,7 +46,7 @@ _Waiter = tuple[ClientConnection, Any, bytes, int, bytes]
 """A connection, its request, body and encoding, and the answer it gets."""
 
 
-class Leaving:
+class AcksInFlight:
     """Messages on their way out of their checkpoints."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class PopAcks:
         self._is_taken_over = is_taken_over
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
-        self.leaving = Leaving()
+        self.leaving = AcksInFlight()
         self._rows: list[tuple[Place, int]] = []
         self._waiters: list[_Waiter] = []
 
@@ -123,7 +123,7 @@ class PopAcks:
 
     def forget(self) -> None:
         """This replica does not lead any more; who was not answered is served by whoever does."""
-        self.leaving = Leaving()
+        self.leaving = AcksInFlight()
         self._rows = []
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

@@ -26,7 +26,7 @@ from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ack import CHECKPOINTS_MAX, PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
-from mq.broker.pop.queue_cursor import INIT_AT_END, PopQueues, Taken, Wish
+from mq.broker.pop.queue_cursor import INIT_AT_END, PopBatch, PopQueues, PopRequest
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
 from mq.broker.settings import BrokerSettings
@@ -35,7 +35,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
@@ -91,7 +91,7 @@ class Pops:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         subscriptions: Subscriptions,
         read: Callable[[int, int], bytes],
         read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
@@ -286,7 +286,7 @@ class Pops:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}, allowed are 1 to {MESSAGES_MAX}"
             )
-        wish = Wish(
+        wish = PopRequest(
             group=ext.consumer_group,
             topic=ext.topic,
             retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
@@ -381,7 +381,7 @@ class Pops:
         if pops_full or not self._appender.has_room or pop.connection.waiting_bytes >= _WAITING_BYTES_MAX:
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
-        wish = Wish(
+        wish = PopRequest(
             group=ext.consumer_group,
             topic=ext.topic,
             retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
@@ -406,8 +406,8 @@ class Pops:
         opened = self._metadata.pops
         return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
 
-    def _take(self, wish: Wish, queue_id: int, count_max: int) -> list[Taken]:
-        taken: list[Taken] = []
+    def _take(self, wish: PopRequest, queue_id: int, count_max: int) -> list[PopBatch]:
+        taken: list[PopBatch] = []
         bytes_left = self._settings.pull_bytes_max
         source = ""
         entries_left = _ENTRIES_MAX
@@ -425,7 +425,7 @@ class Pops:
                     break
         return taken
 
-    def _candidates(self, wish: Wish, queue_id: int) -> Iterator[QueueKey]:
+    def _candidates(self, wish: PopRequest, queue_id: int) -> Iterator[QueueKey]:
         """The queues to look into, in this order."""
         unread, group, retry_topic = self._queues.unread, wish.group, wish.retry_topic
         retry_first = self._rng.random() < _RETRY_FIRST
@@ -447,7 +447,7 @@ class Pops:
             for number in unread(group, retry_topic, range(retry_queues), at_end=False):
                 yield retry_topic, number
 
-    def _replicate(self, pop: HeldPop, wish: Wish, taken: list[Taken]) -> None:
+    def _replicate(self, pop: HeldPop, wish: PopRequest, taken: list[PopBatch]) -> None:
         """Have it committed that the client has these messages; then it gets them."""
         leadership = self._leadership
         nbytes = sum(each.nbytes for each in taken)

@@ -34,7 +34,7 @@ INIT_AT_END = 1
 _NO_OFFSETS: Mapping[int, int] = {}
 
 
-class Wish(NamedTuple):
+class PopRequest(NamedTuple):
     """What a pop is about: for whom, and how its messages are marked.
 
     ``attempt`` is None unless the group consumes in order. ``retry_topic`` is where the group's messages of ``topic``
@@ -52,7 +52,7 @@ class Wish(NamedTuple):
     attempt: str | None
 
 
-class Taken(NamedTuple):
+class PopBatch(NamedTuple):
     """Messages of one queue; or none, if those that were looked at are for others."""
 
     key: QueueOfGroup
@@ -143,7 +143,7 @@ class PopQueues:
             if queue is not None and queue.max_offset > offset:
                 yield queue_id
 
-    def take(self, wish: Wish, topic: str, queue_id: int, count_max: int, bytes_max: int) -> Taken | None:
+    def take(self, wish: PopRequest, topic: str, queue_id: int, count_max: int, bytes_max: int) -> PopBatch | None:
         """The next messages of a queue, None if there are none to be had. The first comes however large it is.
 
         Nothing has happened yet: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a record
@@ -174,10 +174,10 @@ class PopQueues:
         if before < 0 and wish.at_end and not of_retry:
             # From now on the group gets all that comes, however many they are when it asks again.
             nothing = PopMessages(group=wish.group, topic=topic, queue_id=queue_id, before=-1, next_offset=begin)
-            return Taken(key, nothing, [], 0, 0, 0)
+            return PopBatch(key, nothing, [], 0, 0, 0)
         return None
 
-    def begin(self, taken: Iterable[Taken]) -> None:
+    def begin(self, taken: Iterable[PopBatch]) -> None:
         """These are on their way into the log."""
         for each in taken:
             work = self._works.get(each.key)
@@ -192,7 +192,7 @@ class PopQueues:
         work = self._works.get(key)
         return work is not None and work.in_order
 
-    def settled(self, taken: Iterable[Taken], *, known: bool) -> bool:
+    def settled(self, taken: Iterable[PopBatch], *, known: bool) -> bool:
         """They are committed, or are not stored; returns whether a queue was stale and may be had again."""
         freed = False
         for each in taken:
@@ -264,7 +264,7 @@ class PopQueues:
             scanned += 1
         return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scanned
 
-    def _pick_retried(self, entries: bytes, wish: Wish, bytes_max: int) -> tuple[list[bytes], int, int, int]:
+    def _pick_retried(self, entries: bytes, wish: PopRequest, bytes_max: int) -> tuple[list[bytes], int, int, int]:
         """As `_pick`; the records are still those of the retry topic."""
         places: list[Place] = []
         nbytes = 0
@@ -292,20 +292,20 @@ class PopQueues:
 
     def _taken(
         self,
-        wish: Wish,
+        wish: PopRequest,
         key: QueueOfGroup,
         before: int,
         begin: int,
         picked: tuple[list[bytes], int, int, int],
         end: int,
-    ) -> Taken:
+    ) -> PopBatch:
         records, nbytes, bits, scanned = picked
         group, topic, queue_id = key
         next_offset = begin + scanned
         rest = end - next_offset
         if not bits:
             command = PopMessages(group=group, topic=topic, queue_id=queue_id, before=before, next_offset=next_offset)
-            return Taken(key, command, [], 0, 0, rest)
+            return PopBatch(key, command, [], 0, 0, rest)
         shift = lowest_bit(bits)
         command = PopMessages(
             group=group,
@@ -322,9 +322,9 @@ class PopQueues:
         if topic != wish.topic:
             records = [self._renamed(record, wish, command) for record in records]
             nbytes = sum(map(len, records))
-        return Taken(key, command, records, nbytes, bits.bit_count(), rest)
+        return PopBatch(key, command, records, nbytes, bits.bit_count(), rest)
 
-    def _renamed(self, record: bytes, wish: Wish, command: PopMessages) -> bytes:
+    def _renamed(self, record: bytes, wish: PopRequest, command: PopMessages) -> bytes:
         """A record of the retry topic as the client gets it: of the topic that it asked for, with its receipt.
 
         Where its properties leave no room for one it stays as it is. The name of its topic says then which part of the
@@ -347,5 +347,5 @@ class PopQueues:
         return encode_message(message, wish.topic, message.queue_id, properties)
 
 
-def _is_in_order(taken: Taken) -> bool:
+def _is_in_order(taken: PopBatch) -> bool:
     return taken.command.attempt is not None and taken.messages > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mq.broker.net.connection import ClientConnection
-from mq.broker.pop.queue_cursor import Taken, Wish
+from mq.broker.pop.queue_cursor import PopBatch, PopRequest
 from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, Pops
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
@@ -63,8 +63,8 @@ def send_messages(
     opaque: int,
     serialization: int,
     code: ResponseCode,
-    wish: Wish,
-    taken: list[Taken],
+    wish: PopRequest,
+    taken: list[PopBatch],
     pops: Pops,
 ) -> None:
     """Answer with messages; what their receipts are made of is in the header."""
@@ -89,7 +89,7 @@ def send_messages(
     connection.send_all([head, *records], len(head) + nbytes)
 
 
-def _counts(taken: Taken, pops: Pops) -> str:
+def _counts(taken: PopBatch, pops: Pops) -> str:
     """How often messages that are consumed in order were popped before."""
     ordered = pops.of(taken.key).ordered
     if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:

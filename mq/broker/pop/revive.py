@@ -14,15 +14,15 @@ from itertools import islice
 
 import structlog
 
-from mq.broker.base.rate_limited_log import SeldomLog
-from mq.broker.pop.ack import Leaving, Place
+from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.pop.ack import AcksInFlight, Place
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import AckMessages, QueueOfGroup, offsets_of
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
 from mq.protocol.names import pop_retry_topic
@@ -73,9 +73,9 @@ class PopRevival:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         read: Callable[[int, int], bytes],
-        leaving: Callable[[], Leaving],
+        leaving: Callable[[], AcksInFlight],
         woken: Callable[[str, str, int], None],
         freed: Callable[[QueueOfGroup], None],
         ordered_clock: OrderedClock,
@@ -94,7 +94,7 @@ class PopRevival:
         self._ordered_clock = ordered_clock
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
-        self._log = SeldomLog(log, wall_clock_ms)
+        self._log = RateLimitedLog(log, wall_clock_ms)
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self._heap: list[tuple[int, Place]] = []
         self._unlisted: Iterator[tuple[int, Place]] = iter(())
@@ -220,7 +220,9 @@ class PopRevival:
             bits &= ~done
         return True
 
-    def _settled(self, leaving: Leaving, place: Place, done: int, count: int, topics: set[str], known: bool) -> None:
+    def _settled(
+        self, leaving: AcksInFlight, place: Place, done: int, count: int, topics: set[str], known: bool
+    ) -> None:
         if leaving is not self._leaving():
             return  # of another leadership
         self._groups -= 1
@@ -231,7 +233,7 @@ class PopRevival:
         for topic in topics:
             self._woken(place[0][0], topic, count)
 
-    def _copies(self, place: Place, bits: int) -> tuple[int, list[MadeRecord], set[str]]:
+    def _copies(self, place: Place, bits: int) -> tuple[int, list[InternalRecord], set[str]]:
         """Copies of as many messages as fit an entry, a bit for each message they are of, and whose pops get them.
 
         What the log has lost has its bit, and no copy. Raises SegmentError, StoreError, RecordError, OSError.
@@ -239,7 +241,7 @@ class PopRevival:
         (group, topic, queue_id), start, pop_time_ms = place
         queue = self._store.get(topic, queue_id)
         tail = self._tails.get(pop_retry_topic(group, topic), 0)
-        records: list[MadeRecord] = []
+        records: list[InternalRecord] = []
         topics = {topic}
         nbytes = done = 0
         for offset in offsets_of(start, bits):
@@ -273,7 +275,7 @@ class PopRevival:
             return None
 
 
-def _copy(message: StoredMessage, tail: QueueTail, group: str, pop_time_ms: int) -> MadeRecord:
+def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int) -> InternalRecord:
     """A message as it is in the retry topic."""
     properties = {
         props.RETRY_TOPIC: message.topic,
@@ -287,7 +289,7 @@ def _copy(message: StoredMessage, tail: QueueTail, group: str, pop_time_ms: int)
         # Another group's name would keep it from this one.
         kept = {name: value for name, value in message.properties.items() if name != props.ORIGIN_GROUP}
         encoded = props.encode(kept).encode()
-    return MadeRecord(
+    return InternalRecord(
         tail=tail,
         body=message.body,
         properties=encoded[: props.PROPERTIES_BYTES_MAX],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.broker.net.errors import RequestRefused
-from mq.broker.produce.dedup import Repeats, numbers_of
+from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import BatchElement, PendingBatch, Sender, SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
@@ -28,7 +28,7 @@ class BatchSends:
         self,
         *,
         appender: Appender,
-        repeats: Repeats,
+        repeats: Dedup,
         unique_keys: UniqKeyGenerator,
         tag_codes: TagCodes,
         suffix: bytes,
@@ -41,7 +41,7 @@ class BatchSends:
         self._suffix = suffix
         self._body_bytes_max = body_bytes_max
 
-    def add(self, sender: Sender, request: SendRequest, body: bytes, serialization: int, tail: QueueTail) -> None:
+    def add(self, sender: Sender, request: SendRequest, body: bytes, serialization: int, tail: NextOffset) -> None:
         """Queue the messages of a batch; the reply follows when they are committed.
 
         Raises:
@@ -75,7 +75,7 @@ class BatchSends:
             raise
         self._appender.add_batch(batch)
 
-    def _split(self, body: bytes, tail: QueueTail) -> list[tuple[int, bytes, bytes]]:
+    def _split(self, body: bytes, tail: NextOffset) -> list[tuple[int, bytes, bytes]]:
         # No record is smaller than that, so that what is far too much is not even split.
         record_bytes_min = tail.fixed_bytes + len(self._suffix)
         try:

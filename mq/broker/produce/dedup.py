@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from mq.broker.net.errors import RequestRefused
-from mq.broker.state.producer_sequences import WINDOW, Sequences, Stored
+from mq.broker.state.producer_sequences import WINDOW, ProducerSequences, Stored
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE, Sender, SendRequest
 from mq.protocol import properties as props
@@ -43,24 +43,24 @@ _WAITING_BYTES = 1024
 _Waiting = tuple[Sender, SendRequest, bytes, int]
 
 
-class Flights:
+class InFlightSends:
     """What is under way, for each producer in the order of numbers; no two of one producer overlap."""
 
     def __init__(self) -> None:
-        self._flights: dict[str, list[Flight]] = {}
+        self._flights: dict[str, list[InFlightSend]] = {}
 
-    def overlapping(self, numbers: SequenceRange) -> Flight | None:
+    def overlapping(self, numbers: SequenceRange) -> InFlightSend | None:
         """One with some of these numbers; None if there is none."""
         flights = self._flights.get(numbers.producer, [])
         at = bisect_right(flights, numbers.last, key=_first_number) - 1
         return flights[at] if at >= 0 and flights[at].numbers.last >= numbers.first else None
 
-    def add(self, flight: Flight) -> None:
+    def add(self, flight: InFlightSend) -> None:
         """Add one that overlaps no other one."""
         flights = self._flights.setdefault(flight.numbers.producer, [])
         flights.insert(bisect_left(flights, flight.numbers.first, key=_first_number), flight)
 
-    def remove(self, flight: Flight) -> None:
+    def remove(self, flight: InFlightSend) -> None:
         """Remove it if it is there."""
         flights = self._flights.get(flight.numbers.producer, [])
         at = bisect_left(flights, flight.numbers.first, key=_first_number)
@@ -70,7 +70,7 @@ class Flights:
                 del self._flights[flight.numbers.producer]
 
 
-class Flight:
+class InFlightSend:
     """The sender of messages whose outcome is not known yet: tells the real one, and those who repeated them.
 
     Attributes:
@@ -83,7 +83,7 @@ class Flight:
 
     def __init__(
         self,
-        flights: Flights,
+        flights: InFlightSends,
         release: Callable[[int], None],
         numbers: SequenceRange,
         stored: Sequence[Stored],
@@ -128,7 +128,7 @@ class Flight:
         return waiting
 
 
-class Repeats:
+class Dedup:
     """Knows repeated sends from new ones.
 
     Args:
@@ -142,7 +142,7 @@ class Repeats:
         self,
         *,
         broker_name: str,
-        sequences: Sequences,
+        sequences: ProducerSequences,
         appender: Appender,
         reply_template: SendReplyTemplate,
         log: SegmentLog,
@@ -154,19 +154,19 @@ class Repeats:
         self._reply_template = reply_template
         self._log = log
         self._record_bytes_max = record_bytes_max
-        self._flights = Flights()
+        self._flights = InFlightSends()
         self.answered = 0
 
     def forget(self) -> None:
         """This replica does not lead any more. What is under way tells those who wait for it how it ends."""
-        self._flights = Flights()
+        self._flights = InFlightSends()
 
     def admit(
         self, sender: Sender, request: SendRequest, body: bytes, serialization: int, properties: dict[str, str]
-    ) -> Flight | None:
+    ) -> InFlightSend | None:
         """Take a message with a sequence number: None if it is a repeat, which is answered or waits then.
 
-        Otherwise it is to be stored for the sender that is returned; `Flight.end` if it cannot be. Raises
+        Otherwise it is to be stored for the sender that is returned; `InFlightSend.end` if it cannot be. Raises
         RequestRefused.
         """
         numbers = numbers_of(properties)
@@ -175,7 +175,7 @@ class Repeats:
         if stored is None:
             return None
         if not stored:
-            return Flight(self._flights, self._release, numbers, (), waiting)
+            return InFlightSend(self._flights, self._release, numbers, (), waiting)
         [one] = stored
         if one.position is None:
             raise _forgotten(numbers)
@@ -191,18 +191,18 @@ class Repeats:
         serialization: int,
         numbers: SequenceRange,
         unique_keys: Sequence[bytes],
-    ) -> Flight | None:
+    ) -> InFlightSend | None:
         """Take a batch with these numbers: None if it is a repeat, which is answered or waits then.
 
-        Otherwise those that `Flight.stored` does not name are to be stored for the sender that is returned, together;
-        `Flight.end` if they cannot be. Raises RequestRefused.
+        Otherwise those that `InFlightSend.stored` does not name are to be stored for the sender that is returned,
+        together; `InFlightSend.end` if they cannot be. Raises RequestRefused.
         """
         waiting = (sender, request, body, serialization)
         stored = self._look_up(numbers, waiting)
         if stored is None:
             return None
         if sum(one.last - one.first + 1 for one in stored) < numbers.message_count:
-            return Flight(self._flights, self._release, numbers, stored, waiting)
+            return InFlightSend(self._flights, self._release, numbers, stored, waiting)
         answer = self._batch_answer(request, serialization, numbers, stored, unique_keys)
         self._repeated(sender, request, answer)
         return None
@@ -223,7 +223,7 @@ class Repeats:
         if not request.flag & ONEWAY_FLAG:
             sender.send(answer)
 
-    def _wait(self, flight: Flight, waiting: _Waiting) -> None:
+    def _wait(self, flight: InFlightSend, waiting: _Waiting) -> None:
         if len(flight.waiting) >= _WAITING_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
@@ -359,7 +359,7 @@ def _check_topic(request: SendRequest, numbers: SequenceRange, topic: str) -> No
         )
 
 
-def _first_number(flight: Flight) -> int:
+def _first_number(flight: InFlightSend) -> int:
     return flight.numbers.first
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from mq.broker.net.errors import RequestRefused
-from mq.broker.produce.dedup import Repeats
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.produce.dedup import Dedup
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
-from mq.broker.write_path.internal_messages import MadeSends
+from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.pending import Sender, SendRequest, StoredAt
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
@@ -18,16 +18,16 @@ from mq.protocol.recall import recall_fields
 from mq.protocol.sequencing import SequenceRange
 
 
-class SpecialSends:
+class Placement:
     """What `mq.broker.produce.send` does with such messages once topic and queue are known to be right."""
 
     def __init__(
         self,
         *,
         broker_name: str,
-        made: MadeSends,
-        places: WaitingPlaces,
-        repeats: Repeats,
+        made: InternalMessages,
+        places: WaitingQueues,
+        repeats: Dedup,
         transactions: Transactions,
         wall_clock_ms: Callable[[], int],
     ) -> None:

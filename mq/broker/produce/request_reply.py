@@ -17,10 +17,10 @@ from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.send import Sends
-from mq.broker.replication.peer_calls import ReplicaCalls
+from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.settings import BrokerSettings
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import MadeRecord, NotStored, StoredAt
+from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
@@ -75,7 +75,7 @@ class Replies:
         clients: ClientRegistry[ClientConnection],
         sends: Sends,
         appender: Appender,
-        calls: ReplicaCalls,
+        calls: PeerCalls,
         other_replicas: Callable[[], list[str]],
         admit: Callable[[ClientConnection, str], None],
         address: str,
@@ -145,7 +145,7 @@ class Replies:
         self._under_way_bytes += reply.body_bytes
         if self._store:
             reply.waits += 1
-            record = MadeRecord(
+            record = InternalRecord(
                 tail=tail,
                 body=body,
                 properties=stored_properties,

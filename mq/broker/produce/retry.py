@@ -15,14 +15,14 @@ from mq.broker.base.counters import Figures
 from mq.broker.consume.queue_locks import Locks
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.internal_messages import MadeSends, answer_when_stored, encode_properties
-from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.internal_messages import InternalMessages, answer_when_stored, encode_properties
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
@@ -62,10 +62,10 @@ class Retries:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         log: SegmentLog,
-        made: MadeSends,
-        places: WaitingPlaces,
+        made: InternalMessages,
+        places: WaitingQueues,
         locks: Locks,
         figures: Figures,
         rng: random.Random,
@@ -130,7 +130,7 @@ class Retries:
             self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
             return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
 
-        record = MadeRecord(
+        record = InternalRecord(
             tail=tail,
             body=message.body,
             properties=encode_properties(properties),

@@ -14,15 +14,15 @@ from typing import Any
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.batch import BatchSends
-from mq.broker.produce.dedup import Repeats
-from mq.broker.produce.placement import SpecialSends
+from mq.broker.produce.dedup import Dedup
+from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.metadata import Metadata, auto_create
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
-from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator
@@ -43,10 +43,10 @@ class Sends:
         settings: BrokerSettings,
         metadata: Metadata,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         unique_keys: UniqKeyGenerator,
-        special: SpecialSends,
-        repeats: Repeats,
+        special: Placement,
+        repeats: Dedup,
         retries: Retries,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
@@ -58,7 +58,7 @@ class Sends:
         self._appender = appender
         self._tails = tails
         # Of topics that were found to be there and writable.
-        self._writable: dict[str, list[QueueTail]] = {}
+        self._writable: dict[str, list[NextOffset]] = {}
         self._unique_keys = unique_keys
         self._special = special
         self._retries = retries
@@ -152,7 +152,7 @@ class Sends:
 
     def queue_of(
         self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
-    ) -> QueueTail | None:
+    ) -> NextOffset | None:
         """The queue of a message that somebody else stores. Raises RequestRefused.
 
         None if the request is served already, or will be once more when its topic is created.
@@ -186,7 +186,7 @@ class Sends:
 
     def _open_topic(
         self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
-    ) -> list[QueueTail] | None:
+    ) -> list[NextOffset] | None:
         """The tails of a topic that was not written to before; None when it is being created and the message waits."""
         ext = request.ext
         topic = ext.topic

@@ -16,7 +16,7 @@ from mq.broker.consume.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.slow_answers import Answer, Gradually
+from mq.broker.net.slow_answers import Answer, SlowAnswers
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import Subscription
 from mq.protocol.bodies import SubscriptionData
@@ -62,7 +62,7 @@ class Lookup:
         records: LogRecords,
         clients: ClientRegistry[ClientConnection],
         read: _OnRead,
-        gradually: Gradually,
+        gradually: SlowAnswers,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._broker_name = broker_name

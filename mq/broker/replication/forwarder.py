@@ -23,8 +23,8 @@ import structlog
 
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.replication.peer_authentication import ReplicaAuthentication
-from mq.broker.replication.peer_connection import Upstream
+from mq.broker.replication.peer_authentication import PeerAuthentication
+from mq.broker.replication.peer_connection import PeerConnection
 from mq.broker.settings import BrokerSettings
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
@@ -153,7 +153,7 @@ class Forwarder:
         *,
         settings: BrokerSettings,
         reactor: Reactor,
-        authentication: ReplicaAuthentication,
+        authentication: PeerAuthentication,
         client_id: Callable[[ClientConnection, str], str | None],
         leader_address: Callable[[], str | None],
         serve_locally: Callable[[], None],
@@ -175,7 +175,7 @@ class Forwarder:
         self._held: list[_Forwarded] = []
         self._sent: dict[int, _Forwarded] = {}
         self._bytes = 0
-        self._upstream: Upstream | None = None
+        self._upstream: PeerConnection | None = None
         self._not_trusted = False  # whether the leader refuses what comes on this connection
         self._dialled_at = 0.0
         self._open = False  # whether a request may go to the leader at once
@@ -296,7 +296,7 @@ class Forwarder:
         if upstream is None:
             self._dialled_at = now
             self._not_trusted = False
-            self._upstream = Upstream(
+            self._upstream = PeerConnection(
                 self._reactor,
                 address,
                 self._authentication,
@@ -308,7 +308,7 @@ class Forwarder:
         elif upstream.connected:
             self._send_held(upstream)
 
-    def _send_held(self, upstream: Upstream) -> None:
+    def _send_held(self, upstream: PeerConnection) -> None:
         held, self._held = self._held, []
         for forwarded in held:
             if forwarded.connection.closed and not forwarded.oneway:

@@ -11,7 +11,7 @@ from typing import Any
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
-from mq.broker.replication.peer_calls import ReplicaCalls
+from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutReplica, encode_command
 from mq.broker.state.metadata import Metadata
@@ -27,7 +27,7 @@ REPEAT_SECONDS = 1.0
 """What was said has not become known after as long: say it again."""
 
 
-class Announcements:
+class PeerAddresses:
     """Says where this replica is while another one leads, and takes down what others say while this one does.
 
     Args:
@@ -44,7 +44,7 @@ class Announcements:
         settings: BrokerSettings,
         metadata: Metadata,
         appender: Appender,
-        calls: ReplicaCalls,
+        calls: PeerCalls,
         members: Callable[[], Collection[str]],
         address: str,
         leader_address: Callable[[], str | None],

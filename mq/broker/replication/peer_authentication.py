@@ -46,7 +46,7 @@ class _Proved:
     secret_id: bytes
 
 
-class ReplicaAuthentication:
+class PeerAuthentication:
     """Both ends: what a replica answers to request 9005, and what it says itself.
 
     Args:
@@ -131,9 +131,9 @@ class ReplicaAuthentication:
             if isinstance(proved, _Proved) and proved.node_id not in members:
                 connection.trusted = False
 
-    def call(self, address: str) -> ReplicaCall:
+    def call(self, address: str) -> PeerCall:
         """Begin to authenticate a new connection to the replica at ``address``."""
-        return ReplicaCall(
+        return PeerCall(
             identity=self._identity,
             node_id=self._node_id,
             address=address,
@@ -149,7 +149,7 @@ class ReplicaAuthentication:
         return secret_id in self._valid_ids
 
 
-class ReplicaCall:
+class PeerCall:
     """The caller's side of one connection: what to send, answer by answer."""
 
     def __init__(self, *, identity: str, node_id: str, address: str, secrets: Sequence[bytes], nonce: bytes) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mq.broker.net.client_requests import NoAnswer, OnAnswer, Questions
-from mq.broker.replication.peer_authentication import ReplicaAuthentication
-from mq.broker.replication.peer_connection import Upstream
+from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
+from mq.broker.replication.peer_authentication import PeerAuthentication
+from mq.broker.replication.peer_connection import PeerConnection
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import Response, encode_request
 from raftlog import Reactor
@@ -21,26 +21,26 @@ class _Link:
 
     __slots__ = ("dialled_at", "upstream", "waiting", "waiting_bytes")
 
-    def __init__(self, upstream: Upstream, now: float) -> None:
+    def __init__(self, upstream: PeerConnection, now: float) -> None:
         self.upstream = upstream
         self.dialled_at = now
         self.waiting: list[bytes] = []
         self.waiting_bytes = 0
 
 
-class ReplicaCalls:
+class PeerCalls:
     """One connection to each replica that is asked, opened when it is needed.
 
     Args:
         clock: monotonic seconds.
     """
 
-    def __init__(self, reactor: Reactor, authentication: ReplicaAuthentication, clock: Callable[[], float]) -> None:
+    def __init__(self, reactor: Reactor, authentication: PeerAuthentication, clock: Callable[[], float]) -> None:
         self._reactor = reactor
         self._authentication = authentication
         self._clock = clock
         self._links: dict[str, _Link] = {}
-        self._questions: Questions[Upstream] = Questions(clock)
+        self._questions: ClientRequests[PeerConnection] = ClientRequests(clock)
 
     def ask(
         self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer
@@ -78,7 +78,7 @@ class ReplicaCalls:
             self._closed(address, link, "closed here")
 
     def _dial(self, address: str) -> _Link:
-        upstream = Upstream(
+        upstream = PeerConnection(
             self._reactor,
             address,
             self._authentication,

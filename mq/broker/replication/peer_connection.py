@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from mq.broker.replication.peer_authentication import ReplicaAuthentication
+from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import Response, decode_header
@@ -18,7 +18,7 @@ _SILENCE_SECONDS_MAX = 3.0
 OnAnswer = Callable[[Response, bytes], None]
 
 
-class Upstream:
+class PeerConnection:
     """Frames to one address, and the answers to them.
 
     ``on_connected()`` is called when it stands and is authenticated, ``on_answer(response, body)`` for each answer, and
@@ -29,7 +29,7 @@ class Upstream:
         self,
         reactor: Reactor,
         address: str,
-        authentication: ReplicaAuthentication,
+        authentication: PeerAuthentication,
         *,
         on_connected: Callable[[], None],
         on_answer: OnAnswer,

@@ -20,15 +20,15 @@ from typing import Final
 
 import structlog
 
-from mq.broker.base.rate_limited_log import SeldomLog
+from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.schedule.message_copy import copy_to
-from mq.broker.schedule.read_backoff import Unreadable
+from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import AdvanceDelay, Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
@@ -114,7 +114,7 @@ class Delays:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         read: Callable[[int, int], bytes],
         pending_bytes_max: int,
         wall_clock_ms: Callable[[], int],
@@ -127,9 +127,9 @@ class Delays:
         self._read = read
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
-        self._log = SeldomLog(log, wall_clock_ms)
+        self._log = RateLimitedLog(log, wall_clock_ms)
         self._levels: list[_Level] = []
-        self._unreadable = Unreadable()
+        self._unreadable = ReadBackoff()
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self.delivered = 0
         self.dropped = 0
@@ -138,7 +138,7 @@ class Delays:
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
         self._levels = [self._level(number) for number in range(1, len(DELAY_LEVELS_MS) + 1)]
-        self._unreadable = Unreadable()
+        self._unreadable = ReadBackoff()
 
     def forget(self) -> None:
         """This replica does not lead any more: another one delivers."""
@@ -228,7 +228,7 @@ class Delays:
         """Put into the log what is due next, and that it is delivered. The first message is due."""
         queue = self._store.get(SCHEDULE_TOPIC, level.number - 1)
         assert queue is not None, f"level {level.number} has something due and no queue"
-        records: list[MadeRecord] = []
+        records: list[InternalRecord] = []
         done: list[int] = []
         nbytes = 0
         offset = level.next_offset
@@ -281,7 +281,7 @@ class Delays:
         queue = self._store.get(SCHEDULE_TOPIC, level.number - 1)
         assert queue is not None, f"messages of level {level.number} were passed over, and it has no queue"
         unreadable, number = self._unreadable, level.number
-        records: list[MadeRecord] = []
+        records: list[InternalRecord] = []
         done: list[int] = []
         nbytes = 0
         due = (offset for offset in level.passed_over if unreadable.put_off_to((number, offset), now_ms) is None)
@@ -308,7 +308,7 @@ class Delays:
         if done:
             self._append(level, records, done)
 
-    def _append(self, level: _Level, records: list[MadeRecord], done: list[int]) -> None:
+    def _append(self, level: _Level, records: list[InternalRecord], done: list[int]) -> None:
         """Put these messages into the log, and that those at these offsets are done."""
         queue_id = level.number - 1
         commands: list[Command] = []
@@ -339,7 +339,7 @@ class Delays:
         elif self._levels and self._levels[level.number - 1] is level and self._appender.is_open:
             self._deliver(level, self._wall_clock_ms())
 
-    def _copy(self, data: bytes, now_ms: int) -> MadeRecord | None:
+    def _copy(self, data: bytes, now_ms: int) -> InternalRecord | None:
         """The message as its topic gets it, None if that is gone. Raises RecordError."""
         raw = split_record(data)
         text = raw.properties.decode("utf-8", "replace")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.pending import MadeRecord
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, RawRecord, tag_code_of
 
@@ -12,8 +12,8 @@ _IPV4_HOST_BYTES = 8
 
 
 def copy_to(
-    topic: str, queue_id: int, raw: RawRecord, properties: bytes, *, metadata: Metadata, tails: QueueTails
-) -> MadeRecord | None:
+    topic: str, queue_id: int, raw: RawRecord, properties: bytes, *, metadata: Metadata, tails: QueueOffsets
+) -> InternalRecord | None:
     """The message as ``topic`` gets it, with these properties; None if there is no such topic (any more).
 
     It goes to another queue of the topic if that has become smaller meanwhile.
@@ -23,7 +23,7 @@ def copy_to(
         return None
     if not 0 <= queue_id < max(config.read_queues, config.write_queues):
         queue_id %= config.write_queues
-    return MadeRecord(
+    return InternalRecord(
         tail=tails.get(topic, queue_id),
         body=raw.body,
         properties=properties,

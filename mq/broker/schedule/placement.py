@@ -7,13 +7,13 @@ from typing import Final
 
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
-from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
 from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
-Place = tuple[QueueTail, dict[str, str]]
+Place = tuple[NextOffset, dict[str, str]]
 """Where a message is stored, and the properties it has there."""
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
@@ -21,14 +21,14 @@ _INT64_MAX: Final = 2**63 - 1
 _ASKING: Final = frozenset((props.DELAY, *props.TIMER_PROPERTIES))
 
 
-class WaitingPlaces:
+class WaitingQueues:
     """Decides where a message waits: in the queue of a delay level, in a slot of the timer wheel, or not at all.
 
     Only levels that are as long as the default ones have queues of their own: each is in the order in which messages
     are due, whatever the settings were. What waits for another time waits as a timer. Nothing is changed here.
     """
 
-    def __init__(self, *, settings: BrokerSettings, tails: QueueTails) -> None:
+    def __init__(self, *, settings: BrokerSettings, tails: QueueOffsets) -> None:
         self._levels_ms: Final = settings.delay_levels_ms
         self._delay_max_ms: Final = settings.timer_delay_max_seconds * 1000
         self._tails = tails

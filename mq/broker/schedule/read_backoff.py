@@ -9,7 +9,7 @@ PAUSE_MS_MIN: Final = 1000
 PAUSE_MS_MAX: Final = 60_000
 
 
-class Unreadable:
+class ReadBackoff:
     """Remembers when to try which of them again; at most `KNOWN_MAX`, others are tried every `PAUSE_MS_MAX`.
 
     Messages are named by their queue id and offset.

@@ -22,16 +22,16 @@ from typing import Final
 
 import structlog
 
-from mq.broker.base.rate_limited_log import SeldomLog
+from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.schedule.message_copy import copy_to
-from mq.broker.schedule.read_backoff import Unreadable
+from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import NEVER, TimerWheel
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.delay import TIMER_SLOTS, timer_slot
 from mq.protocol.names import TIMER_TOPIC
@@ -91,7 +91,7 @@ class Timers:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         read: Callable[[int, int], bytes],
         pending_bytes_max: int,
         wall_clock_ms: Callable[[], int],
@@ -104,9 +104,9 @@ class Timers:
         self._read = read
         self._pending_bytes_max = pending_bytes_max
         self._wall_clock_ms = wall_clock_ms
-        self._log = SeldomLog(log, wall_clock_ms)
+        self._log = RateLimitedLog(log, wall_clock_ms)
         self._leadership: _Leadership | None = None
-        self._unreadable = Unreadable()
+        self._unreadable = ReadBackoff()
         self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self.delivered = 0
         self.rolled = 0
@@ -118,12 +118,12 @@ class Timers:
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
         self._leadership = _Leadership(self._new_wheel(), set())
-        self._unreadable = Unreadable()
+        self._unreadable = ReadBackoff()
 
     def forget(self) -> None:
         """This replica does not lead any more: another one delivers."""
         self._leadership = None
-        self._unreadable = Unreadable()
+        self._unreadable = ReadBackoff()
 
     def run(self) -> None:
         """Deliver what is due; called by a timer many times a second."""
@@ -322,7 +322,7 @@ class Timers:
                 self.late_ms = max(now_ms - first_ms, 0)
             self._deliver(leadership, now_ms)
 
-    def _copy(self, raw: RawRecord, turn_ms: int, now_ms: int) -> MadeRecord | None:
+    def _copy(self, raw: RawRecord, turn_ms: int, now_ms: int) -> InternalRecord | None:
         """The message as its topic gets it, or as it waits on; None if its topic is gone."""
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))
@@ -341,9 +341,9 @@ class Timers:
             self.delivered += 1
         return record
 
-    def _waiting_on(self, raw: RawRecord, properties: dict[str, str], due_ms: int) -> MadeRecord:
+    def _waiting_on(self, raw: RawRecord, properties: dict[str, str], due_ms: int) -> InternalRecord:
         times = _number(properties.get(props.TIMER_ROLL_TIMES)) + 1
-        return MadeRecord(
+        return InternalRecord(
             tail=self._tails.get(TIMER_TOPIC, timer_slot(due_ms)),
             body=raw.body,
             properties=_encoded(properties, {props.TIMER_ROLL_TIMES: str(times)}, raw.properties),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from mq.broker.limits import CHECKS_MAX
-from mq.broker.state.table import PartCommand, SnapshotDamaged, check_range
+from mq.broker.state.table import SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import HALF_TOPIC
 
 PUT_OFF_MAX = 1000
@@ -23,7 +23,7 @@ _PUT_OFF = 0
 """In a snapshot, in the place of a number of checks."""
 
 
-class AdvanceChecks(PartCommand, frozen=True, omit_defaults=True, tag="advance_checks"):
+class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_checks"):
     """Open half messages below ``offset`` were checked ``number`` times, but for those put off, if they are given.
 
     A lower offset changes nothing. ``put_off`` takes the place of all that were.
@@ -34,7 +34,7 @@ class AdvanceChecks(PartCommand, frozen=True, omit_defaults=True, tag="advance_c
     put_off: list[int] | None = None
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         check_range("number", self.number, 1, CHECKS_MAX)
         check_range("offset", self.offset, 0, _OFFSET_MAX)
         put_off = self.put_off or [0]
@@ -50,13 +50,13 @@ class Checks:
         put_off: the half messages that were, ascending; some may be ended.
     """
 
-    COMMANDS: tuple[type[PartCommand], ...] = (AdvanceChecks,)
+    COMMANDS: tuple[type[TableCommand], ...] = (AdvanceChecks,)
 
     def __init__(self) -> None:
         self.offsets: dict[int, int] = {}
         self.put_off: tuple[int, ...] = ()
 
-    def apply(self, command: PartCommand) -> None:
+    def apply(self, command: TableCommand) -> None:
         """See `Part.apply`."""
         assert isinstance(command, AdvanceChecks), type(command).__name__
         self.offsets[command.number] = max(command.offset, self.offsets.get(command.number, 0))

@@ -18,7 +18,7 @@ from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
-from mq.broker.state.table import CommandRefused, CommandUnknown, PartCommand, check_range
+from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.dispatch import META_TOPIC
@@ -326,7 +326,7 @@ def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, 
 
 def _check_command(command: Command) -> None:
     try:
-        if isinstance(command, PartCommand):  # of which there are most
+        if isinstance(command, TableCommand):  # of which there are most
             command.check()
             return
         match command:

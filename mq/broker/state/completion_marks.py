@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, CommandUnknown, PartCommand, SnapshotDamaged, check_range
+from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_topic
 
 _OFFSET_MAX = 2**63 - 1
@@ -21,7 +21,7 @@ _SPAN_MAX = 2**31
 _ALL = 0xFF
 
 
-class CompleteEntries(PartCommand, frozen=True, tag="complete_entries"):
+class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
     """The messages at these offsets of a queue are dealt with. Saying so again changes nothing."""
 
     topic: str
@@ -29,7 +29,7 @@ class CompleteEntries(PartCommand, frozen=True, tag="complete_entries"):
     offsets: list[int]
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         check_topic(self.topic)
         check_range("queue_id", self.queue_id, 0, _INT32_MAX)
         if not self.offsets:
@@ -38,7 +38,7 @@ class CompleteEntries(PartCommand, frozen=True, tag="complete_entries"):
         check_range("offset", max(self.offsets), 0, _OFFSET_MAX)
 
 
-class SkipEntries(PartCommand, frozen=True, tag="skip_entries"):
+class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
     """Everything below ``offset`` is dealt with or gone with the log's beginning. A lower offset changes nothing."""
 
     topic: str
@@ -46,7 +46,7 @@ class SkipEntries(PartCommand, frozen=True, tag="skip_entries"):
     offset: int
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         check_topic(self.topic)
         check_range("queue_id", self.queue_id, 0, _INT32_MAX)
         check_range("offset", self.offset, 0, _OFFSET_MAX)
@@ -146,7 +146,7 @@ class QueueMarks:
 class Marks:
     """The marks of all such queues; see the module."""
 
-    COMMANDS: tuple[type[PartCommand], ...] = (CompleteEntries, SkipEntries)
+    COMMANDS: tuple[type[TableCommand], ...] = (CompleteEntries, SkipEntries)
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], QueueMarks] = {}
@@ -155,7 +155,7 @@ class Marks:
         """The marks of a queue; of one of which nothing is known, nothing is done. To be read only."""
         return self.queues.get((topic, queue_id)) or QueueMarks()
 
-    def apply(self, command: PartCommand) -> None:
+    def apply(self, command: TableCommand) -> None:
         """See `Part.apply`."""
         assert isinstance(command, CompleteEntries | SkipEntries), type(command).__name__
         key = command.topic, command.queue_id

@@ -42,9 +42,9 @@ from mq.broker.state.commands import (
 from mq.broker.state.completion_marks import Marks
 from mq.broker.state.nested_tables import Rows, Tables, in_order
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, Pops
-from mq.broker.state.producer_sequences import Sequences
+from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
-from mq.broker.state.table import CommandRefused, Part, PartCommand, SnapshotDamaged
+from mq.broker.state.table import CommandRefused, Part, SnapshotDamaged, TableCommand
 from mq.protocol import bodies
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
@@ -138,7 +138,7 @@ class Metadata:
         """What consumers popped and have not acknowledged."""
         self.request_modes = RequestModes()
         """How groups get the messages of topics."""
-        self.sequences = Sequences()
+        self.sequences = ProducerSequences()
         """Which messages with a sequence number the log has."""
         self.checks = Checks()
         """How often was asked about which half messages."""
@@ -229,7 +229,7 @@ class Metadata:
                     return Changes()
                 self.replicas[node_id] = address
                 return Changes(replicas=(node_id,))
-            case PartCommand():
+            case TableCommand():
                 self._part_of[type(command)].apply(command)
                 return Changes()
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.state.nested_tables import in_order
-from mq.broker.state.table import CommandRefused, PartCommand, SnapshotDamaged, check_range
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
 
 SPAN_MAX = 1024
@@ -41,7 +41,7 @@ Returns False, doing nothing, if there is no such topic.
 """
 
 
-class PopMessages(PartCommand, frozen=True, omit_defaults=True, tag="pop_messages"):
+class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messages"):
     """A consumer gets messages of a queue, and the group's offset moves past those that were looked at.
 
     Bit ``i`` of ``taken`` stands for offset ``start + i``; with none the offset moves and that is all. ``attempt`` is
@@ -61,7 +61,7 @@ class PopMessages(PartCommand, frozen=True, omit_defaults=True, tag="pop_message
     attempt: str | None = None
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         _check_queue(self.group, self.topic, self.queue_id)
         check_range("before", self.before, -1, _INT64_MAX)
         check_range("next_offset", self.next_offset, 0, _INT64_MAX)
@@ -74,7 +74,7 @@ class PopMessages(PartCommand, frozen=True, omit_defaults=True, tag="pop_message
         check_range("length of attempt", len(self.attempt or ""), 0, ATTEMPT_LENGTH_MAX)
 
 
-class AckMessages(PartCommand, frozen=True, tag="ack_messages"):
+class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
     """Messages are acknowledged, or moved to a retry topic: they are open no more.
 
     Each row is group, topic, queue id, the start and the pop time of a checkpoint, and a bit for each message, as in
@@ -84,7 +84,7 @@ class AckMessages(PartCommand, frozen=True, tag="ack_messages"):
     rows: list[tuple[str, str, int, int, int, int]]
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         for group in {row[0] for row in self.rows}:
             check_group(group)
         for topic in {row[1] for row in self.rows}:
@@ -96,7 +96,7 @@ class AckMessages(PartCommand, frozen=True, tag="ack_messages"):
             _check_bits(bits)
 
 
-class DeferMessage(PartCommand, frozen=True, tag="defer_message"):
+class DeferMessage(TableCommand, frozen=True, tag="defer_message"):
     """One message stays invisible for another time, ``invisible_ms`` from ``new_pop_time_ms`` on.
 
     It leaves its checkpoint for one of its own, (``offset``, ``new_pop_time_ms``). In order it stays where it is.
@@ -112,7 +112,7 @@ class DeferMessage(PartCommand, frozen=True, tag="defer_message"):
     invisible_ms: int
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         _check_queue(self.group, self.topic, self.queue_id)
         check_range("start", self.start, 0, _INT64_MAX)
         check_range("pop_time_ms", self.pop_time_ms, 0, _INT64_MAX)
@@ -222,7 +222,7 @@ class Pops:
         of_groups: the same of each group that has some.
     """
 
-    COMMANDS: tuple[type[PartCommand], ...] = (PopMessages, AckMessages, DeferMessage)
+    COMMANDS: tuple[type[TableCommand], ...] = (PopMessages, AckMessages, DeferMessage)
 
     def __init__(self, move: Move) -> None:
         self._move = move
@@ -238,7 +238,7 @@ class Pops:
         """What is open of a queue. To be read only."""
         return self.queues.get(key, _NOTHING)
 
-    def apply(self, command: PartCommand) -> None:
+    def apply(self, command: TableCommand) -> None:
         """See `Part.apply`."""
         match command:
             case PopMessages():

@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import PartCommand, SnapshotDamaged
+from mq.broker.state.table import SnapshotDamaged, TableCommand
 from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
 
 WINDOW = 1024
@@ -128,10 +128,10 @@ class _Window:
         del self.extras[:count]
 
 
-class Sequences:
+class ProducerSequences:
     """The table; see the module. Changes by `note` only."""
 
-    COMMANDS: tuple[type[PartCommand], ...] = ()
+    COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self) -> None:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
@@ -178,7 +178,7 @@ class Sequences:
             self._wide.move_to_end(producer)
         self._make_room()
 
-    def apply(self, command: PartCommand) -> None:
+    def apply(self, command: TableCommand) -> None:
         """See `Part.apply`. There is no command: records say it all."""
         raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
 

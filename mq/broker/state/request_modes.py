@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, PartCommand, check_range
+from mq.broker.state.table import CommandRefused, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
 
 PULL = "PULL"
@@ -25,7 +25,7 @@ class RequestMode(NamedTuple):
     shared: int = 0
 
 
-class PutRequestMode(PartCommand, frozen=True, tag="put_request_mode"):
+class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
     """A group gets the messages of a topic like this from now on."""
 
     group: str
@@ -34,7 +34,7 @@ class PutRequestMode(PartCommand, frozen=True, tag="put_request_mode"):
     shared: int
 
     def check(self) -> None:
-        """See `PartCommand.check`."""
+        """See `TableCommand.check`."""
         check_group(self.group)
         check_topic(self.topic)
         if self.mode not in (PULL, POP):
@@ -49,7 +49,7 @@ class RequestModes:
         table: by (topic, group); of others nobody has said anything.
     """
 
-    COMMANDS: tuple[type[PartCommand], ...] = (PutRequestMode,)
+    COMMANDS: tuple[type[TableCommand], ...] = (PutRequestMode,)
 
     def __init__(self) -> None:
         self.table: dict[tuple[str, str], RequestMode] = {}
@@ -62,7 +62,7 @@ class RequestModes:
         """Whether something may be said about them."""
         return (topic, group) in self.table or len(self.table) < MODES_MAX
 
-    def apply(self, command: PartCommand) -> None:
+    def apply(self, command: TableCommand) -> None:
         """See `Part.apply`."""
         assert isinstance(command, PutRequestMode), type(command).__name__
         if self.has_room(command.topic, command.group):

@@ -27,7 +27,7 @@ class SnapshotDamaged(MetadataError):
     """A snapshot is of a newer version or damaged."""
 
 
-class PartCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+class TableCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """Base of the commands that belong to a part. Each has a tag of its own."""
 
     def check(self) -> None:
@@ -41,9 +41,9 @@ class Part(Protocol):
         COMMANDS: the types of its commands; no other part has them.
     """
 
-    COMMANDS: tuple[type[PartCommand], ...]
+    COMMANDS: tuple[type[TableCommand], ...]
 
-    def apply(self, command: PartCommand) -> None:
+    def apply(self, command: TableCommand) -> None:
         """Carry out one committed command.
 
         Raises CommandUnknown if no correct leader made it; then nothing happened.

@@ -22,7 +22,7 @@ from itertools import chain, islice
 
 import structlog
 
-from mq.broker.base.rate_limited_log import SeldomLog
+from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.settings import BrokerSettings
@@ -30,7 +30,7 @@ from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import SkipEntries
 from mq.broker.state.metadata import Metadata
-from mq.broker.transaction.check_immunity import PutOff
+from mq.broker.transaction.check_immunity import CheckImmunity
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
 from mq.broker.write_path.appender import Appender
@@ -111,7 +111,7 @@ class CheckBacks:
         self._clients = clients
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
-        self._log = SeldomLog(log, wall_clock_ms)
+        self._log = RateLimitedLog(log, wall_clock_ms)
         self._tracks: list[Track] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
@@ -223,8 +223,10 @@ class CheckBacks:
 
         self._appender.add_command(command, settled)
 
-    def _none_put_off(self) -> PutOff:
-        return PutOff(times=self._last, first_seconds=self._timeout_seconds, interval_seconds=self._interval_seconds)
+    def _none_put_off(self) -> CheckImmunity:
+        return CheckImmunity(
+            times=self._last, first_seconds=self._timeout_seconds, interval_seconds=self._interval_seconds
+        )
 
     def _still_put_off(self) -> list[int]:
         is_done = self._halves.marks.is_done

@@ -10,7 +10,7 @@ LOOK_SECONDS: Final = 60.0
 """So often it is looked whether a clock was set meanwhile, or a disk gives again what it did not."""
 
 
-class PutOff:
+class CheckImmunity:
     """Whose turn it is, of one leadership: a new leader begins to count anew.
 
     Args:

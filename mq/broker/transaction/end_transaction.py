@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries
@@ -23,8 +23,8 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import encode_properties
-from mq.broker.write_path.pending import MadeRecord, PendingCommand, Sender
-from mq.broker.write_path.queue_offsets import QueueTail, QueueTails
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, Sender
+from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
@@ -60,7 +60,7 @@ class _Ends:
         self.offsets: list[int] = []
         self.discarded: list[int] = []
         """Of these the ones that nobody gets to see."""
-        self.copies: list[MadeRecord] = []
+        self.copies: list[InternalRecord] = []
         self.nbytes = 0
         self.waiting: list[_Waiting] = []
         self.again: list[_Waiting] = []
@@ -86,8 +86,8 @@ class Transactions:
         metadata: Metadata,
         halves: HalfMessages,
         appender: Appender,
-        tails: QueueTails,
-        places: WaitingPlaces,
+        tails: QueueOffsets,
+        places: WaitingQueues,
         host: bytes,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -124,7 +124,7 @@ class Transactions:
 
     # -- they begin --------------------------------------------------------------------------------------------------
 
-    def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[QueueTail, dict[str, str]]:
+    def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[NextOffset, dict[str, str]]:
         """Where half a transaction is stored, and with which properties. Raises RequestRefused.
 
         A delay that its properties ask for begins with the commit; one that cannot be is refused now.
@@ -246,7 +246,7 @@ class Transactions:
                 f"the message is {age_ms} ms old, its transaction had {allowed_ms}: its producers will be asked",
             )
 
-    def _visible(self, position: int, raw: RawRecord, text: str) -> MadeRecord:
+    def _visible(self, position: int, raw: RawRecord, text: str) -> InternalRecord:
         """What consumers get to see, at its time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
         config = self._metadata.topics.get(topic)
@@ -262,7 +262,7 @@ class Transactions:
             tail, properties = self._tails.get(topic, queue_id), raw.properties
         return copy_half(raw, tail, properties, COMMITTED, position)
 
-    def _add(self, offset: int, copy: MadeRecord | None, waiting: _Waiting) -> None:
+    def _add(self, offset: int, copy: InternalRecord | None, waiting: _Waiting) -> None:
         nbytes = 0 if copy is None else copy.nbytes
         ends = self._gathering
         if ends is not None and (len(ends.offsets) >= _TOGETHER_MAX or ends.nbytes + nbytes > self._together_bytes_max):
@@ -281,7 +281,7 @@ class Transactions:
 
     def _start(self, ends: _Ends) -> None:
         now_ms = self._wall_clock_ms()
-        ended = MadeRecord(
+        ended = InternalRecord(
             tail=self._tails.get(HALF_OP_TOPIC, HALF_QUEUE_ID),
             body="".join([f"{offset}," for offset in ends.offsets]).encode(),
             properties=self._ended_properties,
@@ -294,7 +294,7 @@ class Transactions:
     def _append(
         self,
         ends: _Ends,
-        records: list[MadeRecord],
+        records: list[InternalRecord],
         settled: Callable[[bool], None],
         refused: Callable[[str], None] | None = None,
     ) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.pending import MadeRecord
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.names import HALF_TOPIC
 from mq.protocol.records import (
@@ -154,10 +154,10 @@ def is_half(properties: dict[str, str], reconsume_times: int) -> bool:
 
 
 def copy_half(
-    raw: RawRecord, tail: QueueTail, properties: bytes, transaction: int = 0, prepared_offset: int = 0
-) -> MadeRecord:
+    raw: RawRecord, tail: NextOffset, properties: bytes, transaction: int = 0, prepared_offset: int = 0
+) -> InternalRecord:
     """The message of a half message, at another place."""
-    return MadeRecord(
+    return InternalRecord(
         tail=tail,
         body=raw.body,
         properties=properties,

@@ -20,7 +20,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, copy_half
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import PendingCommand
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
@@ -38,7 +38,7 @@ _QUEUE_ID: Final = 0
 """The only queue of what was given up."""
 
 
-class Resumptions:
+class ResumeCheck:
     """The handler of one broker.
 
     Args:
@@ -56,7 +56,7 @@ class Resumptions:
         store: QueueStore,
         records: LogRecords,
         appender: Appender,
-        tails: QueueTails,
+        tails: QueueOffsets,
         log: Log,
     ) -> None:
         self._served = served

@@ -23,7 +23,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.pending import (
     ALREADY_STORED,
     NO_PLACE,
-    MadeRecord,
+    InternalRecord,
     NotStored,
     OnCommitted,
     OnStored,
@@ -36,7 +36,7 @@ from mq.broker.write_path.pending import (
     SendRequest,
     StoredAt,
 )
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendReplyTemplate, encode_response
 from mq.protocol.records import (
@@ -197,7 +197,7 @@ class Appender:
         """
         self.add_atomically([PendingCommand(command, on_committed, on_returned, on_refused, on_framed)])
 
-    def add_record(self, record: MadeRecord) -> None:
+    def add_record(self, record: InternalRecord) -> None:
         """Store a message that is not a client's plain send."""
         self.add_atomically([record])
 
@@ -292,7 +292,7 @@ class Appender:
     def _build(self, batch: list[Pending], committing: _Committing, pos: int) -> tuple[bytes, bytes]:
         """The records of one entry whose body starts at physical offset ``pos``, and its queue runs."""
         parts: list[bytes] = []
-        touched: list[QueueTail] = []
+        touched: list[NextOffset] = []
         store_host = self._store_host
         store_ms = self._wall_clock_ms()
         render = self._reply_template.render
@@ -385,7 +385,7 @@ class Appender:
         self,
         batch: PendingBatch,
         parts: list[bytes],
-        touched: list[QueueTail],
+        touched: list[NextOffset],
         committing: _Committing,
         sequenced: list[SequencedRecord],
         pos: int,
@@ -443,10 +443,10 @@ class Appender:
 
     def _build_made(
         self,
-        made: MadeRecord | PendingSend,
+        made: InternalRecord | PendingSend,
         size: int,
         parts: list[bytes],
-        touched: list[QueueTail],
+        touched: list[NextOffset],
         committing: _Committing,
         sequenced: list[SequencedRecord],
         pos: int,

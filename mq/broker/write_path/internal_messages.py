@@ -8,7 +8,7 @@ from typing import Any
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import NotStored, OnStored, PendingGroup, PendingSend, Sender, SendRequest, StoredAt
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
@@ -57,7 +57,7 @@ def answer_when_stored(
     return on_stored
 
 
-class MadeSends:
+class InternalMessages:
     """Stores what clients send, in another queue or with other properties than they said, and answers them."""
 
     def __init__(
@@ -80,7 +80,7 @@ class MadeSends:
         body: bytes,
         serialization: int,
         *,
-        tail: QueueTail,
+        tail: NextOffset,
         properties: dict[str, str],
         queue_id: int,
         before: PendingGroup | None = None,

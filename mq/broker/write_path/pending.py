@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
 from mq.protocol.sequencing import SequenceRange
@@ -32,7 +32,7 @@ class Sender(Protocol):
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
 
 
-PendingMessage = tuple[int, Sender, SendRequest, int, QueueTail, bytes, bytes, int, bytes]
+PendingMessage = tuple[int, Sender, SendRequest, int, NextOffset, bytes, bytes, int, bytes]
 """A message that was checked and waits for its round: bytes of its record, sender, request, how the request's header
 was encoded, queue, body, properties, tag code, unique key. A plain tuple: there is one per message."""
 
@@ -57,13 +57,13 @@ OnStored = Callable[[StoredAt | NotStored], None]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class MadeRecord:
+class InternalRecord:
     """A message that does not come straight from a plain send: delayed, retried, or made by the broker itself.
 
     Where messages wait for their turn, ``tag_code`` is of no meaning.
     """
 
-    tail: QueueTail
+    tail: NextOffset
     body: bytes
     properties: bytes
     tag_code: int = 0
@@ -91,7 +91,7 @@ class PendingSend:
     sender: Sender
     request: SendRequest
     serialization: int
-    tail: QueueTail
+    tail: NextOffset
     body: bytes
     properties: bytes
     tag_code: int
@@ -142,7 +142,7 @@ class PendingBatch:
     request: SendRequest
     serialization: int
     request_body: bytes
-    tail: QueueTail
+    tail: NextOffset
     elements: list[BatchElement]
     unique_keys: bytes
     """Of all messages that were sent, joined by commas."""
@@ -157,7 +157,7 @@ class PendingBatch:
         return sum(element.size for element in self.elements)
 
 
-PendingGroup = list[MadeRecord | PendingCommand | PendingSend]
+PendingGroup = list[InternalRecord | PendingCommand | PendingSend]
 """What enters the log in one entry, or not at all."""
 
 Pending = PendingMessage | tuple[int, PendingBatch] | tuple[int, PendingGroup]

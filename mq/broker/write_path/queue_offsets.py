@@ -23,7 +23,7 @@ class TopicName:
         self.fixed_bytes = FIXED + len(self.encoded)
 
 
-class QueueTail:
+class NextOffset:
     """The writing end of one queue, on the leader: where the next message goes.
 
     While an entry of the log is built, ``run`` is what that adds to the queue, at last up to ``next_offset``. ``queue``
@@ -55,7 +55,7 @@ class QueueTail:
         """Where messages wait: what makes of store time, queue id and properties the tag code; else None."""
 
 
-class QueueTails:
+class QueueOffsets:
     """All tails of this leadership. One lives as long as the leadership, since messages may be pending on it.
 
     Args:
@@ -66,7 +66,7 @@ class QueueTails:
         self._metadata = metadata
         self._next_offset = next_offset
         self._names: dict[str, TopicName] = {}
-        self._tails: dict[tuple[str, int], QueueTail] = {}
+        self._tails: dict[tuple[str, int], NextOffset] = {}
         self._deletions: Counter[str] = Counter()
         """How many deletions of a topic have a place in the log and are not applied yet."""
 
@@ -94,7 +94,7 @@ class QueueTails:
         else:
             del self._deletions[topic]
 
-    def of_topic(self, topic: str) -> list[QueueTail]:
+    def of_topic(self, topic: str) -> list[NextOffset]:
         """The tails of a topic's queues, by queue id. The topic must exist.
 
         A queue that is only read any more can still be written to by whoever asks for it, as with stock brokers: a
@@ -103,7 +103,7 @@ class QueueTails:
         config = self._metadata.topics[topic]
         return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
-    def get(self, topic: str, queue_id: int) -> QueueTail:
+    def get(self, topic: str, queue_id: int) -> NextOffset:
         """The tail of one queue, whatever the topic's configuration says."""
         tail = self._tails.get((topic, queue_id))
         if tail is None:
@@ -112,5 +112,5 @@ class QueueTails:
                 name = self._names[topic] = TopicName(topic)
             # Nothing was written behind a deletion that is not applied yet, or there were a tail.
             next_offset = 0 if topic in self._deletions else self._next_offset(topic, queue_id)
-            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, next_offset)
+            tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, next_offset)
         return tail

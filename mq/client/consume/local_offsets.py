@@ -11,7 +11,7 @@ from mq.client.consume.offsets import ConsumeFrom, queue_offset
 from mq.client.errors import OffsetsFileDamaged
 from mq.client.logs import log
 from mq.client.message import MessageQueue
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.protocol import fastjson
 from mq.protocol.errors import BodyError
 from mq.protocol.queue_tables import QueueRef, offset_table_body, read_queue_table
@@ -25,7 +25,7 @@ class LocalOffsets:
     commits_with_pulls = False
     """Whether offsets go to the leader with pulls as well."""
 
-    def __init__(self, remoting: Remoting, path: Path, consume_from: ConsumeFrom) -> None:
+    def __init__(self, remoting: ClientCore, path: Path, consume_from: ConsumeFrom) -> None:
         """Raises OffsetsFileDamaged, OSError."""
         self._remoting = remoting
         self._path = path

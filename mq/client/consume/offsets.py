@@ -12,7 +12,7 @@ import anyio
 from mq.client.errors import BrokerError, ClientError, ConnectionLost, NoRoute
 from mq.client.logs import log
 from mq.client.message import MessageQueue
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Answer
 from mq.client.net.replies import int_field
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -33,7 +33,7 @@ def check_position(position: ConsumeFrom) -> None:
         raise ValueError(f"{position!r} is neither 'first' nor 'last' nor a datetime")
 
 
-def leader_of(remoting: Remoting, queue: MessageQueue) -> str:
+def leader_of(remoting: ClientCore, queue: MessageQueue) -> str:
     """The address of the queue's leader by the known route. Raises NoRoute."""
     route = remoting.known_route(queue.topic)
     address = route.leader_address(queue.broker_name) if route is not None else None
@@ -42,7 +42,7 @@ def leader_of(remoting: Remoting, queue: MessageQueue) -> str:
     return address
 
 
-async def queue_offset(remoting: Remoting, queue: MessageQueue, position: ConsumeFrom) -> int:
+async def queue_offset(remoting: ClientCore, queue: MessageQueue, position: ConsumeFrom) -> int:
     """The offset of the first message kept, of the next one to come, or of the first one stored at a time or later.
 
     Raises ValueError for what is no position, NoRoute, BrokerError and what requests raise.
@@ -60,7 +60,7 @@ async def queue_offset(remoting: Remoting, queue: MessageQueue, position: Consum
 
 
 async def stored_offset(
-    remoting: Remoting, group: str, queue: MessageQueue, *, zero_if_young: bool = False
+    remoting: ClientCore, group: str, queue: MessageQueue, *, zero_if_young: bool = False
 ) -> int | None:
     """The stored offset of a group, None if there is none. Raises NoRoute, BrokerError and what requests raise.
 
@@ -85,7 +85,7 @@ class GroupOffsets:
     a group begins at 0 in a young queue whatever it says: consumers come to new queues seconds after the first message.
     """
 
-    def __init__(self, remoting: Remoting, group: str, consume_from: ConsumeFrom, *, by_hand: bool = False) -> None:
+    def __init__(self, remoting: ClientCore, group: str, consume_from: ConsumeFrom, *, by_hand: bool = False) -> None:
         self.commits_with_pulls = not by_hand
         self._by_hand = by_hand
         self._remoting = remoting
@@ -111,7 +111,7 @@ class GroupOffsets:
         """Store what changed, without waiting: what is not confirmed is repeated the next time, or on leaving.
 
         What pulls have stored meanwhile is stored again: their answers do not say whether who was asked leads, those to
-        these requests do (see `Remoting`).
+        these requests do (see `ClientCore`).
 
         Returns the topics whose leader is not known, or not connected; their offsets wait.
         """

@@ -24,7 +24,7 @@ from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, UnreadableAnswer
 from mq.client.filters import Sql
 from mq.client.logs import log
-from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import Connection
 from mq.client.net.identity import new_client_id
 from mq.client.net.routes import TopicRoute
@@ -129,14 +129,14 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         self._polled: set[str] = set()
         self._acks: dict[str, _AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
-        self._remoting: Remoting | None = None
+        self._remoting: ClientCore | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
 
     # Life.
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with Remoting.open(
+        async with ClientCore.open(
             self._name_servers,
             heartbeat_body=HeartbeatData(self.client_id).encode,
             on_route_change=self._note_route,
@@ -169,7 +169,7 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         state = "closed" if self._tasks is None else "open"
         return f"<PopConsumer {self.group} of {self.topic} at {';'.join(self._name_servers)}, {state}>"
 
-    def _opened(self) -> tuple[Remoting, anyio.abc.TaskGroup]:
+    def _opened(self) -> tuple[ClientCore, anyio.abc.TaskGroup]:
         if self._remoting is None:
             raise ClientClosed("enter the consumer first: async with PopConsumer(...) as consumer")
         if self._tasks is None:
@@ -308,7 +308,7 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
             refresh = True
             await anyio.sleep(RETRY_SECONDS)
 
-    async def _leader(self, remoting: Remoting, broker_name: str, *, refresh: bool) -> str:
+    async def _leader(self, remoting: ClientCore, broker_name: str, *, refresh: bool) -> str:
         route = await remoting.route(self.topic, refresh=refresh)
         address = route.leader_address(broker_name)
         if address is None:

@@ -27,7 +27,7 @@ from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFou
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.identity import new_client_id, new_unique_keys
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.reply import REPLY_SECONDS, reply_to
@@ -96,14 +96,14 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         self._subscribed: dict[str, Subscribed] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
         self._paused: set[MessageQueue] = set()
-        self._remoting: Remoting | None = None
+        self._remoting: ClientCore | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
 
     # Life.
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with Remoting.open(
+        async with ClientCore.open(
             self._name_servers,
             heartbeat_body=HeartbeatData(self.client_id).encode,
             on_route_change=self._note_route,
@@ -134,7 +134,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         state = "closed" if self._tasks is None else f"{len(self._pullers)} queues"
         return f"<PullConsumer {self.group} at {';'.join(self._name_servers)}, {state}>"
 
-    def _opened(self) -> Remoting:
+    def _opened(self) -> ClientCore:
         if self._remoting is None:
             raise ClientClosed("enter the consumer first: async with PullConsumer(...) as consumer")
         if self._tasks is None:

@@ -13,7 +13,7 @@ from mq.client.consume.process_queue import FlowLimits, ProcessQueue
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
 from mq.client.net.replies import int_field, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
@@ -60,7 +60,7 @@ class Puller:
 
     def __init__(
         self,
-        remoting: Remoting,
+        remoting: ClientCore,
         group: str,
         subscription: Subscription,
         process_queue: ProcessQueue,

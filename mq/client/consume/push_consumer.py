@@ -36,7 +36,7 @@ from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_unique_keys
 from mq.client.net.replies import received_messages
@@ -179,7 +179,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._handling_for_operators = 0
         self._trace_topic = trace_topic(trace)
         self._unique_keys = new_unique_keys(rng or random.Random())
-        self._remoting: Remoting | None = None
+        self._remoting: ClientCore | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._assignment: Assignment | None = None
 
@@ -187,7 +187,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with Remoting.open(
+        async with ClientCore.open(
             self._name_servers,
             heartbeat_body=self._heartbeat_body,
             on_route_change=self._note_route,

@@ -14,7 +14,7 @@ from mq.client.consume.offsets import leader_of
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import MessageQueue
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_bodies import LockedQueues, QueueLocks
@@ -30,7 +30,7 @@ UNLOCK_SECONDS = 1.0
 class QueueLocker:
     """Takes and gives back the locks of one member."""
 
-    def __init__(self, remoting: Remoting, group: str, client_id: str) -> None:
+    def __init__(self, remoting: ClientCore, group: str, client_id: str) -> None:
         self._remoting = remoting
         self._group = group
         self._client_id = client_id

@@ -16,7 +16,7 @@ from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
 from mq.client.errors import ClientError, NameServersUnavailable, NoRoute
 from mq.client.logs import log
 from mq.client.message import MessageQueue
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
 from mq.protocol.bodies import ConsumerList
@@ -46,7 +46,7 @@ class Assignment:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: Remoting,
+        remoting: ClientCore,
         offsets: GroupOffsets | LocalOffsets,
         *,
         group: str,

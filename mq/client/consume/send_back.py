@@ -8,7 +8,7 @@ from mq.client.consume.offsets import leader_of
 from mq.client.errors import ClientError, NoRoute, RequestTimeout
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.client.produce.send_pipeline import send_fields
 from mq.protocol import properties as props
@@ -32,7 +32,7 @@ _NOT_COPIED = frozenset(
 
 
 async def give_back(
-    remoting: Remoting, group: str, message: ReceivedMessage, *, max_reconsume_times: int | None
+    remoting: ClientCore, group: str, message: ReceivedMessage, *, max_reconsume_times: int | None
 ) -> bool:
     """Whether a broker has `message` now, to hand it out again. If not, one may have it all the same.
 
@@ -62,7 +62,7 @@ async def give_back(
 
 
 async def _ask_to_take(
-    remoting: Remoting, group: str, message: ReceivedMessage, max_reconsume_times: int | None
+    remoting: ClientCore, group: str, message: ReceivedMessage, max_reconsume_times: int | None
 ) -> None:
     ext = {
         "offset": str(message.record.physical_offset),
@@ -77,7 +77,9 @@ async def _ask_to_take(
     await remoting.call(leader_of(remoting, message.queue), RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 
 
-async def _send_copy(remoting: Remoting, group: str, message: ReceivedMessage, max_reconsume_times: int | None) -> None:
+async def _send_copy(
+    remoting: ClientCore, group: str, message: ReceivedMessage, max_reconsume_times: int | None
+) -> None:
     """Send what the broker would have stored. Raises ClientError, of the broker group that was tried last."""
     copy = _copy(group, message)
     counted = {"j": str(min(message.reconsume_times + 1, _INT32_MAX))}

@@ -5,7 +5,7 @@ every 30 s, when something fails, and when a broker that we took for the leader 
 broker learns who we are by the first frame on each new connection and again every 30 s, because brokers forget silent
 clients.
 
-Each client opens one `Remoting` around all it does, so that it can still talk to the brokers when everything else has
+Each client opens one `ClientCore` around all it does, so that it can still talk to the brokers when everything else has
 ended. That holds for a client that is cancelled as well: its connections end when they are closed, not before.
 """
 
@@ -48,7 +48,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 
-__all__ = ["Remoting", "RemotingSettings", "parse_addresses"]
+__all__ = ["ClientCore", "RemotingSettings", "parse_addresses"]
 
 _ALL_NAME_SERVERS_KNOW = (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)
 """Who does not is something else: a broker, as a rule, whose address was taken for a name server's."""
@@ -105,7 +105,7 @@ class _Slot:
         self.failure: ClientError | None = None
 
 
-class Remoting:
+class ClientCore:
     """Requests to brokers by address and to "a name server"; routes by topic.
 
     `heartbeat_body` gives the body of request 34 as it is now. `on_route_change` is told (synchronously) when the
@@ -163,7 +163,7 @@ class Remoting:
         settings: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> AsyncGenerator[Self]:
-        """A `Remoting` that works until the block has ended, however it ends."""
+        """A `ClientCore` that works until the block has ended, however it ends."""
         async with open_task_group() as tasks:
             remoting = cls(
                 tasks,

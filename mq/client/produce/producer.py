@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.net.client_core import Remoting, RemotingSettings, parse_addresses
+from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_unique_keys
 from mq.client.produce.outgoing_message import (
@@ -109,7 +109,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._remoting_settings = remoting
         self._rng = rng or random.Random()
         self._unique_keys = new_unique_keys(self._rng)
-        self._remoting: Remoting | None = None
+        self._remoting: ClientCore | None = None
         self._pipeline: SendPipeline | None = None
         self._submits = 0
         self._trace_topic = trace_topic(trace)
@@ -118,7 +118,7 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with Remoting.open(
+        async with ClientCore.open(
             self._name_servers,
             heartbeat_body=self._heartbeat_body,
             on_server_request=self._answer_server,
@@ -150,7 +150,7 @@ class Producer(anyio.AsyncContextManagerMixin):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self.in_flight} in flight>"
 
-    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> None:
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
         """Start what runs beside the pipeline, in a kind of producer that has such."""
 
     def _answer_server(

@@ -9,7 +9,7 @@ import anyio
 
 from mq.client.errors import BrokerError, ConnectFailed, MessageRefused, NoRoute, NotRecalled, UnreadableAnswer
 from mq.client.message import Message
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.send_outcome import Retry, judge_answer
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -52,7 +52,7 @@ def delay_properties(message: Message) -> dict[str, str]:
     return {props.TIMER_DELIVER_MS: str(at)}
 
 
-async def recall(remoting: Remoting, group: str, handle: str, *, seconds: float) -> str:
+async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: float) -> str:
     """Take back the message of a handle; returns its id. Raises what `Producer.recall` raises.
 
     What certainly did not happen is tried again while there is time.

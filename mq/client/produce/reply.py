@@ -19,7 +19,7 @@ from mq.client.errors import (
     RequestTimeout,
 )
 from mq.client.message import Message, MessageQueue, ReceivedMessage
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.produce.outgoing_message import OutgoingMessage, make_ready
 from mq.client.produce.send_pipeline import send_fields
 from mq.client.send_outcome import Retry, judge_answer
@@ -37,7 +37,7 @@ REPLY = "reply"
 async def reply_to(
     request: ReceivedMessage,
     body: bytes,
-    remoting: Remoting | None,
+    remoting: ClientCore | None,
     group: str,
     *,
     properties: Mapping[str, str] | None,
@@ -71,7 +71,7 @@ def _make_reply(
 
 
 async def _send_reply(
-    remoting: Remoting, group: str, request: ReceivedMessage, reply: OutgoingMessage, *, timeout: float
+    remoting: ClientCore, group: str, request: ReceivedMessage, reply: OutgoingMessage, *, timeout: float
 ) -> None:
     """Hand the reply to the broker group that the request came from: whoever waits for it is known there.
 
@@ -106,7 +106,7 @@ async def _send_reply(
         await anyio.sleep(PAUSE_SECONDS)
 
 
-async def _leader(remoting: Remoting, request: ReceivedMessage, topic: str, *, refresh: bool) -> str:
+async def _leader(remoting: ClientCore, request: ReceivedMessage, topic: str, *, refresh: bool) -> str:
     """Who leads the broker group that the request came from. Raises NoRoute and what requests raise."""
     broker_name = request.queue.broker_name
     route = await remoting.route(topic, refresh=refresh)

@@ -10,7 +10,7 @@ import anyio
 from mq.client.errors import ClientError, ProducerBusy
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.compression import DecompressionError, inflate
@@ -98,7 +98,7 @@ class OpenRequests:
         return encode_response(request.opaque, ResponseCode.SUCCESS)
 
 
-async def connect_for_replies(remoting: Remoting, topic: str) -> None:
+async def connect_for_replies(remoting: ClientCore, topic: str) -> None:
     """Be known to all brokers that may get the reply to a message of `topic`; those that fail stay unknown.
 
     Consumers in other languages send their replies to any broker group of the cluster.

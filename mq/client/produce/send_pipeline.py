@@ -33,7 +33,7 @@ from mq.client.errors import (
 )
 from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
-from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, Remoting
+from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
 from mq.client.net.connection import Answer, Connection
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
@@ -102,7 +102,7 @@ class SendPipeline:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: Remoting,
+        remoting: ClientCore,
         group: str,
         *,
         policy: RetryPolicy,

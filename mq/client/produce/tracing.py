@@ -16,7 +16,7 @@ import anyio.abc
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, ReceivedMessage, SendResult
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, make_ready
 from mq.client.produce.recall import delay_properties
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
@@ -86,7 +86,7 @@ class Tracer:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: Remoting,
+        remoting: ClientCore,
         topic: str,
         *,
         group: str,
@@ -285,7 +285,7 @@ class Tracer:
 
 
 def open_tracer(
-    tasks: anyio.abc.TaskGroup, remoting: Remoting, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
+    tasks: anyio.abc.TaskGroup, remoting: ClientCore, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
 ) -> Tracer | None:
     """A tracer that runs in `tasks`; None without a topic. `Tracer.finish` is to be called before they end."""
     if topic is None:

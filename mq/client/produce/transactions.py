@@ -15,7 +15,7 @@ import anyio.abc
 from mq.client.errors import BrokerError, ClientError, NoRoute, SendOutcomeUnknown, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
 from mq.client.produce.producer import Producer
@@ -199,11 +199,11 @@ class TransactionProducer(Producer):
 
     # Checks.
 
-    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: Remoting) -> None:
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
         self._tasks = tasks
         tasks.start_soon(self._stay_connected, remoting)
 
-    async def _stay_connected(self, remoting: Remoting) -> None:
+    async def _stay_connected(self, remoting: ClientCore) -> None:
         """Be known to all replicas, whatever this process has sent so far: each of them may lead and ask, soon."""
         while True:
             try:

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from mq.broker.net.connection import ClientConnection
-from mq.broker.replication.peer_authentication import ReplicaAuthentication, ReplicaCall
+from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
@@ -25,9 +25,9 @@ NODE = "n9"
 SECRETS = (bytes(range(32)),)
 
 
-def replica_authentication(node_id: str, address: str = "") -> ReplicaAuthentication:
+def replica_authentication(node_id: str, address: str = "") -> PeerAuthentication:
     """That of a replica in a group of n0 and n9, of the log "log", with `SECRETS`."""
-    return ReplicaAuthentication(
+    return PeerAuthentication(
         identity="log",
         node_id=node_id,
         address=address,
@@ -59,7 +59,7 @@ def fields_of(frame: bytes) -> dict[str, str]:
 
 
 def as_response(answer: Answer) -> Response:
-    """What `ReplicaCall` takes."""
+    """What `PeerCall` takes."""
     return Response(opaque=0, flag=1, code=answer.code, remark=answer.remark, ext=answer.ext)
 
 
@@ -74,7 +74,7 @@ async def authenticate(
 ) -> Answer:
     """Prove that ``client`` is a replica of the group, or try to; returns the last answer."""
     settings = broker.settings
-    call = ReplicaCall(
+    call = PeerCall(
         identity=identity or settings.identity,
         node_id=node_id,
         address=address or settings.listen,

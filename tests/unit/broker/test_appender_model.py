@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import (
     BatchElement,
-    MadeRecord,
+    InternalRecord,
     NotStored,
     PendingBatch,
     PendingCommand,
@@ -20,7 +20,7 @@ from mq.broker.write_path.pending import (
     PendingSend,
     StoredAt,
 )
-from mq.broker.write_path.queue_offsets import QueueTail, TopicName
+from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
@@ -100,7 +100,7 @@ class AppenderMachine(RuleBasedStateMachine):
         self.lead()
 
     def lead(self) -> None:
-        self.tail = QueueTail(TopicName("T"), 0, self.next_offset)
+        self.tail = NextOffset(TopicName("T"), 0, self.next_offset)
         self.appender.open()
 
     def begin(self) -> tuple[int, bytes, Callable[[str], None]]:
@@ -144,7 +144,7 @@ class AppenderMachine(RuleBasedStateMachine):
         def stored(at: StoredAt | NotStored) -> None:
             settle("stored" if isinstance(at, StoredAt) else at.name.lower())
 
-        record = MadeRecord(
+        record = InternalRecord(
             tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_stored=stored
         )
         group: PendingGroup = [record]

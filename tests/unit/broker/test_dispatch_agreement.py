@@ -12,16 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mq.broker.net.errors import RequestRefused
-from mq.broker.produce.dedup import Repeats
-from mq.broker.produce.placement import SpecialSends
+from mq.broker.produce.dedup import Dedup
+from mq.broker.produce.placement import Placement
 from mq.broker.produce.send import Sends
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.internal_messages import MadeSends
-from mq.broker.write_path.pending import MadeRecord, PendingCommand
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.internal_messages import InternalMessages
+from mq.broker.write_path.pending import InternalRecord, PendingCommand
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
@@ -74,7 +74,7 @@ class Client:
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
 
 
-def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
+def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
     metadata = Metadata()
     for name in ("T", "U", SCHEDULE_TOPIC):
         metadata.apply(PutTopic(config=TopicConfig(name=name, read_queues=2, write_queues=2), timestamp_ms=1))
@@ -91,15 +91,15 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         pending_bytes_max=2**26,
     )
     appender.open()
-    tails = QueueTails(metadata, lambda topic, queue_id: 7)
+    tails = QueueOffsets(metadata, lambda topic, queue_id: 7)
     keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: next(times))
-    made = MadeSends(
+    made = InternalMessages(
         appender=appender,
         unique_keys=keys,
         cluster="C",
         body_bytes_max=65536,
     )
-    repeats = Repeats(
+    repeats = Dedup(
         broker_name="b",
         sequences=metadata.sequences,
         appender=appender,
@@ -113,10 +113,10 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
         appender=appender,
         tails=tails,
         unique_keys=keys,
-        special=SpecialSends(
+        special=Placement(
             broker_name="b",
             made=made,
-            places=WaitingPlaces(settings=broker_settings(Path("unused")), tails=tails),
+            places=WaitingQueues(settings=broker_settings(Path("unused")), tails=tails),
             repeats=repeats,
             transactions=None,  # type: ignore[arg-type] # nothing is half a transaction
             wall_clock_ms=lambda: next(times),
@@ -153,7 +153,7 @@ def test_what_the_leader_ships_is_what_the_records_say(
                 continue
         else:
             tail = tails.get(SCHEDULE_TOPIC if kind == "schedule" else topic, queue_id)
-            record = MadeRecord(
+            record = InternalRecord(
                 tail=tail,
                 body=b"b",
                 properties=text.encode(),

@@ -10,7 +10,7 @@ import pytest
 from mq.broker.broker import Broker
 from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.slow_answers import Gradually
+from mq.broker.net.slow_answers import SlowAnswers
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Reactor
@@ -141,13 +141,13 @@ async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    work = Gradually.work
+    work = SlowAnswers.work
 
-    def noted(gradually: Gradually, *given: Any, may_begin: bool = True) -> None:
+    def noted(gradually: SlowAnswers, *given: Any, may_begin: bool = True) -> None:
         begun.append(may_begin)
         work(gradually, *given, may_begin=may_begin)
 
-    monkeypatch.setattr(Gradually, "work", noted)
+    monkeypatch.setattr(SlowAnswers, "work", noted)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for topics in (1000, 8000):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.replication.peer_authentication import ReplicaCall
+from mq.broker.replication.peer_authentication import PeerCall
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -211,7 +211,7 @@ async def test_a_proof_is_good_for_one_challenge(tmp_path: Path) -> None:
         client = await connect_replica(broker)
         settings = broker.settings
         secrets = read_secrets(str(settings.secret_path))
-        call = ReplicaCall(
+        call = PeerCall(
             identity=settings.identity, node_id="n9", address=settings.listen, secrets=secrets, nonce=bytes(32)
         )
         challenge = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))

@@ -12,7 +12,7 @@ import trio
 from mq.broker.consume.pull import COMMIT_OFFSET
 from mq.broker.net import slow_answers
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.slow_answers import Gradually
+from mq.broker.net.slow_answers import SlowAnswers
 from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -131,7 +131,7 @@ def _answer(steps: int, text: bytes) -> Generator[None, None, bytes]:
 
 async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     seconds = iter(range(1_000_000))
-    gradually = Gradually(wake=lambda: None, clock=lambda: float(next(seconds)))  # so each slice is one step
+    gradually = SlowAnswers(wake=lambda: None, clock=lambda: float(next(seconds)))  # so each slice is one step
     request: Any = None
     clients: list[Any] = [_Connection() for _ in range(5)]
     for client in clients:
@@ -150,7 +150,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
 
 
 async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short() -> None:
-    gradually = Gradually(wake=lambda: None, clock=trio.current_time)
+    gradually = SlowAnswers(wake=lambda: None, clock=trio.current_time)
     client, begun = _Connection(), False
 
     def answer() -> Generator[None, None, bytes]:

@@ -7,12 +7,12 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
-from mq.broker.base.event_loop_lag import Lateness
+from mq.broker.base.event_loop_lag import EventLoopLag
 from mq.broker.server import repeat
 
 
 def test_longest_delay_is_kept_for_a_minute() -> None:
-    lateness = Lateness()
+    lateness = EventLoopLag()
     assert lateness.longest(1000.0) == 0.0
     lateness.note(0.2, 1000.0)
     lateness.note(0.5, 1001.0)
@@ -23,7 +23,7 @@ def test_longest_delay_is_kept_for_a_minute() -> None:
 
 
 def test_smaller_ones_come_forward_when_it_is_over() -> None:
-    lateness = Lateness()
+    lateness = EventLoopLag()
     for second in range(1000, 1120):
         lateness.note(0.4 if second == 1010 else 0.01, float(second))
     assert lateness.longest(1119.0) == 0.01

@@ -1,7 +1,7 @@
 """Pops, acknowledgements and what comes again, with leaders that die between any two steps.
 
-The area runs on a log in memory. What it adds waits until the test commits it; when the leader dies, some of what
-waits is in the log and the rest is not, nobody is answered, and another area goes on with the applied state.
+The service runs on a log in memory. What it adds waits until the test commits it; when the leader dies, some of what
+waits is in the log and the rest is not, nobody is answered, and another service goes on with the applied state.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mq.broker.pop.pop import Pops
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.pending import MadeRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header
@@ -198,7 +198,7 @@ class CrashMachine(RuleBasedStateMachine):
             metadata=self.metadata,
             store=cast("Any", self.log),
             appender=cast("Any", self.appender),
-            tails=QueueTails(self.metadata, self.log.max_offset),
+            tails=QueueOffsets(self.metadata, self.log.max_offset),
             subscriptions=cast("Any", SimpleNamespace(of_pop=lambda ext: parse_subscription("T", "*", None))),
             read=self.log.read,
             read_each=self.log.read_each,
@@ -350,7 +350,7 @@ class CrashMachine(RuleBasedStateMachine):
                 if isinstance(item, PendingCommand):
                     self.metadata.apply(decode_command(item.body))
                 else:
-                    assert isinstance(item, MadeRecord)
+                    assert isinstance(item, InternalRecord)
                     tail = item.tail
                     self.log.append(
                         tail.topic, tail.queue_id, item.body, item.properties.decode(), item.reconsume_times
@@ -559,7 +559,9 @@ def test_a_message_larger_than_a_group_comes_again_alone() -> None:
         machine.log.append("T", 0, letter * size)
     machine.pop(3, 0, 0, True)
     machine.run(2 * INVISIBLE_MS)
-    sizes = [[len(item.body) for item in group if isinstance(item, MadeRecord)] for group in machine.appender.groups]
+    sizes = [
+        [len(item.body) for item in group if isinstance(item, InternalRecord)] for group in machine.appender.groups
+    ]
     assert sizes == [[10], [100_000], [10]]
     machine.commit(10)
     assert machine.metadata.pops.count == 0

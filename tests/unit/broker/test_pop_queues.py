@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mq.broker.consume.record_reader import Place, RecordReader
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
-from mq.broker.pop.queue_cursor import PopQueues, Wish
+from mq.broker.pop.queue_cursor import PopQueues, PopRequest
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import parse_subscription
 from mq.protocol.records import encode_host, encode_record
@@ -64,7 +64,7 @@ def test_no_queue_is_left_out_that_has_something(
         )
         attempt = "a" if in_order else None
         everything = parse_subscription("T", "*", None)
-        wish = Wish("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, at_end, attempt)
+        wish = PopRequest("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, at_end, attempt)
         expected = {queue_id for queue_id in range(QUEUES) if queues.take(wish, "T", queue_id, 32, 10_000) is not None}
         looked_at = list(queues.unread("G", "T", range(QUEUES), at_end=at_end))
         assert expected <= set(looked_at)
@@ -107,7 +107,7 @@ def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp
         broker_name="b",
     )
     everything = parse_subscription("T", "*", None)
-    wish = Wish("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, False, None)
+    wish = PopRequest("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, False, None)
     taken = queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
     assert taken is not None
     assert [taken.messages, taken.command.next_offset, taken.rest] == [1, 1, 1]

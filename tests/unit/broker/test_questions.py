@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from mq.broker.net.client_requests import NoAnswer, Questions
+from mq.broker.net.client_requests import ClientRequests, NoAnswer
 from mq.broker.replication import peer_calls
-from mq.broker.replication.peer_calls import ReplicaCalls
+from mq.broker.replication.peer_calls import PeerCalls
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
@@ -19,7 +19,7 @@ from tests.unit.broker.replica_client import ListenerSide, replica_authenticatio
 @pytest.mark.parametrize("by_time", [False, True])
 def test_who_is_told_may_close_the_connection_of_the_next_question(by_time: bool) -> None:
     now = 0.0
-    questions: Questions[str] = Questions(lambda: now)
+    questions: ClientRequests[str] = ClientRequests(lambda: now)
     told: list[tuple[int, Response | NoAnswer]] = []
 
     def first(reason: Response | NoAnswer, body: bytes) -> None:
@@ -45,7 +45,7 @@ async def test_a_replica_that_reads_nothing_is_not_sent_without_end(
     monkeypatch.setattr(peer_calls, "WAITING_BYTES_MAX", 1024 * 1024)
     now = 0.0
     reactor = Reactor()
-    calls = ReplicaCalls(reactor, replica_authentication("n0"), lambda: now)
+    calls = PeerCalls(reactor, replica_authentication("n0"), lambda: now)
     answers: list[Response | NoAnswer] = []
 
     async def prove(stream: trio.SocketStream) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mq.broker.net.linearizable_reads import PATIENCE_SECONDS, PatientReads
+from mq.broker.net.linearizable_reads import PATIENCE_SECONDS, LinearizableReads
 
 
 class World:
@@ -14,7 +14,7 @@ class World:
         self.now = 100.0
         self.asked: list[Callable[[bool], None]] = []
         self.told: list[bool] = []
-        self.reads = PatientReads(self.asked.append, lambda: self.now)
+        self.reads = LinearizableReads(self.asked.append, lambda: self.now)
 
     def answer(self, known: bool) -> None:
         asked, self.asked[:] = list(self.asked), []

@@ -18,17 +18,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce import dedup
 from mq.broker.produce.batch import BatchSends
-from mq.broker.produce.dedup import Repeats
-from mq.broker.produce.placement import SpecialSends
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.produce.dedup import Dedup
+from mq.broker.produce.placement import Placement
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state import producer_sequences as table
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.internal_messages import MadeSends
-from mq.broker.write_path.pending import ALREADY_STORED, MadeRecord, PendingCommand
+from mq.broker.write_path.internal_messages import InternalMessages
+from mq.broker.write_path.pending import ALREADY_STORED, InternalRecord, PendingCommand
 from mq.broker.write_path.properties import TagCodes
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.chunks import decode_chunk
@@ -140,8 +140,8 @@ class Leader:
             disk_used=lambda: 0.95,
             pending_bytes_max=2**20,
         )
-        self.tails = QueueTails(metadata, lambda topic, queue_id: ends.get((topic, queue_id), 0))
-        self.repeats = Repeats(
+        self.tails = QueueOffsets(metadata, lambda topic, queue_id: ends.get((topic, queue_id), 0))
+        self.repeats = Dedup(
             broker_name="b",
             sequences=metadata.sequences,
             appender=self.appender,
@@ -158,16 +158,16 @@ class Leader:
             suffix=b"CLUSTER\x01C\x02",
             body_bytes_max=1000,
         )
-        made = MadeSends(
+        made = InternalMessages(
             appender=self.appender,
             unique_keys=unique_keys,
             cluster="C",
             body_bytes_max=1000,
         )
-        self.special = SpecialSends(
+        self.special = Placement(
             broker_name="b",
             made=made,
-            places=WaitingPlaces(settings=broker_settings(Path("unused")), tails=self.tails),
+            places=WaitingQueues(settings=broker_settings(Path("unused")), tails=self.tails),
             repeats=self.repeats,
             transactions=None,  # type: ignore[arg-type] # nobody sends half a transaction
             wall_clock_ms=lambda: 1,
@@ -265,7 +265,7 @@ class RepeatsMachine(RuleBasedStateMachine):
         waiting = [record for record in self.records if record.topic != "T" and record.body != COPY]
         if self.copied < len(waiting):
             record = waiting[self.copied]
-            made = MadeRecord(
+            made = InternalRecord(
                 tail=self.leader.tails.get("T", 0),
                 body=COPY,
                 properties=props.encode(record.properties).encode(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mq.broker.state import producer_sequences as table
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.producer_sequences import Sequences, Stored
+from mq.broker.state.producer_sequences import ProducerSequences, Stored
 from mq.broker.state.table import SnapshotDamaged
 from mq.protocol import properties as props
 from mq.protocol.records import encode_host, encode_record
@@ -90,7 +90,7 @@ class Model:
         return self.known.get(producer, Known()).find(first, last)
 
 
-def places(sequences: Sequences, producer: str, first: int, last: int) -> Places | None:
+def places(sequences: ProducerSequences, producer: str, first: int, last: int) -> Places | None:
     found = sequences.find(SequenceRange(producer, first, last))
     if found is None:
         return None
@@ -101,7 +101,7 @@ def places(sequences: Sequences, producer: str, first: int, last: int) -> Places
     }
 
 
-def position(sequences: Sequences, producer: str, number: int) -> int | None:
+def position(sequences: ProducerSequences, producer: str, number: int) -> int | None:
     """Where the message with this number is; None if it is not stored. Raises LookupError if that is not known."""
     found = sequences.find(SequenceRange(producer, number, number))
     if not found:
@@ -148,15 +148,15 @@ def test_the_table_agrees_with_a_plain_one() -> None:
 
 
 def test_what_was_captured_does_not_change_any_more() -> None:
-    sequences = Sequences()
+    sequences = ProducerSequences()
     for number in range(5):
         sequences.note("p", number, number, 100 + number, 1)
     captured = sequences.capture()
-    before = Sequences()
+    before = ProducerSequences()
     before.restore(captured())
     sequences.note("p", 3000, 3000, 7, 2)
     sequences.note("q", 1, 4, 8, 3)
-    after = Sequences()
+    after = ProducerSequences()
     after.restore(captured())
     assert captured() == before.capture()() == after.capture()()
     assert (position(after, "p", 3000), position(after, "q", 1)) == (None, None)
@@ -164,7 +164,7 @@ def test_what_was_captured_does_not_change_any_more() -> None:
 
 
 def test_the_bounds_as_they_are() -> None:
-    sequences = Sequences()
+    sequences = ProducerSequences()
     for number in range(0, 6000, 2):
         sequences.note("busy", number, number, number, 1)
     assert position(sequences, "busy", 6000 - 2048) == 6000 - 2048
@@ -178,7 +178,7 @@ def test_the_bounds_as_they_are() -> None:
 
 
 def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
-    sequences, start = Sequences(), 7 << 32
+    sequences, start = ProducerSequences(), 7 << 32
     for first in range(start, start + 500_000, 100):
         sequences.note("p", first, first + 99, first, 1)
     end = start + 500_000
@@ -187,14 +187,14 @@ def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
     assert below == Stored(start, end - 102_401, None, 0)
     assert others == [Stored(first, first + 99, first, 0) for first in range(end - 102_400, end, 100)]
     assert sequences.find(SequenceRange("p", start - 1, start)) is None
-    again = Sequences()
+    again = ProducerSequences()
     again.restore(sequences.capture()())
     assert again.find(SequenceRange("p", start + 50, start + 149)) == [Stored(start + 50, start + 149, None, 0)]
     assert len(sequences.capture()()[0][3]) == 8 * 1024  # type: ignore[index] # rows
 
 
 def test_what_follows_a_gap_below_the_window_is_known_as_far_down_as_the_gap() -> None:
-    sequences = Sequences()
+    sequences = ProducerSequences()
     for first in (*range(0, 500, 10), *range(600, 600 + 10 * 1100, 10)):
         sequences.note("p", first, first + 9, first, 1)
     assert sequences.find(SequenceRange("p", 600, 699)) == [Stored(600, 699, None, 0)]
@@ -203,7 +203,7 @@ def test_what_follows_a_gap_below_the_window_is_known_as_far_down_as_the_gap() -
 
 
 def test_a_clock_that_is_years_ahead_makes_nobody_forgotten() -> None:
-    sequences = Sequences()
+    sequences = ProducerSequences()
     for number in range(200):
         sequences.note("quiet", number, number, number, DAY_MS)
     sequences.note("of a leader ahead", 1, 1, 200, 2000 * DAY_MS)
@@ -213,7 +213,7 @@ def test_a_clock_that_is_years_ahead_makes_nobody_forgotten() -> None:
 
 
 def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
-    sequences = Sequences()
+    sequences = ProducerSequences()
     for number in range(0, 4000, 2):
         sequences.note("p", number, number, number, 1)
     before = sequences.capture()()
@@ -224,11 +224,11 @@ def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
 
 def test_a_table_of_an_older_version_is_read() -> None:
     old = [["p", 4, 1_700, (7).to_bytes(8, "little") + (9).to_bytes(8, "little"), bytes(8) + b"\x01" + bytes(7)]]
-    sequences = Sequences()
+    sequences = ProducerSequences()
     sequences.restore(old)
     assert (position(sequences, "p", 7), position(sequences, "p", 9), position(sequences, "p", 8)) == (0, 1, None)
     assert sequences.find(SequenceRange("p", 4, 4)) is None
-    again = Sequences()
+    again = ProducerSequences()
     again.restore(sequences.capture()())
     assert again.capture()() == sequences.capture()()
 

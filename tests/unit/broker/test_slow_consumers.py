@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from mq.broker.consume.follower_reads import SlowConsumers, memory_share
+from mq.broker.consume.follower_reads import FollowerReads, memory_share
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
@@ -56,7 +56,7 @@ class Home:
         self.now = 100.0
         self.metadata = Metadata()
         self.leader = leader
-        self.slow = SlowConsumers(
+        self.slow = FollowerReads(
             settings=BrokerSettings(slow_consumer_bytes=LAG_MAX, **settings),
             replica=cast("Replica", leader),
             metadata=self.metadata,
@@ -129,7 +129,7 @@ def test_a_follower_keeps_who_is_far_behind_and_gives_back_who_is_near() -> None
 
 
 def test_by_default_the_limit_is_a_share_of_the_memory() -> None:
-    slow = SlowConsumers(
+    slow = FollowerReads(
         settings=BrokerSettings(), replica=cast("Replica", Leader()), metadata=Metadata(), clock=lambda: 0.0
     )
     assert slow.lag_max == memory_share() > 100_000_000

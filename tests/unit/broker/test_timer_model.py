@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mq.broker.net.errors import RequestRefused
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.schedule.timers import Timers
@@ -23,8 +23,8 @@ from mq.broker.state.completion_marks import QueueMarks
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import encode_properties
-from mq.broker.write_path.pending import MadeRecord, NotStored, StoredAt
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import timer_slot
@@ -174,8 +174,8 @@ class TimerMachine(RuleBasedStateMachine):
             disk_used=lambda: 0.5,
             pending_bytes_max=2**24,
         )
-        self.tails = QueueTails(self.metadata, self.store.max_offset)
-        self.places = WaitingPlaces(settings=broker_settings(self.directory.name), tails=self.tails)  # type: ignore[arg-type]
+        self.tails = QueueOffsets(self.metadata, self.store.max_offset)
+        self.places = WaitingQueues(settings=broker_settings(self.directory.name), tails=self.tails)  # type: ignore[arg-type]
         self.timers = Timers(
             metadata=self.metadata,
             store=self.store,
@@ -205,7 +205,7 @@ class TimerMachine(RuleBasedStateMachine):
             self.messages[message.name] = message
             properties = {props.UNIQUE_KEY: message.name, props.TIMER_DELIVER_MS: str(message.due_ms)}
             tail, properties = self.places.place(properties, "T", queue_id, self.now_ms)
-            record = MadeRecord(
+            record = InternalRecord(
                 tail=tail,
                 body=message.name.encode(),
                 properties=encode_properties(properties),

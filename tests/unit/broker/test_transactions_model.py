@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mq.broker.consume.clients import ClientRegistry
 from mq.broker.net.errors import RequestRefused
-from mq.broker.schedule.placement import WaitingPlaces
+from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.state.metadata import Metadata
@@ -23,8 +23,8 @@ from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import MadeRecord, NotStored, StoredAt
-from mq.broker.write_path.queue_offsets import QueueTails
+from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.chunks import decode_chunk
@@ -121,7 +121,7 @@ class Leader:
             disk_used=lambda: 0.95,
             pending_bytes_max=2**20,
         )
-        self.tails = QueueTails(metadata, lambda topic, queue_id: machine.ends.get((topic, queue_id), 0))
+        self.tails = QueueOffsets(metadata, lambda topic, queue_id: machine.ends.get((topic, queue_id), 0))
         self.halves = HalfMessages(metadata=metadata, store=machine.queue, read=machine.log.pread)  # type: ignore[arg-type]
         self.transactions = Transactions(
             settings=SETTINGS,
@@ -129,7 +129,7 @@ class Leader:
             halves=self.halves,
             appender=self.appender,
             tails=self.tails,
-            places=WaitingPlaces(settings=SETTINGS, tails=self.tails),
+            places=WaitingQueues(settings=SETTINGS, tails=self.tails),
             host=HOST,
             wall_clock_ms=machine.wall_clock_ms,
         )
@@ -205,7 +205,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             if immune:
                 known["CHECK_IMMUNITY_TIME_IN_SECONDS"] = str(IMMUNE_MS // 1000)
             tail, kept = self.leader.transactions.place_half(known, "T", 1)
-            record = MadeRecord(
+            record = InternalRecord(
                 tail=tail,
                 body=b"x" * size,
                 properties=props.encode(kept).encode(),

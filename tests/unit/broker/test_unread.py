@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.broker.net.flow_control import MUCH_BYTES, Unread
+from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 
 MIB = 1024 * 1024
 
@@ -22,8 +22,8 @@ class Connection:
         self.waits = waits
 
 
-def unread(*connections: Connection) -> Unread[Connection]:
-    return Unread(
+def unread(*connections: Connection) -> UnreadReplies[Connection]:
+    return UnreadReplies(
         bytes_max=8 * MIB,
         unsent=lambda: sum(each.waiting_bytes for each in connections),
         connections=lambda: connections,

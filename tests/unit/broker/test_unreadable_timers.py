@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, Unreadable
+from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, ReadBackoff
 from mq.broker.write_path.pending import StoredAt
 from mq.protocol.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_done_with_once_the_log_has_lost_it(
 
 
 def test_what_cannot_be_read_is_bounded() -> None:
-    unreadable = Unreadable()
+    unreadable = ReadBackoff()
     for offset in range(KNOWN_MAX + 5):
         assert unreadable.failed((1, offset), 0) == (PAUSE_MS_MIN if offset < KNOWN_MAX else PAUSE_MS_MAX)
     assert len(unreadable) == KNOWN_MAX

@@ -9,7 +9,7 @@ import pytest
 
 from mq.client import ClientClosed
 from mq.client.net import client_core as module
-from mq.client.net.client_core import Remoting
+from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection, open_connection
 from tests.unit.client.fake_cluster import FakeCluster, until
 
@@ -28,7 +28,7 @@ async def test_a_connection_that_opens_while_its_client_closes_is_ended(monkeypa
     monkeypatch.setattr(module, "open_connection", open_slowly)
     outcomes: list[str] = []
 
-    async def connect(remoting: Remoting, address: str) -> None:
+    async def connect(remoting: ClientCore, address: str) -> None:
         try:
             await remoting.connection(address)
         except ClientClosed as error:
@@ -36,7 +36,7 @@ async def test_a_connection_that_opens_while_its_client_closes_is_ended(monkeypa
 
     async with FakeCluster.start() as cluster, anyio.create_task_group() as tasks:
         with anyio.fail_after(60):
-            async with Remoting.open([cluster.namesrv]) as remoting:
+            async with ClientCore.open([cluster.namesrv]) as remoting:
                 tasks.start_soon(connect, remoting, cluster.leader.address)
                 await opened.wait()
             may_return.set()
@@ -47,7 +47,7 @@ async def test_a_connection_that_opens_while_its_client_closes_is_ended(monkeypa
 async def test_a_cancelled_client_keeps_its_connections_until_it_closes() -> None:
     async with FakeCluster.start() as cluster:
         with anyio.CancelScope() as scope, anyio.fail_after(60):
-            async with Remoting.open([cluster.namesrv]) as remoting:
+            async with ClientCore.open([cluster.namesrv]) as remoting:
                 connection = await remoting.connection(cluster.leader.address)
                 scope.cancel()
                 try:
