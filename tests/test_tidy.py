@@ -210,6 +210,49 @@ def test_scripts_are_executable() -> None:
     assert not breaches, "\n".join(breaches)
 
 
+CALLED_BY_LIBRARIES = frozenset(
+    {
+        "getDefaultReadLimit",  # Spark's data source API
+        "initialOffset",
+        "log_message",  # http.server
+        "prepareForTriggerAvailableNow",
+        "reportLatestOffset",
+        "settings_customise_sources",  # pydantic
+        "streamReader",
+        "streamWriter",
+    }
+)
+
+
+def dead_names(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Functions, classes and methods of production that no line of any source mentions.
+
+    ``sources``: path and text of each file, tests included. What a decorator registers is in use.
+    """
+    defined: dict[str, list[str]] = {}
+    mentioned: set[str] = set()
+    for path, source in sources:
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
+                    mentioned.add(name)
+                case ast.Constant(value=str(text)):  # __all__, and what is looked up by its name
+                    mentioned.update(text.replace(":", ".").split("."))
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    decorators = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
+                    if not path.startswith("tests/") and decorators <= {"property", "staticmethod", "classmethod"}:
+                        defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
+    for name, places in defined.items():
+        if name not in mentioned and not name.startswith("__") and name not in CALLED_BY_LIBRARIES:
+            yield from places
+
+
+def test_every_name_is_used() -> None:
+    files = [*python_files(), ROOT / "pyspark_raftmq.py"]
+    breaches = list(dead_names((str(path.relative_to(ROOT)), path.read_text()) for path in files))
+    assert not breaches, "\n".join(breaches)
+
+
 # -------------------------------------------------------------------------------------------- the rules
 
 
@@ -267,3 +310,10 @@ def test_length_ratchet_only_goes_down() -> None:
 
 def test_titles_in_code_do_not_count() -> None:
     assert titles("# One\n```\n# not this\n```\n## nor this\n") == ["# One"]
+
+
+def test_unused_names_are_found() -> None:
+    used = "def f(): ...\nclass A:\n    @property\n    def size(self): ...\n    def closed(self): ...\nA().size"
+    assert list(dead_names([("mq/a.py", used)])) == ["mq/a.py:1: nothing uses f", "mq/a.py:5: nothing uses closed"]
+    assert not list(dead_names([("mq/a.py", "def f(): ..."), ("tests/b.py", "from mq.a import f")]))
+    assert not list(dead_names([("mq/a.py", "@app.command\ndef f(): ..."), ("tests/b.py", "def g(): ...")]))

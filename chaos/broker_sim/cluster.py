@@ -16,7 +16,7 @@ from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.sockets import Line, SimDialing
 from chaos.broker_sim.workload import Workload
 from chaos.limits import replaced
-from chaos.log_sim.cluster import Cluster, Outcome, outcome_of
+from chaos.log_sim.cluster import Cluster, Outcome
 from chaos.log_sim.node import Node
 from chaos.log_sim.process import Process
 from chaos.violation import Violation
@@ -251,10 +251,3 @@ class BrokerCluster(Cluster):
         """The newest leader, if there is one."""
         leaders = [process for process in self.brokers() if process.core.role is Role.LEADER]
         return max(leaders, key=lambda process: process.core.term, default=None)
-
-
-def simulate_brokers(
-    scenario: BrokerScenario, workload: type[Workload], trace: Callable[[str], object] | None = None
-) -> Outcome:
-    """Run a scenario; a broken promise ends it and is told in the outcome."""
-    return outcome_of(BrokerCluster(scenario, workload, trace))

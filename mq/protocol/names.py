@@ -91,11 +91,6 @@ def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
-def is_system_group(group: str) -> bool:
-    """Whether the system itself uses this group."""
-    return group in SYSTEM_GROUPS or group.startswith("CID_RMQ_SYS_")
-
-
 def retry_topic(group: str) -> str:
     """Where messages go that ``group`` could not handle and will get again."""
     return RETRY_PREFIX + group

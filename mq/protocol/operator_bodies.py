@@ -93,13 +93,6 @@ class SubscriptionGroupTable(Body, rename=wire(groups="subscriptionGroupTable"))
     forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
-class ConsumerOffsets(Body, rename=wire()):
-    """Offsets by ``topic@group`` and queue id (request code 43)."""
-
-    offset_table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-
-
 class DelayOffsets(Body, rename=wire()):
     """For each delay level the next offset to deliver (request code 45)."""
 

@@ -73,11 +73,6 @@ class KeyIndex:
         """Where the parts begin that have a file, ascending."""
         return tuple(self._indexed)
 
-    @property
-    def missing_count(self) -> int:
-        """How many parts are complete and have no file yet, as of the last `jobs` or `search`."""
-        return len(self._missing)
-
     def jobs(self) -> list[IndexJob]:
         """Files to be made now, of the newest parts first; none that failed before. Raises SegmentError."""
         self._catch_up()
