@@ -43,9 +43,9 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("memory", "descriptors"),
 )
 """Faults that take turns in one run; together they are all there are."""
-NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock")})
+NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock"), ("register", "rot")})
 """A delay is over when the leader's clock says so: with a clock that is wrong by an hour it says nothing. A returned
-message waits for its retry in the same way.
+message waits for its retry in the same way. Registers are settings, not messages with properties that could rot.
 """
 ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue"})}
 """Kinds that go with some workloads only: their checkers know which messages were removed in their time, or they have
@@ -85,10 +85,10 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
             return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds, quick=True)
         case "nightly" | "release":
             pairs = [
-                (workload, group)
+                (workload, kinds)
                 for group in ((CALM,), *GROUPS)
                 for workload in workloads
-                if _together(workload, group)
+                if (kinds := tuple(kind for kind in group if _together(workload, (kind,))))
             ]
             long = [each for each in scenarios if each[0] in LONG_SCENARIOS]
             short = [each for each in scenarios if each[0] not in LONG_SCENARIOS]
