@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.spark.busy import is_too_busy
+from tests.spark.spark_faults import may_be_tried_again
 
 
 def started(session: Any, namesrv: str, topic: str, copy: str, directory: str, records_max: str) -> list[Any]:
@@ -44,7 +44,7 @@ def main() -> None:
             started(session, *sys.argv[1:])
             session.streams.awaitAnyTermination()
         except PySparkException as error:
-            if not is_too_busy(error):
+            if not may_be_tried_again(error):
                 raise
         session.streams.resetTerminated()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark.installed import missing
-from tests.spark.busy import is_too_busy
+from tests.spark.spark_faults import may_be_tried_again
 from tests.spark.stage import Stage
 
 MISSING = missing()
@@ -89,7 +89,7 @@ class Query:
             try:
                 return self._run_once(frame)
             except StreamingQueryException as error:
-                if not is_too_busy(error):
+                if not may_be_tried_again(error):
                     raise
         return self._run_once(frame)
 
