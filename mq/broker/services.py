@@ -55,7 +55,6 @@ from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, INDEX_DIRECTORY, BrokerSettings
-from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
@@ -64,6 +63,7 @@ from mq.broker.transaction.resume_check import ResumeCheck
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.protocol.codes import PERM_READ
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.queue_tables import QueueRef

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, RegisterBrokerBody, Route
+from mq.protocol.codes import PERM_READ_WRITE, PERM_WRITE
 
 LEADER_ID: Final = 0
-PERM_WRITE: Final = 2
-PERM_READ_WRITE: Final = 6
 UNIT_FLAG: Final = 1
 UNIT_SUBSCRIBED_FLAG: Final = 2
 NAME_LENGTH_MAX: Final = 512

@@ -206,3 +206,8 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
+
+
+PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
+"""Bits of what clients may do with a topic."""
+PERM_READ_WRITE = PERM_READ | PERM_WRITE

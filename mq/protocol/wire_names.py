@@ -11,7 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+I32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 

@@ -18,7 +18,7 @@ from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import PERM_READ, TopicConfig
+from mq.broker.state.commands import TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import SubscriptionError, parse_tags
 from mq.protocol.bulk import (
@@ -30,7 +30,7 @@ from mq.protocol.bulk import (
     encode_offsets,
 )
 from mq.protocol.bulk_requests import BulkRead, BulkReadExt
-from mq.protocol.codes import ResponseCode
+from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import RESPONSE_FLAG, encode_header
 from mq.store.consume_queue import ConsumeQueue

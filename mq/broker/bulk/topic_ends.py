@@ -12,10 +12,9 @@ from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import Read
 from mq.broker.net.slow_answers import Answer, SlowAnswers
-from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
 from mq.protocol.bulk_requests import AskTopicEnds
-from mq.protocol.codes import ResponseCode
+from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
 from mq.store.queue_store import QueueStore

@@ -14,11 +14,10 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read
 from mq.broker.net.slow_answers import Answer, SlowAnswers
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import PERM_READ
 from mq.broker.state.metadata import Metadata
 from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
-from mq.protocol.codes import ResponseCode
+from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.headers import encode_response
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes

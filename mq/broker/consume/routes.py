@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from mq.protocol.bodies import Route
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import Response, decode_header, encode_request
@@ -23,7 +23,6 @@ WAITING_MAX = 10_000
 QUEUES_MAX = 100_000
 """Of one topic; what says that there are more is no route."""
 
-_PERM_READ = 4
 
 Address = tuple[str, int]
 Queues = tuple[QueueRef, ...]
@@ -151,7 +150,7 @@ async def _receive(stream: trio.SocketStream, topic: str, opaque: int) -> Queues
 
 def readable_queues(topic: str, route: Route) -> Queues | None:
     """All queues of a route that can be read, sorted; None if somebody says that there are too many."""
-    counts = {data.broker_name: max(data.read_queue_nums, 0) for data in route.queue_datas if data.perm & _PERM_READ}
+    counts = {data.broker_name: max(data.read_queue_nums, 0) for data in route.queue_datas if data.perm & PERM_READ}
     if sum(counts.values()) > QUEUES_MAX:
         return None
     return tuple(QueueRef(topic, name, number) for name in sorted(counts) for number in range(counts[name]))

@@ -18,12 +18,11 @@ from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 from mq.protocol.chunks import Incoming, decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
-from mq.protocol.headers import Response, encode_request, encode_response
+from mq.protocol.headers import ONEWAY_FLAG, Response, encode_request, encode_response
 from mq.protocol.intake import SMALL_BYTES, Intake
 from mq.store.errors import QueueFileDamaged
 from raftlog import Reactor, SegmentError, StreamSocket, Unsent
 
-_ONEWAY = 2
 _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
 _REPORTS_MAX = 16
@@ -182,7 +181,7 @@ class ClientConnection:
 
     def answer(self, request: Any, reply: bytes) -> None:
         """Send the reply to a request, unless its sender wants none."""
-        if not request.flag & _ONEWAY:
+        if not request.flag & ONEWAY_FLAG:
             self.send(reply)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:

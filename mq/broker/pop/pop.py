@@ -30,14 +30,14 @@ from mq.broker.pop.queue_cursor import INIT_AT_END, PopBatch, PopQueues, PopRequ
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import PERM_READ, encode_command
+from mq.broker.state.commands import encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
-from mq.protocol.codes import ResponseCode
+from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
 from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage

@@ -34,6 +34,7 @@ from mq.protocol.records import (
     decode_record,
     encode_host,
 )
+from mq.protocol.wire_names import INT32_MAX
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
@@ -49,7 +50,6 @@ _COMMANDS_BYTES_MAX = 2048
 _PAUSE_MS = 1000
 _LISTED_AT_ONCE = 2000
 """Checkpoints that are put into the heap in one go: some milliseconds."""
-_INT32_MAX = 2**31 - 1
 
 
 class PopRevival:
@@ -298,5 +298,5 @@ def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int
         sys_flag=message.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6),
         born_timestamp_ms=message.born_timestamp_ms,
         born_host=encode_host(*message.born_host) if "." in message.born_host.ip else bytes(8),
-        reconsume_times=min(message.reconsume_times + 1, _INT32_MAX),
+        reconsume_times=min(message.reconsume_times + 1, INT32_MAX),
     )

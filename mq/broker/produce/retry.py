@@ -17,14 +17,14 @@ from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import PERM_WRITE, GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
+from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages, answer_when_stored, encode_properties
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
-from mq.protocol.codes import ResponseCode
+from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ConsumerSendMsgBack, encode_response
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
@@ -39,6 +39,7 @@ from mq.protocol.records import (
     decode_record,
     encode_host,
 )
+from mq.protocol.wire_names import INT32_MAX
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
 from raftlog import SegmentLog
@@ -47,7 +48,6 @@ from raftlog.segment import EntryGone
 _PLACE = Struct(">ii20xq")
 """Size, magic number and physical offset, of which a record's first 36 bytes tell."""
 
-_INT32_MAX = 2**31 - 1
 _FIRST_LEVEL = 3
 """Delay level before the first repetition; each further one waits a level longer."""
 
@@ -139,7 +139,7 @@ class Retries:
             sys_flag=message.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6),
             born_timestamp_ms=message.born_timestamp_ms,
             born_host=encode_host(*message.born_host),
-            reconsume_times=min(message.reconsume_times + 1, _INT32_MAX),
+            reconsume_times=min(message.reconsume_times + 1, INT32_MAX),
             on_stored=answer_when_stored(
                 self._appender,
                 connection,

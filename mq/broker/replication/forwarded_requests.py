@@ -14,11 +14,10 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
 from mq.protocol.forwarding import WrapEncoder
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import Forward, encode_response
+from mq.protocol.headers import ONEWAY_FLAG, Forward, encode_response
 
 Log = structlog.stdlib.BoundLogger
 
-_ONEWAY = 2
 _HOST_BYTES = 8
 
 
@@ -114,7 +113,7 @@ class ForwardedRequests:
         if self._leads():
             sender.serve(self._leader_handlers[type(inner)], inner, body, serialization)
             return True
-        if inner.flag & _ONEWAY:
+        if inner.flag & ONEWAY_FLAG:
             # Whoever handed it on was told that it is taken.
             sender.serve(self._forward, inner, body, serialization)
             return True
@@ -169,7 +168,7 @@ class ForwardedSender:
 
     def answer(self, request: Any, reply: bytes) -> None:
         """Send the reply to the request, unless the client wants none."""
-        if not request.flag & _ONEWAY:
+        if not request.flag & ONEWAY_FLAG:
             self.send(reply)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
@@ -192,7 +191,7 @@ class ForwardedSender:
 
     def serve(self, handler: Handler, request: Any, body: bytes, serialization: int) -> None:
         """Let a handler serve the request."""
-        oneway = request.flag & _ONEWAY
+        oneway = request.flag & ONEWAY_FLAG
         try:
             # Handlers of requests that may be handed on use nothing else of a connection.
             reply = handler(cast("ClientConnection", self), request, body, serialization)

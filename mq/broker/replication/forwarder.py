@@ -30,6 +30,7 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.forwarding import ForwardEncoder, TooLarge, mark_forwarded
 from mq.protocol.headers import (
+    ONEWAY_FLAG,
     ConsumerSendMsgBack,
     EndTransaction,
     LockBatchMq,
@@ -66,7 +67,6 @@ ANSWER_SECONDS_MAX = 10.0
 RETRY_SECONDS = 0.01
 _WATCH_SECONDS = 0.25
 
-_ONEWAY = 2
 _OPAQUE_MASK = 0x7FFFFFFF
 _NOT_SERVED = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION})
 
@@ -125,7 +125,7 @@ class _Forwarded:
         self.sequence = sequence
         self.connection = connection
         self.opaque = request.opaque
-        self.oneway = bool(request.flag & _ONEWAY)
+        self.oneway = bool(request.flag & ONEWAY_FLAG)
         self.repeatable = type(request) in _REPEATABLE
         self.in_doubt = False  # whether a leader may have served it
         self.frame = frame

@@ -19,14 +19,12 @@ from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
+from mq.protocol.codes import PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.wire_names import INT32_MAX
 from mq.store.dispatch import META_TOPIC
 from raftlog.plain_cbor import decode_plain
-
-PERM_INHERIT = 1
-PERM_WRITE = 2
-PERM_READ = 4
 
 QUEUES_MAX = 16_384
 """Queues of one topic, read or write; far above use, far below what would hurt."""
@@ -40,7 +38,6 @@ ATTRIBUTES_BYTES_MAX = 1024
 """Names and values of a topic's attributes."""
 
 _INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -368,7 +365,7 @@ def _check_topic_config(topic: TopicConfig) -> None:
     check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
     check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
     check_range("perm", topic.perm, 0, 15)
-    check_range("sys_flag", topic.sys_flag, 0, _INT32_MAX)
+    check_range("sys_flag", topic.sys_flag, 0, INT32_MAX)
     if topic.filter_type not in FILTER_TYPES:
         raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}, allowed are {' and '.join(FILTER_TYPES)}")
     attributes = sum(len(name.encode()) + len(value.encode()) for name, value in topic.attributes.items())
@@ -378,7 +375,7 @@ def _check_topic_config(topic: TopicConfig) -> None:
 def _check_group_config(group: GroupConfig) -> None:
     check_group(group.name)
     check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
-    check_range("retry_times_max", group.retry_times_max, -1, _INT32_MAX)
+    check_range("retry_times_max", group.retry_times_max, -1, INT32_MAX)
     for name in ("broker_id", "which_broker_when_consume_slowly"):
         check_range(name, getattr(group, name), -_INT64_MAX, _INT64_MAX)
 
@@ -389,7 +386,7 @@ def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
     for topic in {row[1] for row in offsets}:
         check_topic(topic)
     for _, _, queue_id, offset in offsets:
-        check_range("queue_id", queue_id, 0, _INT32_MAX)
+        check_range("queue_id", queue_id, 0, INT32_MAX)
         check_range("offset", offset, 0, _INT64_MAX)
 
 
@@ -399,4 +396,4 @@ def _check_locks(command: LockQueues | UnlockQueues) -> None:
     for topic in {topic for topic, _ in command.queues}:
         check_topic(topic)
     for _, queue_id in command.queues:
-        check_range("queue_id", queue_id, 0, _INT32_MAX)
+        check_range("queue_id", queue_id, 0, INT32_MAX)

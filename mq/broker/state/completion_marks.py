@@ -13,9 +13,9 @@ import msgspec
 
 from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_topic
+from mq.protocol.wire_names import INT32_MAX
 
 _OFFSET_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 _SPAN_MAX = 2**31
 """Offsets from the first that is not done to the last that is: 256 MiB of bits."""
 _ALL = 0xFF
@@ -31,7 +31,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
     def check(self) -> None:
         """See `TableCommand.check`."""
         check_topic(self.topic)
-        check_range("queue_id", self.queue_id, 0, _INT32_MAX)
+        check_range("queue_id", self.queue_id, 0, INT32_MAX)
         if not self.offsets:
             raise CommandRefused(f"no offset of {self.topic}/{self.queue_id} is completed")
         check_range("offset", min(self.offsets), 0, _OFFSET_MAX)
@@ -48,7 +48,7 @@ class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
     def check(self) -> None:
         """See `TableCommand.check`."""
         check_topic(self.topic)
-        check_range("queue_id", self.queue_id, 0, _INT32_MAX)
+        check_range("queue_id", self.queue_id, 0, INT32_MAX)
         check_range("offset", self.offset, 0, _OFFSET_MAX)
 
 

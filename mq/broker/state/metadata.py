@@ -17,9 +17,6 @@ import msgspec
 
 from mq.broker.state.check_cursors import Checks
 from mq.broker.state.commands import (
-    PERM_INHERIT,
-    PERM_READ,
-    PERM_WRITE,
     AdvanceDelay,
     Command,
     CommitOffsets,
@@ -46,6 +43,7 @@ from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import CommandRefused, Part, SnapshotDamaged, TableCommand
 from mq.protocol import bodies
+from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,

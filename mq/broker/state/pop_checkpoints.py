@@ -19,6 +19,7 @@ import msgspec
 from mq.broker.state.nested_tables import in_order
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
+from mq.protocol.wire_names import INT32_MAX
 
 SPAN_MAX = 1024
 """Offsets from the first message of a checkpoint to its last."""
@@ -29,7 +30,6 @@ ATTEMPT_LENGTH_MAX = 256
 INVISIBLE_MS_MAX = 12 * 3600 * 1000
 
 _INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 
 QueueOfGroup = tuple[str, str, int]
 """Group, topic and queue id."""
@@ -90,7 +90,7 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
         for topic in {row[1] for row in self.rows}:
             check_topic(topic)
         for _, _, queue_id, start, pop_time_ms, bits in self.rows:
-            check_range("queue_id", queue_id, 0, _INT32_MAX)
+            check_range("queue_id", queue_id, 0, INT32_MAX)
             check_range("start", start, 0, _INT64_MAX)
             check_range("pop_time_ms", pop_time_ms, 0, _INT64_MAX)
             _check_bits(bits)
@@ -435,7 +435,7 @@ def _sorted(ordered: Ordered) -> tuple[object, ...]:
 def _check_queue(group: str, topic: str, queue_id: int) -> None:
     check_group(group)
     check_topic(topic)
-    check_range("queue_id", queue_id, 0, _INT32_MAX)
+    check_range("queue_id", queue_id, 0, INT32_MAX)
 
 
 def _check_bits(bits: int) -> None:

@@ -9,13 +9,12 @@ import msgspec
 
 from mq.broker.state.table import CommandRefused, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
+from mq.protocol.wire_names import INT32_MAX, INT32_MIN
 
 PULL = "PULL"
 POP = "POP"
 MODES_MAX = 10_000
 """Pairs of group and topic; nobody can make further ones."""
-
-_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
 class RequestMode(NamedTuple):
@@ -39,7 +38,7 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
         check_topic(self.topic)
         if self.mode not in (PULL, POP):
             raise CommandRefused(f"mode is {self.mode[:40]!r}, allowed are {PULL} and {POP}")
-        check_range("shared", self.shared, _INT32_MIN, _INT32_MAX)
+        check_range("shared", self.shared, INT32_MIN, INT32_MAX)
 
 
 class RequestModes:

@@ -38,7 +38,7 @@ from mq.broker.write_path.pending import (
 )
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import SendReplyTemplate, encode_response
+from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate, encode_response
 from mq.protocol.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
@@ -59,7 +59,6 @@ _PROPERTIES_LENGTH = struct.Struct(">h")
 _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 """A sender does not decide how hosts are laid out, nor what a message is to a transaction."""
 
-_ONEWAY = 2
 
 _DISK_FULL = (
     "DISK_FULL: service not available now. It may be caused by one of the following reasons: the broker's disk is full "
@@ -353,7 +352,7 @@ class Appender:
                 pack_length(len(properties)),
                 properties,
             )
-            if not request.flag & _ONEWAY:
+            if not request.flag & ONEWAY_FLAG:
                 if item_sender is not sender:
                     sender = item_sender
                     replies = []
@@ -433,7 +432,7 @@ class Appender:
         if batch.parts is not None:
             sequenced += [SequencedRecord(*numbers, places[at], store_ms) for at, numbers in batch.parts]
             more = {ALREADY_STORED: str(batch.already_stored)}
-        if not batch.request.flag & _ONEWAY:
+        if not batch.request.flag & ONEWAY_FLAG:
             if batch.already_stored:  # the others are elsewhere
                 first, places = -1, [NO_PLACE] * (len(places) + batch.already_stored)
             reply = self._reply_template.render_batch(
@@ -467,7 +466,7 @@ class Appender:
             ext, sequence = made.request.ext, made.sequence
             flag, sys_flag, reconsume_times = ext.flag, ext.sys_flag & _CLIENT_FLAGS, ext.reconsume_times
             born_ms, born_host, prepared_offset = ext.born_timestamp_ms, made.sender.host, 0
-            if not made.request.flag & _ONEWAY:
+            if not made.request.flag & ONEWAY_FLAG:
                 committing.replies.append((made.sender, [self._reply(made, offset, pos)]))
         else:
             flag, sys_flag, reconsume_times = made.flag, made.sys_flag, made.reconsume_times
@@ -538,7 +537,7 @@ def _stored(on_stored: OnStored, at: StoredAt, known: bool) -> None:
 
 
 def _refuse_request(sender: Sender, request: SendRequest, serialization: int, remark: str) -> None:
-    if not request.flag & _ONEWAY:
+    if not request.flag & ONEWAY_FLAG:
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
 

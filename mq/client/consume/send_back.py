@@ -15,6 +15,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODEC_MASK, COMPRESSED
 from mq.protocol.names import retry_topic
+from mq.protocol.wire_names import INT32_MAX
 
 __all__ = ["give_back"]
 
@@ -24,7 +25,6 @@ COPY_SECONDS = 2.0
 FIRST_LEVEL = 3
 """Delay level before the first repetition; each further one waits a level longer."""
 
-_INT32_MAX = 2**31 - 1
 _NOT_COPIED = frozenset(
     {props.TRANSACTION_PREPARED, *props.TIMER_PROPERTIES, props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON}
 )
@@ -82,10 +82,10 @@ async def _send_copy(
 ) -> None:
     """Send what the broker would have stored. Raises ClientError, of the broker group that was tried last."""
     copy = _copy(group, message)
-    counted = {"j": str(min(message.reconsume_times + 1, _INT32_MAX))}
+    counted = {"j": str(min(message.reconsume_times + 1, INT32_MAX))}
     if max_reconsume_times is not None:
         # Brokers compare what they are to store, which counts this time already.
-        counted["l"] = str(min(max_reconsume_times + 1, _INT32_MAX))
+        counted["l"] = str(min(max_reconsume_times + 1, INT32_MAX))
     route = await remoting.route(copy.topic, refresh=True, auto_create=True)
     own = message.queue.broker_name
     failure: ClientError = NoRoute(copy.topic, "no queue is writable")

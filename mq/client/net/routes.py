@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from mq.client.message import MessageQueue
 from mq.protocol.bodies import Route
+from mq.protocol.codes import PERM_READ, PERM_WRITE
 
-__all__ = ["LEADER_ID", "PERM_READ", "PERM_WRITE", "TopicRoute"]
+__all__ = ["LEADER_ID", "TopicRoute"]
 
 LEADER_ID = 0
 """The broker id under which the leader of a broker group registers; all others follow it."""
-
-PERM_READ = 4
-PERM_WRITE = 2
 
 
 @dataclass(frozen=True, slots=True)
