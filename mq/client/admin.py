@@ -112,6 +112,10 @@ class Admin(anyio.AsyncContextManagerMixin):
             if address is None:
                 raise NoRoute("", f"broker group {name} has no leader")
             leaders[name] = address
+        if not leaders and not info.brokers:
+            raise NoRoute(
+                "", "no broker is registered at the name servers yet; one that was just started takes seconds"
+            )
         if not leaders:
             raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
         return leaders

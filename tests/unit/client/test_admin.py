@@ -36,6 +36,13 @@ async def test_creating_needs_a_leader_in_each_group() -> None:
             await admin.create_topic("T", cluster="other")
 
 
+async def test_before_any_broker_has_registered_the_error_says_to_wait() -> None:
+    async with FakeCluster.start(groups=1) as cluster, Admin(cluster.namesrv) as admin:
+        cluster.groups.clear()
+        with pytest.raises(NoRoute, match="no broker is registered at the name servers yet"):
+            await admin.create_topic("T")
+
+
 async def test_a_deleted_topic_is_gone() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
         await admin.delete_topic("T")
