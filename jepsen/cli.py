@@ -28,12 +28,12 @@ from jepsen.matrix import not_run, read_rows, row_of, still_to_run, table, worst
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.nemeses.needs import why_not_together
 from jepsen.openchaos import OPENCHAOS, kinds_of
-from jepsen.profiles import PROFILES, SMOKE, cells, part_of
+from jepsen.profiles import PROFILES, SMOKE, Cell, cells, part_of
 from jepsen.run import Plan, carry_out, new_directory
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS
 from jepsen.serve import HOST, open_server
-from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, Verdict, exit_code, in_words
+from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, exit_code, in_words
 from jepsen.workloads import WORKLOADS
 from mq.cli.errors import run_trio
 from mq.cli.logs import configure_logging
@@ -201,6 +201,10 @@ def matrix(
     missing: dict[str, None] = {}
     for at, cell in enumerate(part_of(every, number, parts)):
         typer.echo(f"\n{cell.workload} under {cell.faults}")
+        cell, reasons = _with_what_there_is(cell, chosen)
+        for reason in reasons:
+            typer.echo(f"left out: {reason}")
+            missing[reason] = None
         try:
             plan = _plan(
                 cell.workload,
@@ -228,7 +232,17 @@ def matrix(
     if goes_to is not None:
         write_report(goes_to, profile, rows, list(missing), planned=count)
         typer.echo(f"the report is {goes_to}")
-    raise typer.Exit(worst(rows[before:]))
+    code = worst(rows[before:])
+    raise typer.Exit(EXIT_CANNOT_RUN if code == EXIT_VALID and missing else code)
+
+
+def _with_what_there_is(cell: Cell, backend: str) -> tuple[Cell, list[str]]:
+    """A run without the faults of its group that cannot be had here, and why not; as it is if none or all can be."""
+    reasons = {kind: reason for kind in cell.nemeses if (reason := why_no_fault(kind, backend)) is not None}
+    if cell.scenario or not reasons or len(reasons) == len(cell.nemeses):
+        return cell, []
+    kinds = tuple(kind for kind in cell.nemeses if kind not in reasons)
+    return replace(cell, nemeses=kinds), [f"{kind} cannot be had: {reason}" for kind, reason in reasons.items()]
 
 
 def _part(text: str) -> tuple[int, int]:

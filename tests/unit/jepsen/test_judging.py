@@ -232,7 +232,8 @@ def test_matrix_tells_what_cannot_be_had_and_ends_with_3(
     report = tmp_path / "report.md"
     assert command("matrix", "--profile", "smoke", "--report", str(report)) == 3
     said = capsys.readouterr().out
-    assert "damage cannot be had: no tape" in said
+    assert "left out: damage cannot be had: no tape" in said
+    assert "restart, rot " in said, "the other faults of its group are carried out"
     assert "no tape" in report.read_text()
     assert said.count(" valid ") >= 2
 
