@@ -37,9 +37,10 @@ from raftlog.repair_mode import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
 from raftlog.segment.disk import RealDisk
-from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
+from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
+from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.writer import Writer
 from raftlog.workers import Background
 

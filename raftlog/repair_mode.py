@@ -32,8 +32,8 @@ from raftlog.net.transport import Lane, Transport
 from raftlog.range_server import ANSWER_SECONDS_MAX, RangeServer
 from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import LogDamaged
 from raftlog.segment.meta_keys import MEMBERS, STORES
+from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
 Log = structlog.stdlib.BoundLogger

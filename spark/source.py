@@ -6,9 +6,7 @@ seen by another one, so all that a task needs is in its partition and in the opt
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spark.bulk_survey import surveyor_of
@@ -16,7 +14,7 @@ from spark.filters import Narrowing, narrow_all, narrowed
 from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases
 from spark.options import OptionRefused, ReadOptions, columns_in, parse_read_options, parse_write_options
 from spark.partitions import plan_partitions, resolved
-from spark.plan import LogRange, scan
+from spark.plan import scan
 from spark.schema import COLUMN_TYPES
 
 try:
@@ -38,6 +36,8 @@ try:
         StructType,
         TimestampType,
     )
+
+    from spark.partition_read import TopicPartition, read_partition
 except ImportError as error:
     raise ImportError("the format raftmq needs PySpark 4.2 or later: pip install 'raftmq[spark]'") from error
 
@@ -78,16 +78,9 @@ class RaftmqDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming reader for these columns."""
-        from spark.stream import TopicStreamReader  # imports this module
+        from spark.stream import TopicStreamReader
 
         return TopicStreamReader(parse_read_options(self.options, "stream"), columns_of(schema))
-
-
-@dataclass
-class TopicPartition(InputPartition):
-    """What one task reads."""
-
-    part: LogRange
 
 
 class TopicReader(DataSourceReader):
@@ -126,42 +119,6 @@ class FilteringTopicReader(TopicReader):
         return left
 
 
-def read_partition(
-    partition: InputPartition, options: ReadOptions, columns: tuple[str, ...], *, from_earliest: bool = False
-) -> Iterator[Any]:
-    """The messages of a partition as record batches.
-
-    With ``from_earliest`` messages are not missed that were deleted between planning and the beginning of the task.
-    Raises DataLoss, ReadFailed, BodyUnreadable.
-    """
-    if not isinstance(partition, TopicPartition):
-        return  # an empty plan is given to one task as None
-    from spark.bulk_reader import task_reader  # numpy and pyarrow are for executors
-    from spark.reader import TaskOptions
-
-    reader = task_reader(
-        partition.part,
-        TaskOptions(
-            namesrv=options.namesrv,
-            columns=columns,
-            tags=tags_of(options.tags),
-            read_from=options.read_from,
-            keep_bad_bodies=options.on_bad_body == "keep",
-            on_data_loss="fail" if options.fail_on_data_loss else "skip",
-            fetch_bytes=options.fetch_bytes,
-            fetch_seconds=options.fetch_timeout_ms / 1000,
-            deadline_seconds=options.read_deadline_ms / 1000,
-            client_id=options.client_id,
-            read_mode=options.read_mode,
-            from_earliest=from_earliest,
-        ),
-    )
-    yield from reader.read()
-    done = reader.statistics
-    if done.skipped:
-        logging.getLogger(__name__).warning("%d messages of %s were deleted", done.skipped, partition.part)
-
-
 def struct_of(names: tuple[str, ...]) -> StructType:
     """The schema of these columns. (Not in Spark's own words: Sail does not read maps in them.)"""
     types = {
@@ -186,10 +143,3 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         if field.dataType.simpleString() != kind:
             raise OptionRefused(f"column {field.name} is {kind}, not {field.dataType.simpleString()}")
     return tuple(schema.names)
-
-
-def tags_of(expression: str) -> tuple[str, ...] | None:
-    """The tags of an expression such as ``A || B``; None for all messages."""
-    if expression == "*":
-        return None
-    return tuple(sorted({tag.strip() for tag in expression.split("||") if tag.strip()}))

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from spark.options import ReadOptions
-from spark.source import TopicPartition, read_partition
+from spark.partition_read import TopicPartition, read_partition
 from spark.stream_progress import StreamProgress
 
 try:

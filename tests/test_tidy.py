@@ -210,6 +210,48 @@ def test_scripts_are_executable() -> None:
     assert not breaches, "\n".join(breaches)
 
 
+def imports_of(sources: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """By module the modules of the same sources that it imports, those for types only included."""
+    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): text for path, text in sources}
+    imports: dict[str, set[str]] = {}
+    for module, text in modules.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                found.update(name if name in modules else node.module for name in names)
+        imports[module] = found & modules.keys() - {module}
+    return imports
+
+
+def import_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a ring, the first one again at the end; none if there is no such ring."""
+    done: set[str] = set()
+    for start in sorted(imports):
+        path = [start]
+        waiting = [(start, iter(sorted(imports[start])))] if start not in done else []
+        while waiting:
+            for each in waiting[-1][1]:
+                if each in path:
+                    return [*path[path.index(each) :], each]
+                if each not in done:
+                    waiting.append((each, iter(sorted(imports[each]))))
+                    path.append(each)
+                    break
+            else:
+                waiting.pop()
+                done.add(path.pop())
+    return []
+
+
+def test_no_files_import_each_other_in_a_ring() -> None:
+    files = [path for path in python_files() if path.relative_to(ROOT).parts[0] in ("raftlog", "mq", "spark", "jepsen")]
+    cycle = import_cycle(imports_of((str(path.relative_to(ROOT)), path.read_text()) for path in files))
+    assert not cycle, " imports ".join(cycle)
+
+
 CALLED_BY_LIBRARIES = frozenset(
     {
         "getDefaultReadLimit",  # Spark's data source API
@@ -317,3 +359,11 @@ def test_unused_names_are_found() -> None:
     assert list(dead_names([("mq/a.py", used)])) == ["mq/a.py:1: nothing uses f", "mq/a.py:5: nothing uses closed"]
     assert not list(dead_names([("mq/a.py", "def f(): ..."), ("tests/b.py", "from mq.a import f")]))
     assert not list(dead_names([("mq/a.py", "@app.command\ndef f(): ..."), ("tests/b.py", "def g(): ...")]))
+
+
+def test_import_rings_are_found_also_of_types() -> None:
+    a = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mq.b import B"
+    b, c = "import mq.c", "from mq import a"
+    ring = import_cycle(imports_of([("mq/a.py", a), ("mq/b.py", b), ("mq/c.py", c)]))
+    assert ring == ["mq.a", "mq.b", "mq.c", "mq.a"]
+    assert not import_cycle(imports_of([("mq/a.py", a), ("mq/b.py", b), ("mq/c.py", "import os")]))

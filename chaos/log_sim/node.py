@@ -16,8 +16,9 @@ from chaos.network import Wires
 from chaos.violation import Violation
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import HardState, NodeId
-from raftlog.segment.errors import LogDamaged, SegmentError, StorageCorrupt, StorageFailed
+from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
+from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
 if TYPE_CHECKING:

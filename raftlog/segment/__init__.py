@@ -18,7 +18,6 @@ from raftlog.segment.errors import (
     DirectoryUnusable,
     EntryGone,
     FrameCorrupt,
-    LogDamaged,
     LogDiverged,
     MetaCorrupt,
     SegmentError,
@@ -29,6 +28,7 @@ from raftlog.segment.files import Preallocation
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
+from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 from raftlog.segment.retention import RetentionPolicy, Situation, droppable
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, Staging, decode_manifest, encode_manifest

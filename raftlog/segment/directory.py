@@ -16,14 +16,7 @@ import msgspec
 from raftlog.segment.closed_file_index import scan_log
 from raftlog.segment.codec import SYNC_BYTES_MAX, EntryRef
 from raftlog.segment.disk import Disk, write_fully
-from raftlog.segment.errors import (
-    DirectoryLocked,
-    DirectoryMismatch,
-    DirectoryUnusable,
-    LogDamaged,
-    MetaCorrupt,
-    StorageFailed,
-)
+from raftlog.segment.errors import DirectoryLocked, DirectoryMismatch, DirectoryUnusable, MetaCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
@@ -32,6 +25,7 @@ from raftlog.segment.recovery import (
     Corrupt,
     Decision,
     Keep,
+    LogDamaged,
     TruncateAt,
     damaged_ranges,
     decide,

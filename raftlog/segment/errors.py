@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from raftlog.segment.recovery import DamagedRange
 
 
 class SegmentError(Exception):
@@ -35,22 +30,6 @@ class StorageCorrupt(SegmentError):
         super().__init__(f"{path}: damaged at physical offset {physical_offset}: {reason}")
         self.path = path
         self.physical_offset = physical_offset
-        self.reason = reason
-
-
-class LogDamaged(SegmentError):
-    """Opening found damage to what was once durable. Nothing was changed; see `repair.Repair` for the remedy.
-
-    ``ranges`` is where, ascending; ``end_pos`` is the end of the last good entry, before or behind them; ``reason`` is
-    what the first range was found by.
-    """
-
-    def __init__(self, directory: str, ranges: Sequence[DamagedRange], end_pos: int, reason: str) -> None:
-        where = ", ".join(f"{damage.pos}..{damage.end}" for damage in ranges)
-        super().__init__(f"{directory}: damaged at physical offsets {where}: {reason}")
-        self.directory = directory
-        self.ranges = tuple(ranges)
-        self.end_pos = end_pos
         self.reason = reason
 
 

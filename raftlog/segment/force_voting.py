@@ -10,9 +10,10 @@ import msgspec
 
 from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import DirectoryUnusable, LogDamaged, MetaCorrupt, StorageFailed
+from raftlog.segment.errors import DirectoryUnusable, MetaCorrupt, StorageFailed
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
 TERM_MARGIN: Final = 2**20

@@ -33,7 +33,7 @@ from raftlog.segment.codec import (
     is_blank,
     verify_entry,
 )
-from raftlog.segment.errors import FrameCorrupt
+from raftlog.segment.errors import FrameCorrupt, SegmentError
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import MetaState
 
@@ -121,6 +121,22 @@ class DamagedRange:
     def pos(self) -> int:
         """Where the last good entry ends."""
         return self.before.pos + self.before.size
+
+
+class LogDamaged(SegmentError):
+    """Opening found damage to what was once durable. Nothing was changed; see `repair.Repair` for the remedy.
+
+    ``ranges`` is where, ascending; ``end_pos`` is the end of the last good entry, before or behind them; ``reason`` is
+    what the first range was found by.
+    """
+
+    def __init__(self, directory: str, ranges: Sequence[DamagedRange], end_pos: int, reason: str) -> None:
+        where = ", ".join(f"{damage.pos}..{damage.end}" for damage in ranges)
+        super().__init__(f"{directory}: damaged at physical offsets {where}: {reason}")
+        self.directory = directory
+        self.ranges = tuple(ranges)
+        self.end_pos = end_pos
+        self.reason = reason
 
 
 def decide(evidence: Evidence) -> Decision:

@@ -39,11 +39,11 @@ from raftlog.segment.codec import (
 )
 from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Buffer, Disk, write_fully
-from raftlog.segment.errors import FrameCorrupt, LogDamaged, MetaCorrupt, StorageCorrupt, StorageFailed
+from raftlog.segment.errors import FrameCorrupt, MetaCorrupt, StorageCorrupt, StorageFailed
 from raftlog.segment.files import DISK_BLOCK_BYTES, Preallocation, SegmentFiles, shorter_read
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING
-from raftlog.segment.recovery import DamagedRange, end_of_all
+from raftlog.segment.recovery import DamagedRange, LogDamaged, end_of_all
 from raftlog.terms import highest_plausible
 
 P = ParamSpec("P")
