@@ -7,6 +7,7 @@ writes Parquet files in the directory ``files`` of the directory, one writes to 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -16,7 +17,7 @@ from tests.spark.spark_faults import may_be_tried_again
 
 
 def started(session: Any, namesrv: str, topic: str, copy: str, directory: str, records_max: str) -> list[Any]:
-    """Start both queries, unless they run."""
+    """Start both queries, unless they run: one after the other, since Spark cannot prepare two of them at once."""
     running = {query.name: query for query in session.streams.active}
     options = {"namesrv": namesrv, "subscribe": topic, "maxOffsetsPerTrigger": records_max}
     for name in {"files", "topic"} - running.keys():
@@ -25,7 +26,10 @@ def started(session: Any, namesrv: str, topic: str, copy: str, directory: str, r
             writing = frame.select("body").writeStream.format("raftmq").options(namesrv=namesrv, topic=copy)
         else:
             writing = frame.writeStream.format("parquet").option("path", f"{directory}/files/rows")
-        running[name] = writing.queryName(name).option("checkpointLocation", f"{directory}/{name}/checkpoint").start()
+        query = writing.queryName(name).option("checkpointLocation", f"{directory}/{name}/checkpoint").start()
+        while query.isActive and query.status["message"] == "Initializing sources":
+            time.sleep(0.05)
+        running[name] = query
     return list(running.values())
 
 
