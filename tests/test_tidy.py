@@ -38,7 +38,7 @@ PURE = (
     "raftlog/terms.py",
     "raftlog/net/frames.py",
     "mq/filter",
-    "mq/broker/consume/clients.py",
+    "mq/broker/net/clients.py",
     "mq/broker/schedule/read_backoff.py",
     "mq/broker/base/counters.py",
     "mq/broker/base/event_loop_lag.py",

@@ -20,6 +20,7 @@ from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import Process
 from chaos.violation import Violation
 from mq.broker.broker import Broker
+from mq.broker.context import Environment
 from mq.broker.server import periodic_actions
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.metadata import Metadata
@@ -125,16 +126,12 @@ class BrokerProcess(Process):
         self.reactor = SimReactor(cluster, self)
         self._lines = TurnLog(cluster, node)
         self.checkpointer = Checkpointer(str(directory), self.queues, queues_at_once=_QUEUES_AT_ONCE)
-        self.broker = Broker(
-            settings=self.settings,
+        environment = Environment(
             store_ip=cluster.address_of(node)[0],
             reactor=cast("Any", self.reactor),
-            metadata=metadata,
-            store=self.queues,
-            filling=opened.filling,
-            checkpointer=self.checkpointer,
             rng=random.Random(rng.getrandbits(32)),
             clock=node.clock,
+            thread_clock=node.clock,
             wall_clock_ms=partial(cluster.wall_ms, node),
             process_id=1,
             connect_failure=lambda node: "",
@@ -145,6 +142,14 @@ class BrokerProcess(Process):
             on_registration_changed=lambda topics: None,
             descriptors_max=_DESCRIPTORS_MAX,
             log=cast("Any", self._lines),
+        )
+        self.broker = Broker(
+            settings=self.settings,
+            environment=environment,
+            metadata=metadata,
+            store=self.queues,
+            filling=opened.filling,
+            checkpointer=self.checkpointer,
         )
 
     def check_body(self, body: memoryview, position: int) -> None:

@@ -6,20 +6,20 @@ clients' requests is in `mq.broker.services`, what runs it in `mq.broker.server`
 
 from __future__ import annotations
 
-import random
 import socket
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
+from mq.broker.admin.stats import local_day
+from mq.broker.base.counters import Figures
 from mq.broker.base.event_loop_lag import EventLoopLag
 from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.consume.clients import ClientLimits, ClientRegistry
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
-from mq.broker.consume.long_polling import LongPolling
-from mq.broker.consume.pull import HeldPull
+from mq.broker.context import Environment, broker_context
 from mq.broker.net.client_requests import ClientRequests
+from mq.broker.net.clients import ClientLimits, ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.flow_control import UnreadReplies
 from mq.broker.net.linearizable_reads import LinearizableReads
@@ -43,8 +43,6 @@ from raftlog import (
     CommittedEntry,
     EntryKind,
     EntryUnusable,
-    Job,
-    Reactor,
     Replica,
     Role,
     RoleChange,
@@ -67,66 +65,33 @@ class Broker:
     """State and behaviour of one broker process.
 
     Args:
-        store_ip: the IPv4 address that message ids carry.
+        environment: of the process.
         metadata, store: as the checkpoint left them; the replica hands in every later entry.
         filling: not None when the metadata comes from a snapshot and the queues have still to reach it.
-        clock: monotonic seconds.
-        wall_clock_ms: milliseconds since the epoch; may go back.
-        process_id: goes into the unique keys of messages whose sender gave none.
-        connect_failure: why no connection to another replica could be opened last, empty while one stands.
-        secrets: those of the group that are valid now.
-        random_bytes: as many unpredictable bytes as asked for.
-        in_background: carries out a job in a worker thread, and its end on the event loop.
-        in_bulk_background: the same, for jobs that take longer.
-        on_registration_changed: told when the name servers must learn something new: of these topics, or, for None, of
-            everything.
-        descriptors_max: connections with this file descriptor or a higher one are refused.
     """
 
     def __init__(
         self,
         *,
         settings: BrokerSettings,
-        store_ip: str,
-        reactor: Reactor,
+        environment: Environment,
         metadata: Metadata,
         store: QueueStore,
         filling: Filling | None,
         checkpointer: Checkpointer,
-        rng: random.Random,
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-        process_id: int,
-        connect_failure: Callable[[str], str],
-        secrets: Callable[[], Sequence[bytes]],
-        random_bytes: Callable[[int], bytes],
-        in_background: Callable[[Job], None],
-        in_bulk_background: Callable[[Job], None],
-        on_registration_changed: Callable[[Iterable[str] | None], None],
-        descriptors_max: int,
-        log: Log,
     ) -> None:
         self._settings = settings
-        self._reactor = reactor
+        self._environment = environment
+        self._reactor = environment.reactor
         self._metadata = metadata
         self._store = store
         self._filling = filling
         self._checkpointer = checkpointer
         self._address = settings.advertise or settings.listen
-        self._store_ip = store_ip
-        self._rng = rng
-        self._clock = clock
-        self._wall_clock_ms = wall_clock_ms
-        self._process_id = process_id
-        self._connect_failure = connect_failure
-        self._secrets = secrets
-        self._random_bytes = random_bytes
-        self._in_background = in_background
-        self._in_bulk_background = in_bulk_background
-        self._on_registration_changed = on_registration_changed
-        self._descriptors_max = descriptors_max
-        self._log = log
-        self._seldom = RateLimitedLog(log, wall_clock_ms)
+        self._clock = environment.clock
+        self._on_registration_changed = environment.on_registration_changed
+        self._log = environment.log
+        self._seldom = RateLimitedLog(environment.log, environment.wall_clock_ms)
         self._lateness = EventLoopLag()
         self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
         self._dropped = 0
@@ -145,11 +110,7 @@ class Broker:
         )
         limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
-        self._polling: LongPolling[HeldPull] = LongPolling(
-            held_max=settings.held_pulls_max, held_bytes_max=settings.held_bytes_max
-        )
-        store.watched = self._polling.waiting
-        self._questions: ClientRequests[ClientConnection] = ClientRequests(clock)
+        self._questions: ClientRequests[ClientConnection] = ClientRequests(environment.clock)
         self._applied_index = 0
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
@@ -159,32 +120,26 @@ class Broker:
         self._replica = replica
         self._reads = LinearizableReads(replica.read, self._clock)
         self._applied_index = replica.applied_index
-        self.services = Services(
-            settings=self._settings,
-            store_ip=self._store_ip,
-            address=self._address,
+        context = broker_context(
+            self._settings,
+            self._environment,
             replica=replica,
-            reactor=self._reactor,
             metadata=self._metadata,
             store=self._store,
             clients=self._clients,
-            polling=self._polling,
             reads=self._reads,
-            rng=self._rng,
-            clock=self._clock,
-            wall_clock_ms=self._wall_clock_ms,
-            process_id=self._process_id,
+            traffic=Figures(round(1000 * self._clock()), local_day(self._environment.wall_clock_ms())),
             applied_index=lambda: self._applied_index,
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
-            in_background=self._in_background,
-            in_bulk_background=self._in_bulk_background,
-            connect_failure=self._connect_failure,
-            secrets=self._secrets,
-            random_bytes=self._random_bytes,
-            log=self._log,
         )
-        self.appender = self.services.appender
+        self.appender = context.appender
+        self.replica_address = context.replica_address
+        self.queue_offsets = context.queue_offsets
+        self.slow_answers = context.slow_answers
+        self.services = Services(context)
+        self._polling = self.services.pulls.polling
+        self._store.watched = self._polling.waiting
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -194,8 +149,8 @@ class Broker:
             self._refuse_connection(sock, "too_many_connections", self._settings.connections_max)
             return
         # The system gives out the lowest free number, so a high one says how many are taken, whatever for.
-        if sock.fileno() >= self._descriptors_max:
-            self._refuse_connection(sock, "too_many_descriptors", self._descriptors_max)
+        if sock.fileno() >= self._environment.descriptors_max:
+            self._refuse_connection(sock, "too_many_descriptors", self._environment.descriptors_max)
             return
         connection = ClientConnection(
             reactor=self._reactor,
@@ -246,7 +201,7 @@ class Broker:
         self.services.forwarder.close()
         for connection in list(self._connections):
             connection.close("broker stops")
-        self.services.replies.forget()  # only now: for a reply whose client is gone, other replicas are asked
+        self.services.replies.resign()  # only now: for a reply whose client is gone, other replicas are asked
 
     def must_hand_over(self) -> bool:
         """Whether another replica could lead and does not yet; it is asked to. Call it again until it says no."""
@@ -265,9 +220,7 @@ class Broker:
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
-        self._polling.drop_connection(connection)
-        self.services.pops.polling.drop_connection(connection)
-        self.services.groups.connection_closed(connection)
+        self.services.connection_closed(connection)
 
     # -- the replicated log ------------------------------------------------------------------------------------------
 
@@ -310,11 +263,10 @@ class Broker:
             "role_changed", role=change.role.name.lower(), term=change.term, leader=change.leader_id, **fields
         )
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
-            self.services.forwarder.follow()
             self.services.serve_as_follower()
             # First of all nothing is taken any more: what services and the appender give back is for whoever leads now.
             self.appender.is_open = False
-            self.services.forget()
+            self.services.resign()
             self.appender.close()
             self._on_registration_changed(None)
         self.services.forwarder.leader_changed()
@@ -329,8 +281,7 @@ class Broker:
     def end_turn(self) -> None:
         """React to what came in; called before sockets are flushed."""
         self._replica.pump()
-        self.services.transactions.end_turn()
-        self.services.pops.acks.flush()
+        self.services.end_turn()
         if self.appender.start_round():
             self._replica.pump()
         if self._unsent.nbytes > self._unread.bytes_max:
@@ -340,12 +291,7 @@ class Broker:
         """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
         self._led_term = term
         self.appender.open()
-        self.services.locks.lead()
-        self.services.delays.lead()
-        self.services.timers.lead()
-        self.services.check_backs.lead()
-        self.services.pops.lead()
-        self.services.forwarder.lead()
+        self.services.lead()
         self.services.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         self._announce()
@@ -355,10 +301,13 @@ class Broker:
         """Replicate what a leader has to say about itself, as far as it is not known already."""
         settings = self._settings
         missing = self._metadata.missing_system_topics(
-            settings.cluster, settings.group, self._wall_clock_ms(), default_topic_queues=settings.default_topic_queues
+            settings.cluster,
+            settings.group,
+            self._environment.wall_clock_ms(),
+            default_topic_queues=settings.default_topic_queues,
         )
-        if self._metadata.replicas.get(settings.node_id) != self.services.replica_address:
-            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.services.replica_address)))
+        if self._metadata.replicas.get(settings.node_id) != self.replica_address:
+            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.replica_address)))
         for command in missing:
             self.appender.add_command(command)
 
@@ -383,7 +332,7 @@ class Broker:
                 changed = self._metadata.apply(decoded)
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
-                self.services.tails.deletion_applied(topic)
+                self.queue_offsets.deletion_applied(topic)
             for topic in changed.topics:
                 self.services.sends.topic_changed(topic)
             if changed.topics:
@@ -425,51 +374,14 @@ class Broker:
                 self.services.pulls.resume(pull)
             if self._clock() >= now + _EXPIRE_SECONDS_MAX:
                 break
-        self.services.pops.expire()
-        self.services.bulk.reads.expire()
 
-    def notify_members(self) -> None:
-        """Tell members of large groups that the group changed."""
-        self.services.groups.notify_more()
-
-    def expire_group_commands(self) -> None:
-        """Answer operators whose change of the group does not come to an end, or who wait for a client."""
-        self.services.group_admin.expire()
+    def expire_client_requests(self) -> None:
+        """Give up requests of ours that clients do not answer."""
         self._questions.expire()
-        self.services.replies.expire()
-        self.services.announcements.run()
-
-    def deliver_delayed(self) -> None:
-        """Put into their topics the delayed messages that are due, and popped ones whose time is over."""
-        self.services.delays.run()
-        self.services.timers.run()
-        self.services.recalls.run()
-        self.services.pops.revival.run()
-
-    def check_back(self) -> None:
-        """Ask producers what became of their transactions."""
-        self.services.check_backs.run()
-
-    def look_at_queues(self) -> None:
-        """Count what came into some of the queues."""
-        self.services.stats.look_on()
 
     def note_delay(self, seconds: float) -> None:
         """Something had to wait for the event loop, or kept it, for so long."""
         self._lateness.note(seconds, self._clock())
-
-    def sample_figures(self) -> None:
-        """Note how much there is now, to be compared with later."""
-        self.services.stats.sample()
-
-    def replicate_offsets(self) -> None:
-        """Put gathered consumer offsets into the log."""
-        self.services.offsets.replicate_gathered()
-
-    def expire_some_clients(self) -> None:
-        """Of a part of them, forget clients without heartbeat, and locks that nobody renewed."""
-        self.services.groups.expire_some()
-        self.services.locks.expire_some()
 
     def announce_again(self) -> None:
         """Repeat what a full disk refused."""
@@ -567,18 +479,6 @@ class Broker:
             "pendingBytes": self.appender.pending_bytes,
             "heldPulls": len(self._polling),
             "heldBytes": self._polling.nbytes + self.services.pops.polling.nbytes,
-            "lockedQueues": self._metadata.lock_count,
-            "fencedCommits": self.services.locks.fenced,
-            **self.services.delays.counters(),
-            **self.services.timers.counters(),
-            **self.services.replies.counters(),
-            "repeatedSends": self.services.repeats.answered,
-            **self.services.check_backs.counters(),
-            "transactionsResumed": self.services.resumptions.resumed,
-            **self.services.pops.counters(),
-            **self.services.forwarder.counters(),
-            "forwardedTaken": self.services.forwarded.taken,
-            "queueBlocksRestored": self.services.queue_repair.restored,
-            **self.services.bulk.counters(),
+            **self.services.counters(),
             "longestDelayMs": round(1000 * self._lateness.longest(self._clock())),
         }

@@ -11,16 +11,16 @@ import errno
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 import structlog
 import trio
 
-from mq.broker import services
-from mq.broker.base.counters import SAMPLE_SECONDS
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.broker.broker import Broker
+from mq.broker.context import Environment, wall_clock_ms
 from mq.broker.settings import Address, BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
@@ -59,16 +59,9 @@ _BULK_READERS = 2
 """Threads that read the log for bulk readers: none of the others waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.02
-_EXPIRE_GROUP_COMMANDS_SECONDS = 0.1
-_DELIVER_SECONDS = 0.02
-"""A message is late by this much at most, and by what it takes to commit it."""
-_CHECK_BACK_SECONDS = 0.1
-_NOTIFY_SECONDS = 0.1
-_EXPIRE_SOME_CLIENTS_SECONDS = 0.1
-"""A hundredth of them each time; see `mq.broker.consume.clients.ROUND_CALLS`."""
+_EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
 _ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
-_LOOK_AT_QUEUES_SECONDS = 1.0
 _AHEAD_SECONDS = 0.01
 """What is due so soon is done together with what is due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
@@ -181,17 +174,13 @@ class _Host:
         undo.callback(readers.close)
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
-        broker = Broker(
-            settings=settings,
+        environment = Environment(
             store_ip=self._store_ip,
             reactor=reactor,
-            metadata=_metadata(settings, opened.checkpoint),
-            store=opened.queues,
-            filling=opened.filling,
-            checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
             rng=random.Random(int.from_bytes(os.urandom(8), "big")),
             clock=trio.current_time,
-            wall_clock_ms=services.wall_clock_ms,
+            thread_clock=time.monotonic,
+            wall_clock_ms=wall_clock_ms,
             process_id=os.getpid(),
             connect_failure=lambda node: run.transport.failures.get(NodeId(node), ""),
             secrets=lambda: run.secrets.current,
@@ -201,6 +190,14 @@ class _Host:
             on_registration_changed=lambda topics: registrar.changed(topics),
             descriptors_max=allow_descriptors(),
             log=log,
+        )
+        broker = Broker(
+            settings=settings,
+            environment=environment,
+            metadata=_metadata(settings, opened.checkpoint),
+            store=opened.queues,
+            filling=opened.filling,
+            checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
         )
         registrar = Registrar(
             namesrv=settings.namesrv_addresses,
@@ -236,7 +233,7 @@ class _Host:
             async with trio.open_nursery() as nursery:
                 actions = periodic_actions(broker, settings, log)
                 nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
-                nursery.start_soon(broker.services.gradually.run)
+                nursery.start_soon(broker.slow_answers.run)
                 nursery.start_soon(broker.services.routes.run)
                 nursery.start_soon(broker.services.keys.serve)
                 nursery.start_soon(broker.services.keys.keep_index)
@@ -262,18 +259,12 @@ def periodic_actions(
     """What is to be done again and again while a broker runs, each with the seconds in between."""
     return (
         (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
-        (_EXPIRE_GROUP_COMMANDS_SECONDS, broker.expire_group_commands),
-        (_NOTIFY_SECONDS, broker.notify_members),
-        (_DELIVER_SECONDS, broker.deliver_delayed),
-        (_CHECK_BACK_SECONDS, broker.check_back),
-        (_EXPIRE_SOME_CLIENTS_SECONDS, broker.expire_some_clients),
+        (_EXPIRE_CLIENT_REQUESTS_SECONDS, broker.expire_client_requests),
+        *broker.services.periodic,
         (_ANNOUNCE_AGAIN_SECONDS, broker.announce_again),
         (_LOOK_AT_CONNECTIONS_SECONDS, broker.look_at_connections),
-        (_LOOK_AT_QUEUES_SECONDS, broker.look_at_queues),
-        (SAMPLE_SECONDS, broker.sample_figures),
         (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
         (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
-        (settings.offset_commit_seconds, broker.replicate_offsets),
         (settings.idle_seconds_max, broker.close_idle_connections),
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -16,143 +15,75 @@ from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.stats import Stats
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
-from mq.broker.consume.clients import ClientRegistry
 from mq.broker.consume.offsets import Offsets
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import SlowAnswers
+from mq.broker.net.service import Route, Service
 from mq.broker.query.by_offset_and_time import Lookup
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.operator_requests import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
 from mq.protocol.registration import DataVersion
-from mq.store.queue_store import QueueStore
-from raftlog import Replica
 
 Log = structlog.stdlib.BoundLogger
 
 
-class _Service(Protocol):
-    def handlers(self) -> dict[type[Any], Handler]: ...
-
-
-class Administration:
+class Administration(Service):
     """All handlers for operators' tools that belong to no other service.
 
     Args:
-        address: where clients reach this replica.
-        counters: figures of the running process, for people.
         disk_usage: free and total bytes of the log's disk.
         delete_expired: lets files of the log go whose time is over. Raises OSError.
         is_allowed: whether somebody at this address and port may change settings.
         on_settings_changed: told of each change.
-        clock: monotonic seconds.
-        wall_clock_ms: milliseconds since the epoch.
     """
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        settings: BrokerSettings,
-        replica: Replica,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        tails: QueueOffsets,
         stats: Stats,
-        clients: ClientRegistry[ClientConnection],
         offsets: Offsets,
         lookup: Lookup,
-        read: Read,
-        gradually: SlowAnswers,
-        address: str,
-        counters: Callable[[], dict[str, int]],
         disk_usage: Callable[[], tuple[int, int]],
         delete_expired: Callable[[], None],
         is_allowed: Callable[[str], bool],
         on_settings_changed: Callable[[BrokerSettings], None],
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-        log: Log,
     ) -> None:
         self._delete_expired = delete_expired
 
         def version() -> DataVersion:
-            return metadata.topics_version(replica.core.term)
+            return context.metadata.topics_version(context.replica.core.term)
 
-        self._topics = Topics(metadata=metadata, appender=appender, tails=tails, wall_clock_ms=wall_clock_ms)
-        self._groups = SubscriptionGroups(
-            metadata=metadata, appender=appender, read=read, version=version, wall_clock_ms=wall_clock_ms
-        )
-        queries = TopicQueries(
-            broker_name=settings.group,
-            metadata=metadata,
-            store=store,
-            read=read,
-            gradually=gradually,
-            store_time=lookup.store_time,
-            version=version,
-        )
+        queries = TopicQueries(context, store_time=lookup.store_time, version=version)
         running = RunningSettings(
-            settings,
-            leads=lambda: appender.is_open,
+            context,
+            leads=lambda: context.appender.is_open,
             version=version,
             is_allowed=is_allowed,
             on_changed=on_settings_changed,
-            log=log,
         )
-        members = Members(
-            broker_name=settings.group,
-            clients=clients,
-            metadata=metadata,
-            record_at=lookup.record_at,
-            clock=clock,
-            wall_clock_ms=wall_clock_ms,
+        runtime = RuntimeInfo(context, stats=stats, disk_usage=disk_usage)
+        status = Status(context, runtime=runtime.table, counters=context.counters)
+        self._services: tuple[Service, ...] = (
+            Topics(context),
+            SubscriptionGroups(context, version=version),
+            Progress(context, offsets=offsets, lookup=lookup),
+            Members(context, record_at=lookup.record_at),
+            queries,
+            running,
+            status,
         )
-        self._progress = Progress(
-            broker_name=settings.group,
-            address=address,
-            metadata=metadata,
-            store=store,
-            clients=clients,
-            offsets=offsets,
-            lookup=lookup,
-            appender=appender,
-            read=read,
-            gradually=gradually,
-        )
-        runtime = RuntimeInfo(
-            settings=settings,
-            replica=replica,
-            metadata=metadata,
-            store=store,
-            appender=appender,
-            stats=stats,
-            disk_usage=disk_usage,
-            wall_clock_ms=wall_clock_ms,
-        )
-        status = Status(settings=settings, replica=replica, runtime=runtime.table, counters=counters)
-        self._services: tuple[_Service, ...] = (self._groups, self._progress, members, queries, running, stats, status)
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        handlers: dict[type[Any], Handler] = {
-            CleanExpiredConsumequeue: self.handle_nothing_to_clean,
-            CleanUnusedTopic: self.handle_nothing_to_clean,
-            DeleteExpiredCommitlog: self.handle_delete_expired,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(CleanExpiredConsumequeue, self.handle_nothing_to_clean)
+        yield Route(CleanUnusedTopic, self.handle_nothing_to_clean)
+        yield Route(DeleteExpiredCommitlog, self.handle_delete_expired)
         for service in self._services:
-            handlers |= service.handlers()
-        return handlers
-
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return self._topics.leader_handlers() | self._groups.leader_handlers() | self._progress.leader_handlers()
+            yield from service.routes()
 
     def handle_nothing_to_clean(
         self,

@@ -5,14 +5,16 @@ A change is one of this process: the next start reads the settings again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import structlog
 from pydantic import ValidationError
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.encoding import encode_response
@@ -34,7 +36,7 @@ _FORBIDDEN: Final = frozenset({"brokerConfigPath", "configBlackList"})
 _OURS: Final = "raftmq."
 
 
-class RunningSettings:
+class RunningSettings(Service):
     """The settings in force, and the handlers around them.
 
     Args:
@@ -46,24 +48,24 @@ class RunningSettings:
 
     def __init__(
         self,
-        settings: BrokerSettings,
+        context: BrokerContext,
         *,
         leads: Callable[[], bool],
         version: Callable[[], DataVersion],
         is_allowed: Callable[[str], bool],
         on_changed: Callable[[BrokerSettings], None],
-        log: Log,
     ) -> None:
-        self._settings = settings
+        self._settings = context.settings
         self._leads = leads
         self._version = version
         self._is_allowed = is_allowed
         self._on_changed = on_changed
-        self._log = log
+        self._log = context.log
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves, each for itself."""
-        return {GetBrokerConfig: self.handle_get, UpdateBrokerConfig: self.handle_update}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(GetBrokerConfig, self.handle_get)
+        yield Route(UpdateBrokerConfig, self.handle_update)
 
     def handle_get(
         self, connection: ClientConnection, request: GetBrokerConfig, body: bytes, serialization: int

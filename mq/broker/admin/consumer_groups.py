@@ -5,16 +5,17 @@ Who is in a group: `mq.broker.consume.heartbeat`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup, encode_command
-from mq.broker.state.metadata import GROUPS_MAX, Metadata
+from mq.broker.state.metadata import GROUPS_MAX
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.replicate import replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
@@ -35,42 +36,27 @@ from mq.protocol.registration import DataVersion
 GROUPS_PER_REQUEST_MAX = 1000
 
 
-class SubscriptionGroups:
+class SubscriptionGroups(Service):
     """The handlers around the configuration of consumer groups.
 
     Args:
         version: that of topics and groups.
     """
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        appender: Appender,
-        read: Read,
-        version: Callable[[], DataVersion],
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._metadata = metadata
-        self._appender = appender
-        self._read = read
+    def __init__(self, context: BrokerContext, *, version: Callable[[], DataVersion]) -> None:
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._read = context.reads.read
         self._version = version
-        self._wall_clock_ms = wall_clock_ms
+        self._wall_clock_ms = context.wall_clock_ms
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            GetAllSubscriptionGroupConfig: self.handle_all,
-            GetSubscriptionGroupConfig: self.handle_one,
-        }
-
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {
-            UpdateAndCreateSubscriptionGroup: self.handle_put,
-            UpdateAndCreateSubscriptionGroupList: self.handle_put_list,
-            DeleteSubscriptionGroup: self.handle_delete,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(GetAllSubscriptionGroupConfig, self.handle_all)
+        yield Route(GetSubscriptionGroupConfig, self.handle_one)
+        yield Route(UpdateAndCreateSubscriptionGroup, self.handle_put, leader_only=True)
+        yield Route(UpdateAndCreateSubscriptionGroupList, self.handle_put_list, leader_only=True)
+        yield Route(DeleteSubscriptionGroup, self.handle_delete, leader_only=True)
 
     def handle_put(
         self, connection: ClientConnection, request: UpdateAndCreateSubscriptionGroup, body: bytes, serialization: int

@@ -6,17 +6,18 @@ member knows it is asked, on its own connection, and the tool waits meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from mq.broker.consume.clients import ClientRegistry, ConsumerGroup, GroupSubscription, Member
+from mq.broker.context import BrokerContext
 from mq.broker.net.client_requests import NoAnswer
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.clients import ConsumerGroup, GroupSubscription, Member
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.state.metadata import Metadata
+from mq.broker.net.service import Route, Service
 from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -57,44 +58,32 @@ _LONG = range(-(2**63), 2**63)
 Tables = dict[str, Mapping[QueueRef, int]]
 
 
-class Members:
+class Members(Service):
     """The handlers of a broker about the members of groups.
 
     Args:
         record_at: the committed record at a physical offset, None if there is none.
-        clock, wall_clock_ms: heartbeats have the one, answers the other.
     """
 
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        clients: ClientRegistry[ClientConnection],
-        metadata: Metadata,
-        record_at: Callable[[int], bytes | None],
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._broker_name = broker_name
-        self._clients = clients
-        self._metadata = metadata
+    def __init__(self, context: BrokerContext, *, record_at: Callable[[int], bytes | None]) -> None:
+        self._broker_name = context.settings.group
+        self._clients = context.clients
+        self._metadata = context.metadata
         self._record_at = record_at
-        self._clock = clock
-        self._wall_clock_ms = wall_clock_ms
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            GetConsumerConnectionList: self.handle_consumers,
-            GetProducerConnectionList: self.handle_producers,
-            GetAllProducerInfo: self.handle_all_producers,
-            QueryTopicConsumeByWho: self.handle_groups_of_topic,
-            QueryTopicsByConsumer: self.handle_topics_of_group,
-            QuerySubscriptionByConsumer: self.handle_subscription,
-            InvokeBrokerToGetConsumerStatus: self.handle_status,
-            GetConsumerRunningInfo: self.handle_running_info,
-            ConsumeMessageDirectly: self.handle_consume_directly,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(GetConsumerConnectionList, self.handle_consumers)
+        yield Route(GetProducerConnectionList, self.handle_producers)
+        yield Route(GetAllProducerInfo, self.handle_all_producers)
+        yield Route(QueryTopicConsumeByWho, self.handle_groups_of_topic)
+        yield Route(QueryTopicsByConsumer, self.handle_topics_of_group)
+        yield Route(QuerySubscriptionByConsumer, self.handle_subscription)
+        yield Route(InvokeBrokerToGetConsumerStatus, self.handle_status)
+        yield Route(GetConsumerRunningInfo, self.handle_running_info)
+        yield Route(ConsumeMessageDirectly, self.handle_consume_directly)
 
     # -- who is there ------------------------------------------------------------------------------------------------
 

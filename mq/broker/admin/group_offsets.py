@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mq.broker.admin.group_members import subscribes
-from mq.broker.consume.clients import BROADCASTING, ClientRegistry
 from mq.broker.consume.offsets import Offsets
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.clients import BROADCASTING
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.linearizable_reads import Read, when_current
-from mq.broker.net.slow_answers import Answer, SlowAnswers, check_length, joined
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.service import Route, Service
+from mq.broker.net.slow_answers import Answer, check_length, joined
 from mq.broker.query.by_offset_and_time import Lookup
 from mq.broker.state.commands import ForbidTopic, encode_command
-from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.replicate import no_room
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
@@ -37,7 +36,6 @@ from mq.protocol.group_requests import (
 from mq.protocol.headers import encode_request, encode_response
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
 from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
-from mq.store.queue_store import QueueStore
 
 END = -1
 """Instead of a time: behind the last message."""
@@ -53,54 +51,29 @@ class _Behind:
     """Of those, the ones that consumers have popped."""
 
 
-class Progress:
-    """The handlers of a broker about where groups are.
+class Progress(Service):
+    """The handlers of a broker about where groups are."""
 
-    Args:
-        broker_name, address: for the names of queues, and for tools.
-        read: see `mq.broker.write_path.replicate`.
-    """
-
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        address: str,
-        metadata: Metadata,
-        store: QueueStore,
-        clients: ClientRegistry[ClientConnection],
-        offsets: Offsets,
-        lookup: Lookup,
-        appender: Appender,
-        read: Read,
-        gradually: SlowAnswers,
-    ) -> None:
-        self._broker_name = broker_name
-        self._address = address
-        self._metadata = metadata
-        self._store = store
-        self._clients = clients
+    def __init__(self, context: BrokerContext, *, offsets: Offsets, lookup: Lookup) -> None:
+        self._broker_name = context.settings.group
+        self._address = context.address
+        self._metadata = context.metadata
+        self._store = context.store
+        self._clients = context.clients
         self._offsets = offsets
         self._lookup = lookup
-        self._appender = appender
-        self._read = read
-        self._gradually = gradually
+        self._appender = context.appender
+        self._read = context.reads.read
+        self._gradually = context.slow_answers
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            GetConsumeStats: self.handle_stats,
-            GetBrokerConsumeStats: self.handle_all_stats,
-            QueryCorrectionOffset: self.handle_correction,
-        }
-
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {
-            InvokeBrokerToResetOffset: self.handle_reset,
-            CloneGroupOffset: self.handle_clone,
-            UpdateAndGetGroupForbidden: self.handle_forbidden,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(GetConsumeStats, self.handle_stats)
+        yield Route(GetBrokerConsumeStats, self.handle_all_stats)
+        yield Route(QueryCorrectionOffset, self.handle_correction)
+        yield Route(InvokeBrokerToResetOffset, self.handle_reset, leader_only=True)
+        yield Route(CloneGroupOffset, self.handle_clone, leader_only=True)
+        yield Route(UpdateAndGetGroupForbidden, self.handle_forbidden, leader_only=True)
 
     # -- where they are ----------------------------------------------------------------------------------------------
 

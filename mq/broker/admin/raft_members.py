@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import structlog
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.settings import BrokerSettings
+from mq.broker.net.service import Periodic, Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
@@ -27,7 +28,6 @@ from raftlog import (
     ConfState,
     NodeId,
     Refusal,
-    Replica,
     Role,
     RoleChange,
     parse_address,
@@ -49,6 +49,9 @@ _KINDS = {
 }
 
 
+_EXPIRE_SECONDS = 0.1
+
+
 class _Waiting(NamedTuple):
     """Somebody who waits for the end of a change that began with entry ``first_index``, or of a transfer (0)."""
 
@@ -58,36 +61,25 @@ class _Waiting(NamedTuple):
     answer: Callable[[bool, str, str], None]
 
 
-class GroupAdmin:
-    """The handler of operators' commands.
+class GroupAdmin(Service):
+    """The handler of operators' commands."""
 
-    Args:
-        disk_used: which part of the disk is in use, 0 to 1.
-        connect_failure: why no connection to a member could be opened last, empty while one stands.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        replica: Replica,
-        disk_used: Callable[[], float],
-        connect_failure: Callable[[str], str],
-        clock: Callable[[], float],
-        log: Log,
-    ) -> None:
-        self._settings = settings
-        self._replica = replica
-        self._disk_used = disk_used
-        self._connect_failure = connect_failure
-        self._clock = clock
-        self._log = log
+    def __init__(self, context: BrokerContext) -> None:
+        self._settings = context.settings
+        self._replica = context.replica
+        self._disk_used = context.disk_used
+        self._connect_failure = context.environment.connect_failure
+        self._clock = context.clock
+        self._log = context.log
         self._waiting: list[_Waiting] = []
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {ManageGroup: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(ManageGroup, self.handle)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _EXPIRE_SECONDS, self.expire
 
     def handle(
         self, connection: ClientConnection, request: ManageGroup, body: bytes, serialization: int

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from mq.broker.admin.raft_members import member_roles
-from mq.broker.net.connection import ClientConnection, Handler
-from mq.broker.settings import BrokerSettings
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.service import Route, Service
 from mq.protocol import bodies
 from mq.protocol.codes import MQ_VERSION, ResponseCode
 from mq.protocol.headers import GetBrokerRuntimeInfo, encode_response
-from raftlog import Replica
 
 
-class Status:
+class Status(Service):
     """The status handler of a broker.
 
     Args:
@@ -24,15 +23,10 @@ class Status:
     """
 
     def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        replica: Replica,
-        runtime: Callable[[], dict[str, str]],
-        counters: Callable[[], dict[str, int]],
+        self, context: BrokerContext, *, runtime: Callable[[], dict[str, str]], counters: Callable[[], dict[str, int]]
     ) -> None:
-        self._settings = settings
-        self._replica = replica
+        self._settings = context.settings
+        self._replica = context.replica
         self._runtime = runtime
         self._counters = counters
 
@@ -77,9 +71,9 @@ class Status:
             **{f"raftmq.{name}": str(value) for name, value in self._counters().items()},
         }
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {GetBrokerRuntimeInfo: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(GetBrokerRuntimeInfo, self.handle)
 
     def handle(
         self,

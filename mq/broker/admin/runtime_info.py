@@ -11,14 +11,11 @@ from typing import Final
 
 from mq.broker.admin.stats import Stats
 from mq.broker.base.counters import Series
-from mq.broker.settings import BrokerSettings
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
+from mq.broker.context import BrokerContext
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import RecordError, decode_record
-from mq.store.queue_store import QueueStore
-from raftlog import EntryKind, Replica, SegmentError
+from raftlog import EntryKind, SegmentError
 from raftlog.segment import HEADER_BYTES
 
 _LOOK_AHEAD_ENTRIES: Final = 64
@@ -29,30 +26,18 @@ class RuntimeInfo:
 
     Args:
         disk_usage: free and total bytes of the log's disk.
-        wall_clock_ms: milliseconds since the epoch.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        replica: Replica,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        stats: Stats,
-        disk_usage: Callable[[], tuple[int, int]],
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._settings = settings
-        self._replica = replica
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
+    def __init__(self, context: BrokerContext, *, stats: Stats, disk_usage: Callable[[], tuple[int, int]]) -> None:
+        self._settings = context.settings
+        self._replica = context.replica
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
         self._stats = stats
         self._disk_usage = disk_usage
-        self._wall_clock_ms = wall_clock_ms
-        self._boot_ms = wall_clock_ms()
+        self._wall_clock_ms = context.wall_clock_ms
+        self._boot_ms = context.wall_clock_ms()
         self._earliest: tuple[int, int] | None = None
 
     def table(self) -> dict[str, str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-from mq.broker.base.counters import Figures, Over, Series
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.base.counters import SAMPLE_SECONDS, Over, Series
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
@@ -21,7 +23,6 @@ from mq.protocol.operator_requests import ViewBrokerStatsData
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import entry_sizes
 from mq.store.errors import QueueFileDamaged
-from mq.store.queue_store import QueueStore
 
 _LOOK_SECONDS_MIN: Final = 1.0
 _QUEUES_AT_ONCE: Final = 1000
@@ -29,40 +30,40 @@ _SIZES_MAX: Final = 64
 """Of more new messages in one queue, only the last so many are asked for their sizes; the others count as these do."""
 
 
-class Stats:
-    """The figures of one broker, kept up to date.
+_LOOK_SECONDS = 1.0
 
-    Args:
-        cluster: the key of the figures of the whole broker.
-        clock: monotonic seconds.
-        day: a number that is another one after each midnight.
-    """
 
-    def __init__(
-        self, *, cluster: str, store: QueueStore, clock: Callable[[], float], day: Callable[[], int] = lambda: _today()
-    ) -> None:
-        self._cluster = cluster
-        self._store = store
-        self._clock = clock
-        self._day = day
-        self.figures = Figures(self.now_ms, day())
+class Stats(Service):
+    """The figures of one broker, kept up to date."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._cluster = context.settings.cluster
+        self._store = context.store
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
+        self.figures = context.traffic
         self._round: deque[ConsumeQueue] = deque()
         self._ends: dict[tuple[str, int], int] = {}
-        self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in store.queues()}
-        self._looked_at = clock()
+        self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in context.store.queues()}
+        self._looked_at = context.clock()
 
     @property
     def now_ms(self) -> int:
         """The time of the figures."""
         return round(self._clock() * 1000)
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {ViewBrokerStatsData: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(ViewBrokerStatsData, self.handle)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _LOOK_SECONDS, self.look_on
+        yield SAMPLE_SECONDS, self.sample
 
     def sample(self) -> None:
         """Note how much there is now; called by a timer."""
-        self.figures.sample(self.now_ms, self._day())
+        self.figures.sample(self.now_ms, local_day(self._wall_clock_ms()))
 
     def look_on(self) -> None:
         """Look at the next queues; called by a timer, and from the first one again when all have been seen."""
@@ -139,5 +140,6 @@ def _shown(over: Over, sizes: bool) -> StatsOver:
     return StatsOver(sum=total, tps=round(rate, 3), avgpt=round(each, 3))
 
 
-def _today() -> int:
-    return time.localtime().tm_yday
+def local_day(wall_clock_ms: int) -> int:
+    """A number that changes at each midnight of this machine's time zone."""
+    return time.localtime(wall_clock_ms / 1000).tm_yday

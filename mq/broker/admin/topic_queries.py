@@ -5,14 +5,16 @@ Served by every replica, once it has applied all that was committed when it was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from mq.broker.context import BrokerContext
 from mq.broker.net.connection import ClientConnection, Handler
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.linearizable_reads import Read, when_current
-from mq.broker.net.slow_answers import Answer, SlowAnswers, joined
-from mq.broker.state.metadata import Metadata, as_registered
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.service import Route, Service
+from mq.broker.net.slow_answers import Answer, joined
+from mq.broker.state.metadata import as_registered
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import GetAllTopicConfig, encode_response
@@ -27,50 +29,42 @@ from mq.protocol.operator_requests import (
     GetTopicStatsInfo,
 )
 from mq.protocol.queue_tables import QueueRef, queue_row
-from mq.store.queue_store import QueueStore
 
 OFFSET_TABLES_SHOWN_MAX = 50_000
 """Pairs of a group and a topic in one answer; with more it would be longer than a frame may be."""
 
 
-class TopicQueries:
+class TopicQueries(Service):
     """The handlers that show topics.
 
     Args:
-        broker_name: for the names of queues.
         store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 when there is none.
         version: that of topics and groups.
     """
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        broker_name: str,
-        metadata: Metadata,
-        store: QueueStore,
-        read: Read,
-        gradually: SlowAnswers,
         store_time: Callable[[str, int, int], int],
         version: Callable[[], bodies.DataVersion],
     ) -> None:
-        self._broker_name = broker_name
-        self._metadata = metadata
-        self._store = store
-        self._read = read
-        self._gradually = gradually
+        self._broker_name = context.settings.group
+        self._metadata = context.metadata
+        self._store = context.store
+        self._read = context.reads.read
+        self._gradually = context.slow_answers
         self._store_time = store_time
         self._version = version
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            GetAllTopicConfig: self._served_by(self._all_topics),
-            GetTopicConfig: self._served_by(self._topic),
-            GetTopicStatsInfo: self._served_gradually(self._topic_stats),
-            GetSystemTopicListFromBroker: self._served_by(self._system_topics),
-            GetAllConsumerOffset: self._served_gradually(self._consumer_offsets),
-            GetAllDelayOffset: self._served_by(self._delay_offsets),
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(GetAllTopicConfig, self._served_by(self._all_topics))
+        yield Route(GetTopicConfig, self._served_by(self._topic))
+        yield Route(GetTopicStatsInfo, self._served_gradually(self._topic_stats))
+        yield Route(GetSystemTopicListFromBroker, self._served_by(self._system_topics))
+        yield Route(GetAllConsumerOffset, self._served_gradually(self._consumer_offsets))
+        yield Route(GetAllDelayOffset, self._served_by(self._delay_offsets))
 
     def _served_by(self, answer: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
         def handle(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import (
     DeleteTopic,
     PutTopic,
     TopicConfig,
     encode_command,
 )
-from mq.broker.state.metadata import TOPICS_MAX, Metadata
+from mq.broker.state.metadata import TOPICS_MAX
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.broker.write_path.replicate import replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
@@ -30,24 +30,20 @@ QUEUES_MAX = 1024
 TOPICS_PER_REQUEST_MAX = 1000
 
 
-class Topics:
+class Topics(Service):
     """The handlers that change topics."""
 
-    def __init__(
-        self, *, metadata: Metadata, appender: Appender, tails: QueueOffsets, wall_clock_ms: Callable[[], int]
-    ) -> None:
-        self._metadata = metadata
-        self._appender = appender
-        self._tails = tails
-        self._wall_clock_ms = wall_clock_ms
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._tails = context.queue_offsets
+        self._wall_clock_ms = context.wall_clock_ms
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {
-            UpdateAndCreateTopic: self.handle_put,
-            UpdateAndCreateTopicList: self.handle_put_list,
-            DeleteTopicInBroker: self.handle_delete,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(UpdateAndCreateTopic, self.handle_put, leader_only=True)
+        yield Route(UpdateAndCreateTopicList, self.handle_put_list, leader_only=True)
+        yield Route(DeleteTopicInBroker, self.handle_delete, leader_only=True)
 
     def handle_put(
         self, connection: ClientConnection, request: UpdateAndCreateTopic, body: bytes, serialization: int

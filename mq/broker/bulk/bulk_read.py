@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.settings import BrokerSettings
+from mq.broker.net.service import Route
 from mq.broker.state.commands import TopicConfig
-from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import SubscriptionError, parse_tags
 from mq.protocol.bulk import (
     BULK_BYTES_MAX,
@@ -36,8 +36,6 @@ from mq.protocol.headers import RESPONSE_FLAG, encode_header
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
-from mq.store.queue_store import QueueStore
-from raftlog import Job, Replica
 from raftlog.segment import EntryGone, SegmentError, StorageCorrupt
 
 WAITING_FACTOR: Final = 8
@@ -82,32 +80,16 @@ _Wanted = tuple[ConsumeQueue, int, int]
 
 
 class BulkReads:
-    """The handler of bulk reads.
+    """The handler of bulk reads."""
 
-    Args:
-        other_replicas: where the other replicas of the group serve clients.
-        in_background: carries out a job in a worker thread, and its end on the event loop.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        replica: Replica,
-        metadata: Metadata,
-        store: QueueStore,
-        other_replicas: Callable[[], list[str]],
-        in_background: Callable[[Job], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings = settings
-        self._replica = replica
-        self._metadata = metadata
-        self._store = store
-        self._other_replicas = other_replicas
-        self._in_background = in_background
-        self._clock = clock
+    def __init__(self, context: BrokerContext) -> None:
+        self._settings = context.settings
+        self._replica = context.replica
+        self._metadata = context.metadata
+        self._store = context.store
+        self._other_replicas = context.other_replicas
+        self._in_background = context.environment.in_bulk_background
+        self._clock = context.clock
         self._running = 0
         self._queue: deque[_Read] = deque()
         self._held: deque[_Read] = deque()
@@ -120,9 +102,9 @@ class BulkReads:
             self._counts |= {f"bulk{what}As{role}": 0 for what in ("Rows", "Bytes")}
         self._by_client: dict[str, int] = {}
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {BulkRead: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(BulkRead, self.handle)
 
     def counters(self) -> dict[str, int]:
         """Figures: requests, and rows and bytes by role and by client."""

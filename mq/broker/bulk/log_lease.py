@@ -7,11 +7,12 @@ any lease, see `raftlog.segment.retention`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route
 from mq.broker.settings import BrokerSettings
 from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
@@ -36,9 +37,9 @@ class LogLeases:
         self._leases: dict[str, tuple[int, float]] = {}
         """By lease id: the physical offset, and until when."""
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {HoldLog: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(HoldLog, self.handle)
 
     def counters(self) -> dict[str, int]:
         """Figures."""

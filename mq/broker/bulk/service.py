@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 from mq.broker.bulk.bulk_read import BulkReads
 from mq.broker.bulk.log_lease import LogLeases
 from mq.broker.bulk.topic_ends import AllEnds
 from mq.broker.bulk.topic_plan import TopicPlans
-from mq.broker.net.connection import Handler
-from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import SlowAnswers
-from mq.broker.settings import BrokerSettings
-from mq.broker.state.metadata import Metadata
-from mq.store.queue_store import QueueStore
-from raftlog import Job, Replica
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Periodic, Route, Service
+
+_EXPIRE_SECONDS = 0.02
 
 
-class Bulk:
+class Bulk(Service):
     """The handlers. Arguments are those of the four.
 
     Attributes:
@@ -26,37 +22,24 @@ class Bulk:
         leases: what of the log readers hold.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        replica: Replica,
-        metadata: Metadata,
-        store: QueueStore,
-        read: Read,
-        gradually: SlowAnswers,
-        other_replicas: Callable[[], list[str]],
-        in_background: Callable[[Job], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self.leases = LogLeases(settings=settings, base_pos=lambda: replica.log.base_pos, clock=clock)
-        self.reads = BulkReads(
-            settings=settings,
-            replica=replica,
-            metadata=metadata,
-            store=store,
-            other_replicas=other_replicas,
-            in_background=in_background,
-            clock=clock,
+    def __init__(self, context: BrokerContext) -> None:
+        self.leases = LogLeases(
+            settings=context.settings, base_pos=lambda: context.replica.log.base_pos, clock=context.clock
         )
-        self._plans = TopicPlans(
-            settings=settings, replica=replica, metadata=metadata, store=store, read=read, gradually=gradually
-        )
-        self._ends = AllEnds(replica=replica, metadata=metadata, store=store, read=read, gradually=gradually)
+        self.reads = BulkReads(context)
+        self._plans = TopicPlans(context)
+        self._ends = AllEnds(context)
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return self.leases.handlers() | self.reads.handlers() | self._plans.handlers() | self._ends.handlers()
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield from self.leases.routes()
+        yield from self.reads.routes()
+        yield from self._plans.routes()
+        yield from self._ends.routes()
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _EXPIRE_SECONDS, self.reads.expire
 
     def counters(self) -> dict[str, int]:
         """Figures."""

@@ -5,20 +5,19 @@ Streams ask it many times a second. Nothing is read from a file for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import Answer, SlowAnswers
-from mq.broker.state.metadata import Metadata
+from mq.broker.net.service import Route
+from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.headers import encode_response
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
-from mq.store.queue_store import QueueStore
-from raftlog import Replica
 
 _AT_A_STRETCH: Final = 16
 """Topics between two looks at the clock."""
@@ -27,25 +26,18 @@ _NAMED_MAX: Final = 10
 
 
 class AllEnds:
-    """The handler of questions for the ends of many topics.
+    """The handler of questions for the ends of many topics."""
 
-    Args:
-        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
-            can tell.
-    """
+    def __init__(self, context: BrokerContext) -> None:
+        self._replica = context.replica
+        self._metadata = context.metadata
+        self._store = context.store
+        self._read = context.reads.read
+        self._gradually = context.slow_answers
 
-    def __init__(
-        self, *, replica: Replica, metadata: Metadata, store: QueueStore, read: Read, gradually: SlowAnswers
-    ) -> None:
-        self._replica = replica
-        self._metadata = metadata
-        self._store = store
-        self._read = read
-        self._gradually = gradually
-
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {AskTopicEnds: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(AskTopicEnds, self.handle)
 
     def handle(self, connection: ClientConnection, request: AskTopicEnds, body: bytes, serialization: int) -> None:
         """Request code 9009. Raises RequestRefused."""

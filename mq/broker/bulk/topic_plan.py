@@ -7,22 +7,19 @@ have where log files begin, is looked up in consume queues, between other work.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.linearizable_reads import Read
-from mq.broker.net.slow_answers import Answer, SlowAnswers
-from mq.broker.settings import BrokerSettings
-from mq.broker.state.metadata import Metadata
+from mq.broker.net.service import Route
+from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.headers import encode_response
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
-from mq.store.queue_store import QueueStore
-from raftlog import Replica
 
 QUEUES_PER_PAGE: Final = RANGES_MAX
 OFFSETS_MAX: Final = 16 * 1024
@@ -34,33 +31,19 @@ _AT_A_STRETCH: Final = 64
 
 
 class TopicPlans:
-    """The handler of planning requests.
+    """The handler of planning requests."""
 
-    Args:
-        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
-            can tell.
-    """
+    def __init__(self, context: BrokerContext) -> None:
+        self._settings = context.settings
+        self._replica = context.replica
+        self._metadata = context.metadata
+        self._store = context.store
+        self._read = context.reads.read
+        self._gradually = context.slow_answers
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        replica: Replica,
-        metadata: Metadata,
-        store: QueueStore,
-        read: Read,
-        gradually: SlowAnswers,
-    ) -> None:
-        self._settings = settings
-        self._replica = replica
-        self._metadata = metadata
-        self._store = store
-        self._read = read
-        self._gradually = gradually
-
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {PlanTopic: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(PlanTopic, self.handle)
 
     def handle(self, connection: ClientConnection, request: PlanTopic, body: bytes, serialization: int) -> None:
         """Request code 9006."""

@@ -7,15 +7,14 @@ groups of the client, so it is only remembered that there is no filter, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from mq.broker.consume.clients import BROADCASTING, ClientRegistry
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.clients import BROADCASTING
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.settings import BrokerSettings
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import GroupConfig
-from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import CheckClientConfigBody
 from mq.protocol.codes import ResponseCode
@@ -37,7 +36,7 @@ def scanned_max(subscription: Subscription) -> int:
     return min(_SCAN_ENTRIES_MAX, max(1, _SQL_WORK_MAX // len(subscription.expression)))
 
 
-class Subscriptions:
+class Subscriptions(Service):
     """What a pull may get, and the handler of request code 46.
 
     Args:
@@ -47,22 +46,20 @@ class Subscriptions:
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        clients: ClientRegistry[ClientConnection],
         note_group: Callable[[str], None],
         refresh: Callable[[ClientConnection, str], None],
     ) -> None:
-        self._settings = settings
-        self._metadata = metadata
-        self._clients = clients
+        self._settings = context.settings
+        self._metadata = context.metadata
+        self._clients = context.clients
         self._note_group = note_group
         self._refresh = refresh
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {CheckClientConfig: self.handle_check}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(CheckClientConfig, self.handle_check)
 
     def handle_check(
         self, connection: ClientConnection, request: CheckClientConfig, body: bytes, serialization: int

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
 from typing import NamedTuple
 
-from mq.broker.settings import BrokerSettings
-from mq.broker.state.metadata import Metadata
-from raftlog import Replica
+from mq.broker.context import BrokerContext
 from raftlog.consensus.types import PeerState
 from raftlog.segment import SegmentError
 
@@ -47,15 +44,15 @@ class FollowerReads:
     ``lag_max`` is the distance in bytes from a message to the log's end beyond which reading it is slow.
     """
 
-    def __init__(
-        self, *, settings: BrokerSettings, replica: Replica, metadata: Metadata, clock: Callable[[], float]
-    ) -> None:
-        self.lag_max = memory_share() if settings.slow_consumer_bytes is None else settings.slow_consumer_bytes
-        self._own_id = broker_id_of(settings.node_id)
-        self._silent_seconds_max = _SILENT_SECONDS_MAX + 2 * settings.heartbeat_seconds
-        self._replica = replica
-        self._metadata = metadata
-        self._clock = clock
+    def __init__(self, context: BrokerContext) -> None:
+        self.lag_max = (
+            memory_share() if context.settings.slow_consumer_bytes is None else context.settings.slow_consumer_bytes
+        )
+        self._own_id = broker_id_of(context.settings.node_id)
+        self._silent_seconds_max = _SILENT_SECONDS_MAX + 2 * context.settings.heartbeat_seconds
+        self._replica = context.replica
+        self._metadata = context.metadata
+        self._clock = context.clock
         self._followers: list[_Follower] = []
         self._refresh_at = 0.0
 

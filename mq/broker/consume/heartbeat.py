@@ -5,18 +5,17 @@ When the members or the topics of a consumer group change, every member is told 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from mq.broker.consume.change_notices import ChangeNotices
-from mq.broker.consume.clients import CheckedSubscriptions, ClientRegistry, HeartbeatRefused
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.clients import EXPIRE_SOME_SECONDS, CheckedSubscriptions, HeartbeatRefused
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.slow_answers import Answer, SlowAnswers
+from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.slow_answers import Answer
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.appender import Appender
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -35,37 +34,34 @@ _VERY_LARGE_BYTES = 256 * 1024
 """One that is longer than this is not even decoded in the client's turn: that takes up to 20 ms."""
 
 
-class Groups:
+_NOTIFY_SECONDS = 0.1
+
+
+class Groups(Service):
     """The handlers around clients and groups of one broker."""
 
-    def __init__(
-        self,
-        *,
-        clients: ClientRegistry[ClientConnection],
-        metadata: Metadata,
-        appender: Appender,
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-        gradually: SlowAnswers,
-    ) -> None:
-        self._clients = clients
-        self._gradually = gradually
-        self._metadata = metadata
-        self._appender = appender
-        self._clock = clock
-        self._wall_clock_ms = wall_clock_ms
+    def __init__(self, context: BrokerContext) -> None:
+        self._clients = context.clients
+        self._gradually = context.slow_answers
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
         self._notices = ChangeNotices()
         self._creating: set[str] = set()
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            HeartBeat: self.handle_heartbeat,
-            UnregisterClient: self.handle_unregister,
-            GetConsumerListByGroup: self.handle_consumer_list,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(HeartBeat, self.handle_heartbeat)
+        yield Route(UnregisterClient, self.handle_unregister)
+        yield Route(GetConsumerListByGroup, self.handle_consumer_list)
 
-    def forget(self) -> None:
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _NOTIFY_SECONDS, self.notify_more
+        yield EXPIRE_SOME_SECONDS, self.expire_some
+
+    def resign(self) -> None:
         """This replica does not lead any more; what it was creating may never be."""
         self._creating.clear()
 

@@ -10,16 +10,15 @@ What is asked for is answered by followers as well, once they have applied all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 from mq.broker.consume.queue_locks import Locks
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.replicate import no_room
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import (
@@ -33,7 +32,6 @@ from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
-from mq.store.queue_store import QueueStore
 
 PENDING_MAX = 100_000
 """Queues with a gathered commit; further one-way commits are ignored until these are replicated."""
@@ -44,37 +42,29 @@ COMMAND_ROWS_MAX = 200
 Key = tuple[str, str, int]
 
 
-class Offsets:
+class Offsets(Service):
     """The offset handlers of a broker, with the commits that are not replicated yet (leader only).
 
     Args:
-        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
-            can tell.
         locks: whose commits do not count.
-        client_id: the id under which a connection is a member of a group, None if it is not known as one.
-        has_members: whether a group has members that are known here.
         in_memory: whether the log can be read at a physical offset without waiting for the disk.
     """
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        read: Callable[[Callable[[bool], None]], None],
         locks: Locks,
-        client_id: Callable[[ClientConnection, str], str | None],
-        has_members: Callable[[str], bool],
         in_memory: Callable[[int], bool],
     ) -> None:
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
-        self._read = read
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
+        self._read = context.reads.read
         self._locks = locks
-        self._client_id = client_id
-        self._has_members = has_members
+        self._client_id = context.client_id
+        self._clients = context.clients
+        self._commit_seconds = context.settings.offset_commit_seconds
         self._in_memory = in_memory
         # Who reads a queue from further back than its offset, and from where on.
         self._rereading: dict[Key, tuple[str | ClientConnection, int]] = {}
@@ -83,19 +73,18 @@ class Offsets:
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            QueryConsumerOffset: self.handle_query,
-            GetMaxOffset: self.handle_max,
-            GetMinOffset: self.handle_min,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(QueryConsumerOffset, self.handle_query)
+        yield Route(GetMaxOffset, self.handle_max)
+        yield Route(GetMinOffset, self.handle_min)
+        yield Route(UpdateConsumerOffset, self.handle_update, leader_only=True, repeatable=True)
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {UpdateConsumerOffset: self.handle_update}
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield self._commit_seconds, self.replicate_gathered
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
         self._gathered.clear()
         self._replicating.clear()
@@ -328,7 +317,7 @@ class Offsets:
         group, topic, queue_id = key
         if self._rereads(connection, key, offset):
             return
-        if self._client_id(connection, group) is not None or self._has_members(group):
+        if self._client_id(connection, group) is not None or self._clients.consumer_group(group) is not None:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
                 f"the offset of {group} in queue {queue_id} of {topic} is {known}; while the group has members, only a"

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mq.broker.base.counters import Figures
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
 from mq.broker.consume.follower_reads import LEADER_ID, FollowerReads
 from mq.broker.consume.long_polling import LongPolling
+from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.record_reader import Place, RecordReader, Selection
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.settings import BrokerSettings
-from mq.broker.state.metadata import Metadata
+from mq.broker.net.service import Route, Service
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
-from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone, StorageCorrupt
 
 COMMIT_OFFSET, SUSPEND = 1, 2
@@ -72,61 +71,58 @@ class HeldPull(NamedTuple):
         return nbytes + self.subscription.parsed_bytes
 
 
-class Pulls:
+class Pulls(Service):
     """The pull handler of a broker.
 
     Args:
-        read, read_each: of the log, as `RecordReader` needs them.
         cold_reads: brings old messages into memory before they are read.
-        log_end: the physical offset at which the log ends.
-        store_offset: takes the consumer offset that a pull carries.
-        note_pull: told of each pull that is served, before it is answered.
-        reset_to: where a consumer has to go on instead of at the offset that it asks for, if it was reset.
-        confirm: calls back with True once all is applied that was committed anywhere before, or with False when nobody
-            can tell.
-        figures: told what is handed out.
+        offsets: takes the consumer offset that a pull carries, is told of each pull that is served, and knows where a
+            consumer has to go on instead of at the offset that it asks for, if it was reset.
+
+    Attributes:
+        polling: pulls that wait for a message.
     """
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        store: QueueStore,
         subscriptions: Subscriptions,
-        slow_consumers: FollowerReads,
-        polling: LongPolling[HeldPull],
-        read: Callable[[int, int], bytes],
-        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        follower_reads: FollowerReads,
         cold_reads: ColdReads,
-        log_end: Callable[[], int],
-        store_offset: Callable[[ClientConnection, str, str, int, int], None],
-        reset_to: Callable[[str, str, int, int], int | None],
-        note_pull: Callable[[ClientConnection, str, str, int, int, bool], None],
-        confirm: Callable[[Callable[[bool], None]], None],
-        figures: Figures,
-        clock: Callable[[], float],
+        offsets: Offsets,
     ) -> None:
-        self._settings = settings
-        self._metadata = metadata
-        self._store = store
+        self._settings = context.settings
+        self._metadata = context.metadata
+        self._store = context.store
         self._subscriptions = subscriptions
-        self._slow_consumers = slow_consumers
-        self._polling = polling
-        self._records = RecordReader(read, read_each, settings.segment_bytes)
+        self._follower_reads = follower_reads
+        self.polling: LongPolling[HeldPull] = LongPolling(
+            held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
+        )
+        self._records = RecordReader(
+            partial(context.replica.log.pread, trusts_page_cache=True),
+            context.replica.log.pread_each,
+            context.settings.segment_bytes,
+        )
         self._cold_reads = cold_reads
-        self._log_end = log_end
-        self._store_offset = store_offset
-        self._reset_to = reset_to
-        self._note_pull = note_pull
-        self._confirm = confirm
-        self._note_got = figures.note_got
-        self._missed = figures.missed
-        self._clock = clock
+        self._segment_log = context.replica.log
+        self._store_offset = offsets.commit
+        self._reset_to = offsets.reset_to
+        self._note_pull = offsets.note_pull
+        self._confirm = context.reads.read_once
+        self._note_got = context.traffic.note_got
+        self._missed = context.traffic.missed
+        self._clock = context.clock
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {PullMessage: self.handle, LitePullMessage: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(PullMessage, self.handle)
+        yield Route(LitePullMessage, self.handle)
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Its pulls are not held any longer."""
+        self.polling.drop_connection(connection)
 
     def handle(
         self, connection: ClientConnection, request: PullRequest, body: bytes, serialization: int
@@ -231,7 +227,7 @@ class Pulls:
         """Answer a pull of what a damaged queue file has: it waits for a moment, then it may try another replica."""
         if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
             return None
-        other = self._slow_consumers.other_replica()
+        other = self._follower_reads.other_replica()
         suggested = LEADER_ID if other is None else other
         return self._empty(
             pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested
@@ -242,7 +238,7 @@ class Pulls:
             return False
         ext = pull.request.ext
         key = ext.topic, ext.queue_id
-        held = self._polling.hold(key, pull.offset, until, pull, pull.connection, pull.text_bytes)
+        held = self.polling.hold(key, pull.offset, until, pull, pull.connection, pull.text_bytes)
         if held:
             pull.connection.held_pulls += 1
         return held
@@ -255,8 +251,8 @@ class Pulls:
         most = max(1, min(ext.max_messages, settings.pull_messages_max))
         entries = queue.read(offset, most if takes_all else scanned_max(subscription))
         first = QUEUE_ENTRY.unpack_from(entries)[0]
-        lag = self._log_end() - first
-        lag_max = self._slow_consumers.lag_max
+        lag = self._segment_log.end_pos - first
+        lag_max = self._follower_reads.lag_max
         is_old = first < self._cold_reads.start_pos
         if lag <= lag_max:
             wanted, budget = most, settings.pull_bytes_max
@@ -285,7 +281,7 @@ class Pulls:
         except StorageCorrupt:
             # This replica is about to repair its log; another one has the message.
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
-            other = self._slow_consumers.other_replica(position + size)
+            other = self._follower_reads.other_replica(position + size)
             if other is None:
                 raise
             return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "DAMAGED_HERE", other)
@@ -295,7 +291,7 @@ class Pulls:
             return None
         suggested = LEADER_ID
         if 2 * lag > lag_max:
-            suggested = self._slow_consumers.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
+            suggested = self._follower_reads.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
         code, status = ResponseCode.SUCCESS, "FOUND"
         if not records:
             code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"

@@ -12,17 +12,17 @@ client. It would come twice, and the second time out of its order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import structlog
 
-from mq.broker.consume.clients import ROUND_CALLS
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.clients import EXPIRE_SOME_SECONDS, ROUND_CALLS
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.replicate import no_room
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -51,34 +51,21 @@ _Key = tuple[str, str, int]
 """Group, topic and queue id."""
 
 
-class Locks:
+class Locks(Service):
     """The lock handlers of a broker (leader only).
-
-    Args:
-        client_id: who the client behind a connection is in a consumer group; None where that is not known.
-        read: calls back with True once it is certain that this replica led when it was called.
 
     Attributes:
         fenced: how many offset commits did not count, and how many messages were not taken back, because another client
             held the queue.
     """
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        appender: Appender,
-        client_id: Callable[[ClientConnection, str], str | None],
-        read: Callable[[Callable[[bool], None]], None],
-        clock: Callable[[], float],
-        log: Log,
-    ) -> None:
-        self._metadata = metadata
-        self._appender = appender
-        self._client_id = client_id
-        self._read = read
-        self._clock = clock
-        self._log = log
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._client_id = context.client_id
+        self._read = context.reads.read_once
+        self._clock = context.clock
+        self._log = context.log
         self._led_since = 0.0
         self._renewed: dict[tuple[str, str], dict[int, float]] = {}
         self._to_expire: deque[tuple[str, str]] = deque()
@@ -88,16 +75,25 @@ class Locks:
         self._reported: set[tuple[str, str]] = set()
         self.fenced = 0
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {LockBatchMq: self.handle_lock, UnlockBatchMq: self.handle_unlock}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(LockBatchMq, self.handle_lock, leader_only=True, repeatable=True)
+        yield Route(UnlockBatchMq, self.handle_unlock, leader_only=True, repeatable=True)
+
+    def counters(self) -> dict[str, int]:
+        """Counts since the start; see `Service`."""
+        return {"lockedQueues": self._metadata.lock_count, "fencedCommits": self.fenced}
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield EXPIRE_SOME_SECONDS, self.expire_some
 
     def lead(self) -> None:
         """This replica leads from now on; all locks are as if just renewed."""
         self._led_since = self._clock()
-        self.forget()
+        self.resign()
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more."""
         self._renewed.clear()
         self._granting.clear()

@@ -5,18 +5,17 @@ Java's push consumers ask with ``clientRebalance=false``. Others work out their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from mq.broker.consume.routes import Queues, Routes
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, encode_command
-from mq.broker.state.metadata import Metadata
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.replicate import replicate
 from mq.protocol.allocation import STRATEGIES, share_with_next
 from mq.protocol.codes import ResponseCode
@@ -36,38 +35,26 @@ BROADCASTING = "BROADCASTING"
 ANY_QUEUE = -1
 
 
-class Rebalance:
+class Rebalance(Service):
     """The handlers around request modes and assignments.
 
     Args:
-        consumer_ids: the members of a group that are connected here.
         note_group: makes a group that nobody has made; raises RequestRefused if its name cannot be.
     """
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        appender: Appender,
-        routes: Routes,
-        read: Read,
-        consumer_ids: Callable[[str], Sequence[str]],
-        note_group: Callable[[str], None],
-    ) -> None:
-        self._metadata = metadata
-        self._appender = appender
+    def __init__(self, context: BrokerContext, *, routes: Routes, note_group: Callable[[str], None]) -> None:
+        self._metadata = context.metadata
+        self._appender = context.appender
         self._routes = routes
-        self._read = read
-        self._consumer_ids = consumer_ids
+        self._read = context.reads.read
+        self._consumer_ids = context.clients.consumer_ids
         self._note_group = note_group
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {QueryAssignment: self.handle_query, GetAllMessageRequestMode: self.handle_modes}
-
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {SetMessageRequestMode: self.handle_set_mode}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(QueryAssignment, self.handle_query)
+        yield Route(GetAllMessageRequestMode, self.handle_modes)
+        yield Route(SetMessageRequestMode, self.handle_set_mode, leader_only=True)
 
     def handle_query(
         self, connection: ClientConnection, request: QueryAssignment, body: bytes, serialization: int

@@ -12,8 +12,8 @@ from functools import partial
 
 import msgspec
 
-from mq.broker.consume.clients import ClientRegistry, HeartbeatRefused
 from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.clients import ClientRegistry, HeartbeatRefused
 from mq.broker.net.connection import ClientConnection
 from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData

@@ -47,6 +47,8 @@ class ClientConnection:
 
     hold_seconds_max = 60.0
     """How long a request may be held."""
+    client_id: str | None = None
+    """Of a client of another replica, which hands its request on and says who it is; None for clients of this one."""
 
     __slots__ = (
         "_handlers",

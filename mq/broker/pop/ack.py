@@ -7,11 +7,12 @@ leave it a second time; what comes first in the log counts, and whoever comes la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.commands import encode_command
 from mq.broker.state.metadata import Metadata
@@ -113,15 +114,13 @@ class PopAcks:
         self._rows: list[tuple[Place, int]] = []
         self._waiters: list[_Waiter] = []
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {
-            AckMessage: self.handle_ack,
-            BatchAckMessage: self.handle_batch,
-            ChangeMessageInvisibleTime: self.handle_change,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(AckMessage, self.handle_ack, leader_only=True, repeatable=True)
+        yield Route(BatchAckMessage, self.handle_batch, leader_only=True, repeatable=True)
+        yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more; who was not answered is served by whoever does."""
         self.leaving = AcksInFlight()
         self._rows = []

@@ -30,7 +30,7 @@ class OrderedClock:
         # have an entry, so there are never more than queues that had an open pop then.
         self._ahead_ms: dict[QueueOfGroup, int] = {}
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more."""
         self._ahead_ms.clear()
 

@@ -11,31 +11,27 @@ A pop that finds nothing waits like a pull, for any queue of its topic.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import structlog
 
-from mq.broker.base.counters import Figures
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.long_polling import LongPolling, QueueKey
-from mq.broker.consume.record_reader import Place, RecordReader
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.consume.record_reader import RecordReader
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.pop.ack import CHECKPOINTS_MAX, PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.queue_cursor import INIT_AT_END, PopBatch, PopQueues, PopRequest
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
-from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import encode_command
-from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.headers import encode_response
@@ -44,7 +40,6 @@ from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage,
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-from mq.store.queue_store import QueueStore
 
 Log = structlog.stdlib.BoundLogger
 
@@ -69,15 +64,16 @@ others, the pop looks on behind it."""
 _ALL = parse_subscription("", "*", None)
 
 
-class Pops:
+_EXPIRE_SECONDS = 0.02
+_REVIVE_SECONDS = 0.02
+
+
+class Pops(Service):
     """The pop handlers of a broker, with all that belongs to POP consumption.
 
     Args:
-        read, read_each: of the log, as `RecordReader` needs them.
         pulls_waiting: the queues that pulls wait for.
         is_young: whether a queue's first message is there, and quickly read.
-        figures: told what is handed out.
-        clock: monotonic seconds.
 
     Attributes:
         polling: the pops that wait.
@@ -86,84 +82,78 @@ class Pops:
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        tails: QueueOffsets,
         subscriptions: Subscriptions,
-        read: Callable[[int, int], bytes],
-        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
         pulls_waiting: Container[QueueKey],
         is_young: Callable[[ConsumeQueue], bool],
-        figures: Figures,
-        rng: random.Random,
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-        log: Log,
     ) -> None:
-        self._settings = settings
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
+        read = partial(context.replica.log.pread, trusts_page_cache=True)
+        read_each = context.replica.log.pread_each
+        self._settings = context.settings
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
         self._subscriptions = subscriptions
-        self._note_got = figures.note_got
-        self._rng = rng
-        self._clock = clock
-        self._wall_clock_ms = wall_clock_ms
+        self._note_got = context.traffic.note_got
+        self._rng = context.rng
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
         self.polling: LongPolling[HeldPop] = LongPolling(
-            held_max=settings.held_pulls_max, held_bytes_max=settings.held_bytes_max
+            held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
         )
         self._pulls_waiting = pulls_waiting
         self._watched = _Watched(pulls_waiting, self.polling.waiting)
         self._leadership = object()
         self._read_bytes = 0
-        self._ordered_clock = OrderedClock(clock)
+        self._ordered_clock = OrderedClock(context.clock)
         self.acks = PopAcks(
-            metadata=metadata,
-            store=store,
-            appender=appender,
+            metadata=context.metadata,
+            store=context.store,
+            appender=context.appender,
             schedule=lambda place: self.revival.schedule(place),
             freed=self._freed,
             is_taken_over=lambda key: self._queues.is_taken_over(key),
             ordered_clock=self._ordered_clock,
-            wall_clock_ms=wall_clock_ms,
+            wall_clock_ms=context.wall_clock_ms,
         )
         self.revival = PopRevival(
-            metadata=metadata,
-            store=store,
-            appender=appender,
-            tails=tails,
+            metadata=context.metadata,
+            store=context.store,
+            appender=context.appender,
+            tails=context.queue_offsets,
             read=read,
             leaving=lambda: self.acks.leaving,
             woken=self._wake,
             freed=self._freed,
             ordered_clock=self._ordered_clock,
-            pending_bytes_max=settings.pending_bytes_max // 2,
-            wall_clock_ms=wall_clock_ms,
-            log=log,
+            pending_bytes_max=context.settings.pending_bytes_max // 2,
+            wall_clock_ms=context.wall_clock_ms,
+            log=context.log,
         )
         self._queues = PopQueues(
-            metadata=metadata,
-            store=store,
-            records=RecordReader(read, read_each, settings.segment_bytes),
+            metadata=context.metadata,
+            store=context.store,
+            records=RecordReader(read, read_each, context.settings.segment_bytes),
             read_each=read_each,
             is_young=is_young,
             is_settling=lambda key: self.acks.leaving.is_settling(key),
             ordered_clock=self._ordered_clock,
-            broker_name=settings.group,
+            broker_name=context.settings.group,
         )
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {
-            PopMessage: self.handle_pop,
-            Notification: self.handle_notification,
-            PeekMessage: self.handle_peek,
-            PollingInfo: self.handle_polling_info,
-            **self.acks.leader_handlers(),
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(PopMessage, self.handle_pop, leader_only=True, repeatable=True)
+        yield Route(Notification, self.handle_notification, leader_only=True, repeatable=True)
+        yield Route(PeekMessage, self.handle_peek, leader_only=True, repeatable=True)
+        yield Route(PollingInfo, self.handle_polling_info, leader_only=True, repeatable=True)
+        yield from self.acks.routes()
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _EXPIRE_SECONDS, self.expire
+        yield _REVIVE_SECONDS, self.revival.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
@@ -171,13 +161,21 @@ class Pops:
         self._read_bytes = 0
         self.revival.lead()
 
-    def forget(self) -> None:
+    def end_turn(self) -> None:
+        """Write the acknowledgements that came in this turn."""
+        self.acks.flush()
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Its pops are not held any longer."""
+        self.polling.drop_connection(connection)
+
+    def resign(self) -> None:
         """This replica does not lead any more; who waits is to ask again, and finds the one that does."""
         self._leadership = object()
-        self._queues.forget()
-        self.acks.forget()
-        self.revival.forget()
-        self._ordered_clock.forget()
+        self._queues.resign()
+        self.acks.resign()
+        self.revival.resign()
+        self._ordered_clock.resign()
         for pop in self.polling.expired(float("inf")):
             pop.connection.held_pulls -= 1
             self._answer_nothing(pop)

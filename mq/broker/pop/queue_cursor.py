@@ -115,7 +115,7 @@ class PopQueues:
         self._broker_name = broker_name
         self._works: dict[QueueOfGroup, _Work] = {}
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more."""
         self._works.clear()
 

@@ -108,7 +108,7 @@ class PopRevival:
         self._groups = 0
         self._look_anew()
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more."""
         self._heap = []
         self._unlisted = iter(())

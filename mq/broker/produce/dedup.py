@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
-from mq.broker.state.producer_sequences import WINDOW, ProducerSequences, Stored
-from mq.broker.write_path.appender import Appender
+from mq.broker.net.service import Service
+from mq.broker.state.producer_sequences import WINDOW, Stored
 from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE, Sender, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -28,7 +29,7 @@ from mq.protocol.names import SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
 from mq.protocol.records import FIXED, RecordError, StoredMessage, decode_record
 from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange, sent_range
-from raftlog import SegmentError, SegmentLog
+from raftlog import SegmentError
 from raftlog.segment import EntryGone
 
 _WAITING_MAX = 16
@@ -128,36 +129,28 @@ class InFlightSend:
         return waiting
 
 
-class Dedup:
+class Dedup(Service):
     """Knows repeated sends from new ones.
-
-    Args:
-        record_bytes_max: what no record is larger than.
 
     Attributes:
         answered: how many repeats were answered with the place of the first.
     """
 
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        sequences: ProducerSequences,
-        appender: Appender,
-        reply_template: SendReplyTemplate,
-        log: SegmentLog,
-        record_bytes_max: int,
-    ) -> None:
-        self._broker_name = broker_name
-        self._sequences = sequences
-        self._appender = appender
-        self._reply_template = reply_template
-        self._log = log
-        self._record_bytes_max = record_bytes_max
+    def __init__(self, context: BrokerContext) -> None:
+        self._broker_name = context.settings.group
+        self._sequences = context.metadata.sequences
+        self._appender = context.appender
+        self._reply_template = SendReplyTemplate(context.store_host)
+        self._log = context.replica.log
+        self._record_bytes_max = context.settings.segment_bytes
         self._flights = InFlightSends()
         self.answered = 0
 
-    def forget(self) -> None:
+    def counters(self) -> dict[str, int]:
+        """Counts since the start; see `Service`."""
+        return {"repeatedSends": self.answered}
+
+    def resign(self) -> None:
         """This replica does not lead any more. What is under way tells those who wait for it how it ends."""
         self._flights = InFlightSends()
 

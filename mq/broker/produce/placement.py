@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
+from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
-from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.pending import Sender, SendRequest, StoredAt
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
@@ -22,21 +21,14 @@ class Placement:
     """What `mq.broker.produce.send` does with such messages once topic and queue are known to be right."""
 
     def __init__(
-        self,
-        *,
-        broker_name: str,
-        made: InternalMessages,
-        places: WaitingQueues,
-        repeats: Dedup,
-        transactions: Transactions,
-        wall_clock_ms: Callable[[], int],
+        self, context: BrokerContext, *, places: WaitingQueues, repeats: Dedup, transactions: Transactions
     ) -> None:
-        self._broker_name = broker_name
-        self._made = made
+        self._broker_name = context.settings.group
+        self._made = context.internal_messages
         self._places = places
         self._repeats = repeats
         self._transactions = transactions
-        self._wall_clock_ms = wall_clock_ms
+        self._wall_clock_ms = context.wall_clock_ms
 
     def add(
         self,

@@ -8,18 +8,17 @@ Nothing is repeated here: whoever replies is told, and a client that gets a repl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
-from mq.broker.consume.clients import ClientLimits, ClientRegistry
+from mq.broker.context import BrokerContext
 from mq.broker.net.client_requests import NoAnswer
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.clients import ClientLimits
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.produce.send import Sends
 from mq.broker.replication.peer_calls import PeerCalls
-from mq.broker.settings import BrokerSettings
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -42,6 +41,9 @@ _HOST_IP_BYTES = 4
 SendReply = SendReplyMessage | SendReplyMessageV2
 
 
+_EXPIRE_SECONDS = 0.1
+
+
 class _Reply:
     """A reply under way: answered when it is pushed, or not, and stored, or not."""
 
@@ -59,53 +61,43 @@ class _Reply:
         self.at: StoredAt | None = None
 
 
-class Replies:
+class Replies(Service):
     """The handlers of replies.
 
     Args:
-        other_replicas: where clients reach the other members of the group.
         admit: raises RequestRefused for who is no replica of this group.
-        address: where clients reach this replica, ``ip:port``.
     """
 
     def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        clients: ClientRegistry[ClientConnection],
-        sends: Sends,
-        appender: Appender,
-        calls: PeerCalls,
-        other_replicas: Callable[[], list[str]],
-        admit: Callable[[ClientConnection, str], None],
-        address: str,
-        wall_clock_ms: Callable[[], int],
+        self, context: BrokerContext, *, sends: Sends, calls: PeerCalls, admit: Callable[[ClientConnection, str], None]
     ) -> None:
-        self._identity = settings.identity
-        self._store = settings.store_reply_message
-        self._body_bytes_max = settings.message_bytes_max
-        self._under_way_bytes_max = settings.pending_bytes_max
-        self._clients = clients
+        self._identity = context.settings.identity
+        self._store = context.settings.store_reply_message
+        self._body_bytes_max = context.settings.message_bytes_max
+        self._under_way_bytes_max = context.settings.pending_bytes_max
+        self._clients = context.clients
         self._sends = sends
-        self._appender = appender
+        self._appender = context.appender
         self._calls = calls
-        self._other_replicas = other_replicas
+        self._other_replicas = context.other_replicas
         self._admit = admit
-        self._address = address
-        self._store_host = encode_host(*parse_address(address))
-        self._wall_clock_ms = wall_clock_ms
+        self._address = context.replica_address
+        self._store_host = encode_host(*parse_address(context.replica_address))
+        self._wall_clock_ms = context.wall_clock_ms
         self._under_way_bytes = 0
         self._pushed = self._relayed = self._not_pushed = 0
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {SendReplyMessage: self.handle, SendReplyMessageV2: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(SendReplyMessage, self.handle, leader_only=True)
+        yield Route(SendReplyMessageV2, self.handle, leader_only=True)
+        yield Route(RelayReply, self.handle_relayed)
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {RelayReply: self.handle_relayed}
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _EXPIRE_SECONDS, self.expire
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: replies that other replicas were asked to push count as not pushed."""
         self._calls.close()
 

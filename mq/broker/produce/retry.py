@@ -6,23 +6,18 @@ one it goes to the group's dead letter topic, which nobody consumes unless told 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from struct import Struct
-from typing import Any
 
-from mq.broker.base.counters import Figures
 from mq.broker.consume.queue_locks import Locks
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
-from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.internal_messages import InternalMessages, answer_when_stored, encode_properties
+from mq.broker.write_path.internal_messages import answer_when_stored, encode_properties
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.hashes import tag_code
@@ -41,8 +36,6 @@ from mq.protocol.records import (
 )
 from mq.protocol.wire_names import INT32_MAX
 from mq.store.dispatch import QUEUE_ENTRY
-from mq.store.queue_store import QueueStore
-from raftlog import SegmentLog
 from raftlog.segment import EntryGone
 
 _PLACE = Struct(">ii20xq")
@@ -52,42 +45,27 @@ _FIRST_LEVEL = 3
 """Delay level before the first repetition; each further one waits a level longer."""
 
 
-class Retries:
+class Retries(Service):
     """What happens to messages that their consumers gave back."""
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        tails: QueueOffsets,
-        log: SegmentLog,
-        made: InternalMessages,
-        places: WaitingQueues,
-        locks: Locks,
-        figures: Figures,
-        rng: random.Random,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._pending_bytes_max = settings.pending_bytes_max
-        self._figures = figures
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
-        self._tails = tails
-        self._log = log
-        self._made = made
+    def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: Locks) -> None:
+        self._pending_bytes_max = context.settings.pending_bytes_max
+        self._figures = context.traffic
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
+        self._tails = context.queue_offsets
+        self._log = context.replica.log
+        self._made = context.internal_messages
         self._places = places
         self._locks = locks
-        self._record_bytes_max = settings.segment_bytes
-        self._rng = rng
-        self._wall_clock_ms = wall_clock_ms
+        self._record_bytes_max = context.settings.segment_bytes
+        self._rng = context.rng
+        self._wall_clock_ms = context.wall_clock_ms
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {ConsumerSendMsgBack: self.handle_send_back}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(ConsumerSendMsgBack, self.handle_send_back, leader_only=True)
 
     def handle_send_back(
         self, connection: ClientConnection, request: ConsumerSendMsgBack, body: bytes, serialization: int

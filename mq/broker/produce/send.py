@@ -7,25 +7,23 @@ follows.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
-from mq.broker.state.metadata import Metadata, auto_create
-from mq.broker.write_path.appender import Appender
+from mq.broker.state.metadata import auto_create
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
-from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
 from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
 
@@ -34,57 +32,46 @@ _WRITABLE = 2
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
-class Sends:
+class Sends(Service):
     """The send handler of a broker."""
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        appender: Appender,
-        tails: QueueOffsets,
-        unique_keys: UniqKeyGenerator,
-        special: Placement,
-        repeats: Dedup,
-        retries: Retries,
-        rng: random.Random,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._settings = settings
-        self._body_bytes_max = settings.message_bytes_max
-        self._pending_bytes_max = settings.pending_bytes_max
-        self._metadata = metadata
-        self._appender = appender
-        self._tails = tails
+    def __init__(self, context: BrokerContext, *, special: Placement, repeats: Dedup, retries: Retries) -> None:
+        self._settings = context.settings
+        self._body_bytes_max = context.settings.message_bytes_max
+        self._pending_bytes_max = context.settings.pending_bytes_max
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._tails = context.queue_offsets
         # Of topics that were found to be there and writable.
         self._writable: dict[str, list[NextOffset]] = {}
-        self._unique_keys = unique_keys
+        self._unique_keys = context.unique_keys
         self._special = special
         self._retries = retries
-        self._rng = rng
-        self._wall_clock_ms = wall_clock_ms
+        self._rng = context.rng
+        self._wall_clock_ms = context.wall_clock_ms
         self._creating: dict[str, list[Callable[[bool, str | None], None]]] = {}
         self._tag_codes = TagCodes()
-        self._suffix = props.encode(props.of_cluster(settings.cluster)).encode()
+        self._suffix = props.encode(props.of_cluster(context.settings.cluster)).encode()
         self._batches = BatchSends(
-            appender=appender,
+            appender=context.appender,
             repeats=repeats,
-            unique_keys=unique_keys,
+            unique_keys=context.unique_keys,
             tag_codes=self._tag_codes,
             suffix=self._suffix,
-            body_bytes_max=settings.message_bytes_max,
+            body_bytes_max=context.settings.message_bytes_max,
         )
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {SendMessage: self.handle, SendMessageV2: self.handle, SendBatchMessage: self.handle_batch}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(SendMessage, self.handle, leader_only=True)
+        yield Route(SendMessageV2, self.handle, leader_only=True)
+        yield Route(SendBatchMessage, self.handle_batch, leader_only=True)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Whether topics are made for their first message may be another answer from now on."""
         self._settings = settings
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more; what it was creating may never be."""
         self._creating.clear()
         self._writable.clear()

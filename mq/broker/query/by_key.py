@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import structlog
 import trio
 
 import mq
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.state.metadata import Metadata
+from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage, encode_response
 from mq.store.key_index.builder import DAMAGED
@@ -50,44 +51,25 @@ class _Waiting(NamedTuple):
     query: KeyQuery
 
 
-class KeyQueries:
-    """The handler of queries by key; `serve` and `keep_index` must run as tasks.
+class KeyQueries(Service):
+    """The handler of queries by key; `serve` and `keep_index` must run as tasks."""
 
-    Args:
-        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
-            can tell.
-        wake: asks for a turn of the event loop.
-        index_seconds: how often to look whether there is something to index.
-        clock: seconds, never falling; for any thread.
-    """
-
-    def __init__(
-        self,
-        *,
-        index: KeyIndex,
-        metadata: Metadata,
-        read: Callable[[Callable[[bool], None]], None],
-        wake: Callable[[], None],
-        index_seconds: float,
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-        log: Log,
-    ) -> None:
+    def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
-        self._metadata = metadata
-        self._read = read
-        self._wake = wake
-        self._index_seconds = index_seconds
-        self._clock = clock
-        self._wall_clock_ms = wall_clock_ms
-        self._log = log
+        self._metadata = context.metadata
+        self._read = context.reads.read
+        self._wake = context.reactor.wake
+        self._index_seconds = context.settings.index_seconds
+        self._clock = context.environment.thread_clock
+        self._wall_clock_ms = context.wall_clock_ms
+        self._log = context.log
         self._unanswered = 0
         self._of_connections: dict[ClientConnection, int] = {}
         self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {QueryMessage: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(QueryMessage, self.handle)
 
     def handle(self, connection: ClientConnection, request: QueryMessage, body: bytes, serialization: int) -> None:
         """Request code 12. Raises RequestRefused."""

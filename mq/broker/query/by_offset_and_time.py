@@ -9,15 +9,14 @@ set back. Then a search finds one of the places where they pass what is asked fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from mq.broker.consume.clients import ClientRegistry
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.slow_answers import Answer, SlowAnswers
-from mq.broker.state.metadata import Metadata
+from mq.broker.net.service import Route, Service
+from mq.broker.net.slow_answers import Answer
 from mq.filter.subscription import Subscription
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import ResponseCode
@@ -33,7 +32,6 @@ from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, T
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords
-from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
 UPPER = "upper"
@@ -43,46 +41,26 @@ ENTRIES_MAX = 1024
 _OnRead = Callable[[Callable[[bool], None]], None]
 
 
-class Lookup:
-    """The lookup handlers of a broker, and the search by time for whoever needs it.
+class Lookup(Service):
+    """The lookup handlers of a broker, and the search by time for whoever needs it."""
 
-    Args:
-        broker_name: for the names of queues.
-        read: calls back with True once all is applied that was committed anywhere before, or with False when nobody
-            can tell.
-        wall_clock_ms: milliseconds since the epoch.
-    """
-
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        metadata: Metadata,
-        store: QueueStore,
-        records: LogRecords,
-        clients: ClientRegistry[ClientConnection],
-        read: _OnRead,
-        gradually: SlowAnswers,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._broker_name = broker_name
-        self._metadata = metadata
-        self._store = store
+    def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
+        self._broker_name = context.settings.group
+        self._metadata = context.metadata
+        self._store = context.store
         self._records = records
-        self._clients = clients
-        self._read = read
-        self._gradually = gradually
-        self._wall_clock_ms = wall_clock_ms
+        self._clients = context.clients
+        self._read = context.reads.read
+        self._gradually = context.slow_answers
+        self._wall_clock_ms = context.wall_clock_ms
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {
-            SearchOffsetByTimestamp: self.handle_search,
-            GetEarliestMsgStoretime: self.handle_earliest,
-            ViewMessageById: self.handle_view,
-            QueryConsumeTimeSpan: self.handle_time_span,
-            QueryConsumeQueue: self.handle_consume_queue,
-        }
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(SearchOffsetByTimestamp, self.handle_search)
+        yield Route(GetEarliestMsgStoretime, self.handle_earliest)
+        yield Route(ViewMessageById, self.handle_view)
+        yield Route(QueryConsumeTimeSpan, self.handle_time_span)
+        yield Route(QueryConsumeQueue, self.handle_consume_queue)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """The committed record that begins at a physical offset; None when there is none, for any number at all.

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import structlog
 
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Service
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
-from mq.store.queue_store import DamagedBlock, QueueStore
-from raftlog import Job, SegmentError
-from raftlog.segment.codec import EntryRef
+from mq.store.queue_store import DamagedBlock
+from raftlog import SegmentError
 
 Log = structlog.stdlib.BoundLogger
 
@@ -25,53 +25,28 @@ _PAUSE_SECONDS = 1.0
 """After a failure, before the same block is tried again."""
 
 
-class RepairLog(Protocol):
-    """A log as far as it is needed here; `read_range` is for any thread."""
-
-    @property
-    def base_pos(self) -> int: ...
-    @property
-    def durable_pos(self) -> int: ...
-    @property
-    def durable_index(self) -> int: ...
-    def entry_at(self, pos: int, /) -> EntryRef | None: ...
-    def locate(self, index: int, /) -> EntryRef: ...
-    def read_range(self, pos: int, length: int, /) -> bytes: ...
-
-
-class QueueRepair:
+class QueueRepair(Service):
     """Restores damaged blocks of a broker's consume queues.
-
-    Args:
-        segment_bytes: no log entry crosses a multiple of this.
-        applied_index: the last entry that was dispatched to the queues.
-        clock: monotonic seconds.
 
     Attributes:
         restored: how many blocks were restored.
     """
 
-    def __init__(
-        self,
-        *,
-        store: QueueStore,
-        log: RepairLog,
-        segment_bytes: int,
-        applied_index: Callable[[], int],
-        in_background: Callable[[Job], None],
-        clock: Callable[[], float],
-        lines: Log,
-    ) -> None:
-        self._store = store
-        self._log = log
-        self._segment_bytes = segment_bytes
-        self._applied_index = applied_index
-        self._in_background = in_background
-        self._clock = clock
-        self._lines = lines
+    def __init__(self, context: BrokerContext) -> None:
+        self._store = context.store
+        self._log = context.replica.log
+        self._segment_bytes = context.replica.log.files.segment_bytes
+        self._applied_index = context.applied_index
+        self._in_background = context.environment.in_background
+        self._clock = context.clock
+        self._lines = context.log
         self._at_work = False
         self._wait_until: dict[tuple[str, int, int], float] = {}
         self.restored = 0
+
+    def counters(self) -> dict[str, int]:
+        """Counts since the start; see `Service`."""
+        return {"queueBlocksRestored": self.restored}
 
     def run(self) -> None:
         """Begin with a damaged block if there is one and no other is being restored; called by a timer."""

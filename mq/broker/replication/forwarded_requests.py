@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import structlog
 
 from mq.broker.net.connection import ClientConnection, Handler, answer_failure
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
@@ -21,7 +22,7 @@ Log = structlog.stdlib.BoundLogger
 _HOST_BYTES = 8
 
 
-class ForwardedRequests:
+class ForwardedRequests(Service):
     """The handler of what other replicas hand on.
 
     Args:
@@ -57,9 +58,13 @@ class ForwardedRequests:
         self._log = log
         self.taken = 0
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {Forward: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(Forward, self.handle)
+
+    def counters(self) -> dict[str, int]:
+        """Counts since the start; see `Service`."""
+        return {"forwardedTaken": self.taken}
 
     def handle(self, connection: ClientConnection, request: Forward, body: bytes, serialization: int) -> None:
         """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""

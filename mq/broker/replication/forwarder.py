@@ -21,11 +21,12 @@ from typing import Any
 
 import structlog
 
+from mq.broker.context import BrokerContext
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Service
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
-from mq.broker.settings import BrokerSettings
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.forwarding import ForwardEncoder, TooLarge, mark_forwarded
@@ -33,30 +34,16 @@ from mq.protocol.headers import (
     ONEWAY_FLAG,
     ConsumerSendMsgBack,
     EndTransaction,
-    LockBatchMq,
     Response,
     SendBatchMessage,
     SendMessage,
     SendMessageV2,
-    UnlockBatchMq,
     UpdateConsumerOffset,
     encode_response,
 )
 from mq.protocol.names import RETRY_PREFIX
-from mq.protocol.operator_requests import (
-    ResumeCheckHalfMessage,
-)
-from mq.protocol.pop_requests import (
-    AckMessage,
-    BatchAckMessage,
-    ChangeMessageInvisibleTime,
-    Notification,
-    PeekMessage,
-    PollingInfo,
-    PopMessage,
-)
 from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
-from raftlog import Deadline, Reactor
+from raftlog import Deadline
 
 Log = structlog.stdlib.BoundLogger
 
@@ -81,25 +68,6 @@ _SENDS = frozenset(
         EndTransaction,
     }
 )
-_REPEATABLE = frozenset(
-    {
-        AckMessage,
-        BatchAckMessage,
-        ChangeMessageInvisibleTime,
-        EndTransaction,
-        LockBatchMq,
-        Notification,
-        PeekMessage,
-        PollingInfo,
-        PopMessage,
-        ResumeCheckHalfMessage,
-        UnlockBatchMq,
-        UpdateConsumerOffset,
-    }
-)
-"""Done twice, these come to the same, whatever others asked for in between; what was popped the first time is delivered
-again later. Changes by operators are not among them: repeated, one would undo what another operator has done since.
-"""
 
 _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of the group"
 
@@ -121,12 +89,13 @@ class _Forwarded:
         inner_at: int,
         serialization: int,
         since: float,
+        repeatable: bool,
     ) -> None:
         self.sequence = sequence
         self.connection = connection
         self.opaque = request.opaque
         self.oneway = bool(request.flag & ONEWAY_FLAG)
-        self.repeatable = type(request) in _REPEATABLE
+        self.repeatable = repeatable
         self.in_doubt = False  # whether a leader may have served it
         self.frame = frame
         self.inner_at = inner_at
@@ -137,40 +106,32 @@ class _Forwarded:
 _sequence_of = attrgetter("sequence")
 
 
-class Forwarder:
+class Forwarder(Service):
     """See the module.
 
     Args:
-        client_id: who the client behind a connection is in a consumer group; None where that is not known.
-        leader_address: where the replica that leads serves clients; None while nobody knows, or while it is this one.
         serve_locally: called once this replica leads and nothing that it handed on is open any more; from then on
             requests must not come here.
-        clock: monotonic seconds.
+
+    Attributes:
+        repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
     """
 
     def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        reactor: Reactor,
-        authentication: PeerAuthentication,
-        client_id: Callable[[ClientConnection, str], str | None],
-        leader_address: Callable[[], str | None],
-        serve_locally: Callable[[], None],
-        clock: Callable[[], float],
-        log: Log,
+        self, context: BrokerContext, *, authentication: PeerAuthentication, serve_locally: Callable[[], None]
     ) -> None:
-        self._bytes_max = settings.forward_bytes_max
-        self._requests_max = settings.forward_requests_max
-        self._seconds_max = settings.forward_seconds_max
-        self._encoder = ForwardEncoder(settings.identity)
-        self._reactor = reactor
+        self.repeatable: set[type[Any]] = set()
+        self._bytes_max = context.settings.forward_bytes_max
+        self._requests_max = context.settings.forward_requests_max
+        self._seconds_max = context.settings.forward_seconds_max
+        self._encoder = ForwardEncoder(context.settings.identity)
+        self._reactor = context.reactor
         self._authentication = authentication
-        self._client_id = client_id
-        self._leader_address = leader_address
+        self._client_id = context.client_id
+        self._leader_address = context.leader_address
         self._serve_locally = serve_locally
-        self._clock = clock
-        self._log = log
+        self._clock = context.clock
+        self._log = context.log
         self._sequence = itertools.count(1)
         self._held: list[_Forwarded] = []
         self._sent: dict[int, _Forwarded] = {}
@@ -206,7 +167,9 @@ class Forwarder:
             frame, inner_at = self._encoder.encode(sequence, connection.host, request, body, serialization, client_id)
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        forwarded = _Forwarded(sequence, connection, request, frame, inner_at, serialization, self._clock())
+        forwarded = _Forwarded(
+            sequence, connection, request, frame, inner_at, serialization, self._clock(), kind in self.repeatable
+        )
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
         if kind in _SENDS:
@@ -245,7 +208,7 @@ class Forwarder:
         self._say_how_it_went()
         self._advance()
 
-    def follow(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more."""
         self._leads = False
 

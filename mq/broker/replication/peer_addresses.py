@@ -5,18 +5,16 @@ It is replicated metadata, so that every replica can ask every other one, whoeve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Iterator
 
+from mq.broker.context import BrokerContext
 from mq.broker.net.client_requests import NoAnswer
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.replication.peer_calls import PeerCalls
-from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutReplica, encode_command
-from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.appender import Appender
 from mq.protocol.admin_requests import AnnounceReplica
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, encode_response
@@ -27,45 +25,42 @@ REPEAT_SECONDS = 1.0
 """What was said has not become known after as long: say it again."""
 
 
-class PeerAddresses:
+_RUN_SECONDS = 0.1
+
+
+class PeerAddresses(Service):
     """Says where this replica is while another one leads, and takes down what others say while this one does.
 
     Args:
-        members: the node ids of the group.
-        address: where clients reach this replica.
-        leader_address: the same of another one that leads, if that is known.
         admit: raises RequestRefused for who is no replica of this group.
-        clock: monotonic seconds.
     """
 
     def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        appender: Appender,
-        calls: PeerCalls,
-        members: Callable[[], Collection[str]],
-        address: str,
-        leader_address: Callable[[], str | None],
-        admit: Callable[[ClientConnection, str], None],
-        clock: Callable[[], float],
+        self, context: BrokerContext, *, calls: PeerCalls, admit: Callable[[ClientConnection, str], None]
     ) -> None:
-        self._node_id = settings.node_id
-        self._ext = {"identity": settings.identity, "nodeId": settings.node_id, "address": address}
-        self._metadata = metadata
-        self._appender = appender
+        self._node_id = context.settings.node_id
+        self._ext = {
+            "identity": context.settings.identity,
+            "nodeId": context.settings.node_id,
+            "address": context.replica_address,
+        }
+        self._metadata = context.metadata
+        self._appender = context.appender
         self._calls = calls
-        self._members = members
-        self._address = address
-        self._leader_address = leader_address
+        self._members = context.members
+        self._address = context.replica_address
+        self._leader_address = context.leader_address
         self._admit = admit
-        self._clock = clock
+        self._clock = context.clock
         self._not_before = 0.0
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {AnnounceReplica: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(AnnounceReplica, self.handle)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _RUN_SECONDS, self.run
 
     def handle(
         self, connection: ClientConnection, request: AnnounceReplica, body: bytes, serialization: int

@@ -12,14 +12,15 @@ What is said on the connection later carries no tags of its own, so it is only a
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, encode_request, encode_response
@@ -46,7 +47,7 @@ class _Proved:
     secret_id: bytes
 
 
-class PeerAuthentication:
+class PeerAuthentication(Service):
     """Both ends: what a replica answers to request 9005, and what it says itself.
 
     Args:
@@ -76,9 +77,9 @@ class PeerAuthentication:
         self._known: Sequence[bytes] = ()
         self._valid_ids: frozenset[bytes] = frozenset()
 
-    def handlers(self) -> dict[type[Any], Handler]:
-        """What every replica serves."""
-        return {AuthenticateReplica: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(AuthenticateReplica, self.handle)
 
     def handle(
         self, connection: ClientConnection, request: AuthenticateReplica, body: bytes, serialization: int

@@ -13,7 +13,7 @@ marked (`mq.broker.state.completion_marks`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -21,21 +21,19 @@ from typing import Final
 import structlog
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.schedule.message_copy import copy_to
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Periodic, Service
+from mq.broker.schedule.message_copy import DELIVER_SECONDS, copy_to
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import AdvanceDelay, Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import RecordError, split_record
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
-from mq.store.queue_store import QueueStore
 from raftlog import SegmentError
 from raftlog.segment import EntryGone
 
@@ -96,11 +94,8 @@ class _Level:
         return due_ms <= now_ms
 
 
-class Delays:
+class Delays(Service):
     """Delivers what is due while this replica leads.
-
-    Args:
-        read: ``read(physical_offset, nbytes)`` of the log.
 
     Attributes:
         delivered: how many messages were put into the log for delivery.
@@ -108,39 +103,33 @@ class Delays:
         expired: how many the log had lost to its retention before they were due.
     """
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        tails: QueueOffsets,
-        read: Callable[[int, int], bytes],
-        pending_bytes_max: int,
-        wall_clock_ms: Callable[[], int],
-        log: Log,
-    ) -> None:
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
-        self._tails = tails
-        self._read = read
-        self._pending_bytes_max = pending_bytes_max
-        self._wall_clock_ms = wall_clock_ms
-        self._log = RateLimitedLog(log, wall_clock_ms)
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
+        self._tails = context.queue_offsets
+        self._read = context.replica.log.pread
+        # With so much pending in the appender, messages are delivered one group at a time.
+        self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._wall_clock_ms = context.wall_clock_ms
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._levels: list[_Level] = []
         self._unreadable = ReadBackoff()
-        self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
+        self._group_bytes_max = min(_GROUP_BYTES_MAX, context.appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self.delivered = 0
         self.dropped = 0
         self.expired = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield DELIVER_SECONDS, self.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
         self._levels = [self._level(number) for number in range(1, len(DELAY_LEVELS_MS) + 1)]
         self._unreadable = ReadBackoff()
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: another one delivers."""
         self._levels = []
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
-from mq.broker.settings import BrokerSettings
-from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
@@ -28,10 +28,10 @@ class WaitingQueues:
     are due, whatever the settings were. What waits for another time waits as a timer. Nothing is changed here.
     """
 
-    def __init__(self, *, settings: BrokerSettings, tails: QueueOffsets) -> None:
-        self._levels_ms: Final = settings.delay_levels_ms
-        self._delay_max_ms: Final = settings.timer_delay_max_seconds * 1000
-        self._tails = tails
+    def __init__(self, context: BrokerContext) -> None:
+        self._levels_ms: Final = context.settings.delay_levels_ms
+        self._delay_max_ms: Final = context.settings.timer_delay_max_seconds * 1000
+        self._tails = context.queue_offsets
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Place:
         """Where a message to this queue goes that may ask for a delay in its properties: there, if it does not.

@@ -8,14 +8,15 @@ found. There may be very many of them, so that a search goes on in pieces, each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.schedule.message_copy import DELIVER_SECONDS
 from mq.broker.schedule.timers import Timer, Timers
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import TURN_MS_MAX, timer_slot
@@ -25,7 +26,6 @@ from mq.protocol.recall import HandleRefused, RecallHandle
 from mq.protocol.records import RecordError, split_record
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import StoreError
-from mq.store.queue_store import QueueStore
 from raftlog import SegmentError
 
 SEARCHES_MAX: Final = 64
@@ -50,38 +50,31 @@ class _Search(NamedTuple):
     """None where it cannot be told yet which ones there are."""
 
 
-class Recalls:
+class Recalls(Service):
     """The recall handler of a broker.
 
     Args:
-        delay_max_ms: no message is due later than so long from now.
     """
 
-    def __init__(
-        self,
-        *,
-        broker_name: str,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        timers: Timers,
-        delay_max_ms: int,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._broker_name = broker_name
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
+    def __init__(self, context: BrokerContext, *, timers: Timers) -> None:
+        self._broker_name = context.settings.group
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
         self._timers = timers
-        self._delay_max_ms = delay_max_ms
-        self._wall_clock_ms = wall_clock_ms
+        self._delay_max_ms = context.settings.timer_delay_max_seconds * 1000  # no message is due later
+        self._wall_clock_ms = context.wall_clock_ms
         self._searches: deque[_Search] = deque()
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {RecallMessage: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(RecallMessage, self.handle, leader_only=True)
 
-    def forget(self) -> None:
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield DELIVER_SECONDS, self.run
+
+    def resign(self) -> None:
         """This replica does not lead any more: who leads then searches anew."""
         searches, self._searches = self._searches, deque()
         for search in searches:

@@ -16,22 +16,21 @@ ends, or until no delivery is under way any more; then the applied marks say wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 import structlog
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.schedule.message_copy import copy_to
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Periodic, Service
+from mq.broker.schedule.message_copy import DELIVER_SECONDS, copy_to
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import NEVER, TimerWheel
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
-from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.delay import TIMER_SLOTS, timer_slot
 from mq.protocol.names import TIMER_TOPIC
@@ -39,7 +38,6 @@ from mq.protocol.records import RawRecord, RecordError, split_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
-from mq.store.queue_store import QueueStore
 from raftlog import SegmentError
 from raftlog.segment import EntryGone
 
@@ -71,12 +69,8 @@ class _Leadership:
         self.paused_until_ms = paused_until_ms
 
 
-class Timers:
+class Timers(Service):
     """Delivers what is due while this replica leads.
-
-    Args:
-        read: ``read(physical_offset, nbytes)`` of the log.
-        pending_bytes_max: with so much pending in the appender, messages are delivered one group at a time.
 
     Attributes:
         delivered, rolled, recalled: how many messages were put into the log for delivery, stored anew, recalled.
@@ -85,29 +79,19 @@ class Timers:
         late_ms: how late the message was that became visible last, of those delivered.
     """
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        tails: QueueOffsets,
-        read: Callable[[int, int], bytes],
-        pending_bytes_max: int,
-        wall_clock_ms: Callable[[], int],
-        log: Log,
-    ) -> None:
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
-        self._tails = tails
-        self._read = read
-        self._pending_bytes_max = pending_bytes_max
-        self._wall_clock_ms = wall_clock_ms
-        self._log = RateLimitedLog(log, wall_clock_ms)
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._store = context.store
+        self._appender = context.appender
+        self._tails = context.queue_offsets
+        self._read = context.replica.log.pread
+        # With so much pending in the appender, messages are delivered one group at a time.
+        self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._wall_clock_ms = context.wall_clock_ms
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._leadership: _Leadership | None = None
         self._unreadable = ReadBackoff()
-        self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
+        self._group_bytes_max = min(_GROUP_BYTES_MAX, context.appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
         self.delivered = 0
         self.rolled = 0
         self.recalled = 0
@@ -115,12 +99,16 @@ class Timers:
         self.expired = 0
         self.late_ms = 0
 
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield DELIVER_SECONDS, self.run
+
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
         self._leadership = _Leadership(self._new_wheel(), set())
         self._unreadable = ReadBackoff()
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: another one delivers."""
         self._leadership = None
         self._unreadable = ReadBackoff()

@@ -17,23 +17,20 @@ takes everything for passed just now; so after a change, or a long stop, produce
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 import structlog
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.consume.clients import ClientRegistry
-from mq.broker.net.connection import ClientConnection
-from mq.broker.settings import BrokerSettings
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Periodic, Service
 from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import SkipEntries
-from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.check_immunity import CheckImmunity
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
-from mq.broker.write_path.appender import Appender
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
@@ -49,6 +46,9 @@ _TOGETHER_BYTES_MAX = 128 * 1024
 _SAMPLES = 32
 _WAITING_BYTES_MAX = 1024 * 1024
 """A producer that has so much to read is not asked more."""
+
+
+_RUN_SECONDS = 0.1
 
 
 class Track:
@@ -73,11 +73,8 @@ class Track:
         return self._passed
 
 
-class CheckBacks:
+class CheckBacks(Service):
     """Asks producers while this replica leads.
-
-    Args:
-        clock: monotonic seconds.
 
     Attributes:
         asked: how many checks were sent.
@@ -85,33 +82,21 @@ class CheckBacks:
         expired: how many half messages were lost to the log's retention while they were open.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        halves: HalfMessages,
-        transactions: Transactions,
-        appender: Appender,
-        clients: ClientRegistry[ClientConnection],
-        clock: Callable[[], float],
-        wall_clock_ms: Callable[[], int],
-        log: Log,
-    ) -> None:
-        self._timeout_seconds = settings.transaction_timeout_seconds
-        self._interval_seconds = settings.transaction_check_seconds
-        self._last = settings.transaction_checks_max
-        self._pending_bytes_max = settings.pending_bytes_max // 2
+    def __init__(self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions) -> None:
+        self._timeout_seconds = context.settings.transaction_timeout_seconds
+        self._interval_seconds = context.settings.transaction_check_seconds
+        self._last = context.settings.transaction_checks_max
+        self._pending_bytes_max = context.settings.pending_bytes_max // 2
         # A segment may be small, and an entry must fit it.
-        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, appender.entry_bytes_max // 2)
-        self._metadata = metadata
+        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
+        self._metadata = context.metadata
         self._halves = halves
         self._transactions = transactions
-        self._appender = appender
-        self._clients = clients
-        self._clock = clock
-        self._wall_clock_ms = wall_clock_ms
-        self._log = RateLimitedLog(log, wall_clock_ms)
+        self._appender = context.appender
+        self._clients = context.clients
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._tracks: list[Track] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
@@ -120,6 +105,10 @@ class CheckBacks:
         self.asked = 0
         self.unanswerable = 0
         self.expired = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _RUN_SECONDS, self.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
@@ -133,7 +122,7 @@ class CheckBacks:
         self._busy = set()
         self._put_off = self._none_put_off()
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: another one asks."""
         self._tracks = []
         self._positions = []

@@ -9,22 +9,21 @@ share an entry, one record in the topic that tools of stock brokers look at, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
-from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries
-from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import encode_properties
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, Sender
-from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
@@ -67,11 +66,8 @@ class _Ends:
         """Who wants to end one of them while it is being ended: served anew when it is."""
 
 
-class Transactions:
+class Transactions(Service):
     """The handler of ends, and what sends and checks need of it.
-
-    Args:
-        host: what the records that the broker makes itself say about where they were born.
 
     Attributes:
         committed, rolled_back: how many half messages were ended so.
@@ -79,31 +75,20 @@ class Transactions:
         given_up: how many half messages were put aside, because nobody ended them.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: BrokerSettings,
-        metadata: Metadata,
-        halves: HalfMessages,
-        appender: Appender,
-        tails: QueueOffsets,
-        places: WaitingQueues,
-        host: bytes,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._served = settings.transactions
-        self._timeout_ms = round(settings.transaction_timeout_seconds * 1000)
-        self._checks_max = settings.transaction_checks_max
-        self._pending_bytes_max = settings.pending_bytes_max
-        self._metadata = metadata
+    def __init__(self, context: BrokerContext, *, halves: HalfMessages, places: WaitingQueues) -> None:
+        self._served = context.settings.transactions
+        self._timeout_ms = round(context.settings.transaction_timeout_seconds * 1000)
+        self._checks_max = context.settings.transaction_checks_max
+        self._pending_bytes_max = context.settings.pending_bytes_max
+        self._metadata = context.metadata
         self._halves = halves
-        self._appender = appender
-        self._tails = tails
+        self._appender = context.appender
+        self._tails = context.queue_offsets
         self._places = places
-        self._host = host
-        self._wall_clock_ms = wall_clock_ms
+        self._host = context.store_host
+        self._wall_clock_ms = context.wall_clock_ms
         self._ended_properties = encode_properties({props.TAGS: _ENDED_TAG})
-        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, appender.entry_bytes_max // 2)
+        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
         self._gathering: _Ends | None = None
         self._ending: dict[int, _Ends] = {}
         self.committed = 0
@@ -111,11 +96,11 @@ class Transactions:
         self.ended_again = 0
         self.given_up = 0
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {EndTransaction: self.handle_end}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: what had not entered the log yet is for the one that does."""
         gathering, self._gathering = self._gathering, None
         self._ending = {}

@@ -6,11 +6,11 @@ They wait in queue 0 of a topic of their own and never move. Which of them are s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mq.broker.context import BrokerContext
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
-from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
@@ -26,7 +26,6 @@ from mq.protocol.records import (
 )
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
-from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
 HALF_QUEUE_ID = 0
@@ -51,16 +50,12 @@ class HalfMessage:
 
 
 class HalfMessages:
-    """The half messages of a broker group, as far as they are committed.
+    """The half messages of a broker group, as far as they are committed."""
 
-    Args:
-        read: ``read(physical_offset, nbytes)`` of the log.
-    """
-
-    def __init__(self, *, metadata: Metadata, store: QueueStore, read: Callable[[int, int], bytes]) -> None:
-        self._metadata = metadata
-        self._store = store
-        self._read = read
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._store = context.store
+        self._read = context.replica.log.pread
 
     @property
     def marks(self) -> QueueMarks:

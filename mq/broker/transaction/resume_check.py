@@ -7,20 +7,19 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import structlog
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.context import BrokerContext
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
-from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, copy_half
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import PendingCommand
-from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
@@ -29,7 +28,6 @@ from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.operator_requests import ResumeCheckHalfMessage
 from mq.protocol.records import RawRecord, RecordError, decode_record, split_record
 from mq.store.log_records import LogRecords
-from mq.store.queue_store import QueueStore
 from raftlog import SegmentError
 
 Log = structlog.stdlib.BoundLogger
@@ -38,42 +36,35 @@ _QUEUE_ID: Final = 0
 """The only queue of what was given up."""
 
 
-class ResumeCheck:
+class ResumeCheck(Service):
     """The handler of one broker.
 
     Args:
-        served: whether this broker takes transactional messages.
 
     Attributes:
         resumed: how many messages were, since the start of this replica.
     """
 
-    def __init__(
-        self,
-        *,
-        served: bool,
-        metadata: Metadata,
-        store: QueueStore,
-        records: LogRecords,
-        appender: Appender,
-        tails: QueueOffsets,
-        log: Log,
-    ) -> None:
-        self._served = served
-        self._metadata = metadata
-        self._store = store
+    def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
+        self._served = context.settings.transactions
+        self._metadata = context.metadata
+        self._store = context.store
         self._records = records
-        self._appender = appender
-        self._tails = tails
-        self._log = log
+        self._appender = context.appender
+        self._tails = context.queue_offsets
+        self._log = context.log
         self._under_way: set[int] = set()
         self.resumed = 0
 
-    def leader_handlers(self) -> dict[type[Any], Handler]:
-        """What only the leader serves."""
-        return {ResumeCheckHalfMessage: self.handle}
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(ResumeCheckHalfMessage, self.handle, leader_only=True, repeatable=True)
 
-    def forget(self) -> None:
+    def counters(self) -> dict[str, int]:
+        """Counts since the start; see `Service`."""
+        return {"transactionsResumed": self.resumed}
+
+    def resign(self) -> None:
         """This replica does not lead any more."""
         self._under_way = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from mq.broker.net.service import Service
 from mq.broker.state.metadata import Metadata
 from mq.protocol.delay import TURNS_MS
 from mq.protocol.records import FIXED
@@ -55,7 +56,7 @@ class NextOffset:
         """Where messages wait: what makes of store time, queue id and properties the tag code; else None."""
 
 
-class QueueOffsets:
+class QueueOffsets(Service):
     """All tails of this leadership. One lives as long as the leadership, since messages may be pending on it.
 
     Args:
@@ -70,7 +71,7 @@ class QueueOffsets:
         self._deletions: Counter[str] = Counter()
         """How many deletions of a topic have a place in the log and are not applied yet."""
 
-    def forget(self) -> None:
+    def resign(self) -> None:
         """This replica does not lead any more: another one gives out queue offsets."""
         self._tails.clear()
         self._names.clear()

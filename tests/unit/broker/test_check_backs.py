@@ -40,7 +40,7 @@ FAST: dict[str, Any] = {"transaction_timeout_seconds": 0.1, "transaction_check_s
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.server._CHECK_BACK_SECONDS", 0.005)
+    monkeypatch.setattr("mq.broker.transaction.check_back._RUN_SECONDS", 0.005)
 
 
 async def produce(client: Client, group: str = "P", client_id: str = "p1") -> None:

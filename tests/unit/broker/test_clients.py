@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.consume.clients import (
+from mq.broker.net.clients import (
     BROADCASTING,
     ROUND_CALLS,
     ClientLimits,

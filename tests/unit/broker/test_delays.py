@@ -40,8 +40,8 @@ class WallClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
+    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
     return clock
 
 
@@ -327,7 +327,7 @@ async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
 
     def refuse_and_run(appender: Appender, *given: Any) -> None:
         refuse(appender, *given)
-        brokers[0].deliver_delayed()  # as its timer may at this moment
+        brokers[0].services.delays.run()  # as its timer may at this moment
 
     async with running(tmp_path, entry_bytes_max=4096) as broker:
         client = await broker.connect()

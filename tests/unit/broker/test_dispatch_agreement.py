@@ -33,6 +33,7 @@ from mq.store.dispatch import decode_runs, scan_runs
 from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
 from mq.store.shipped import COMMANDS_FORMAT, split_commands
 from raftlog import Refusal
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings, send_ext
 
 NUMBERED = ("RAFTMQ_PRODUCER", "RAFTMQ_SEQUENCE", "RAFTMQ_SEQUENCE")
@@ -99,32 +100,29 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         cluster="C",
         body_bytes_max=65536,
     )
-    repeats = Dedup(
-        broker_name="b",
-        sequences=metadata.sequences,
-        appender=appender,
-        reply_template=SendReplyTemplate(store_host),
-        log=None,  # type: ignore[arg-type] # nothing is committed, so nothing is repeated
-        record_bytes_max=4096,
-    )
-    sends = Sends(
-        settings=broker_settings(Path("unused")),
+    context = context_of(
+        settings=broker_settings(Path("unused"), group="b"),
         metadata=metadata,
         appender=appender,
-        tails=tails,
+        store_host=store_host,
+        replica__log=None,  # nothing is committed, so nothing is repeated
+        queue_offsets=tails,
         unique_keys=keys,
+        internal_messages=made,
+        rng=random.Random(1),
+        wall_clock_ms=lambda: next(times),
+    )
+    repeats = Dedup(context)
+    sends = Sends(
+        context,
         special=Placement(
-            broker_name="b",
-            made=made,
-            places=WaitingQueues(settings=broker_settings(Path("unused")), tails=tails),
+            context,
+            places=WaitingQueues(context),
             repeats=repeats,
             transactions=None,  # type: ignore[arg-type] # nothing is half a transaction
-            wall_clock_ms=lambda: next(times),
         ),
         repeats=repeats,
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
-        rng=random.Random(1),
-        wall_clock_ms=lambda: next(times),
     )
     return log, appender, tails, sends
 

@@ -29,6 +29,7 @@ from mq.protocol.headers import (
     encode_response,
 )
 from raftlog import Reactor
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.replica_client import ListenerSide, replica_authentication
 from tests.unit.broker.running import broker_settings
 
@@ -151,15 +152,18 @@ class World:
         self.serves_locally = False
         self._nursery = nursery
         self.forwarder = Forwarder(
-            settings=broker_settings(directory, **given),
-            reactor=self.reactor,
+            context_of(
+                settings=broker_settings(directory, **given),
+                reactor=self.reactor,
+                client_id=lambda connection, group: f"client of {group}",
+                leader_address=lambda: self.leader_address,
+                clock=trio.current_time,
+                log=structlog.get_logger(),
+            ),
             authentication=replica_authentication("n0"),
-            client_id=lambda connection, group: f"client of {group}",
-            leader_address=lambda: self.leader_address,
             serve_locally=self._serve_locally,
-            clock=trio.current_time,
-            log=structlog.get_logger(),
         )
+        self.forwarder.repeatable.add(UpdateConsumerOffset)
 
     def _serve_locally(self) -> None:
         self.serves_locally = True

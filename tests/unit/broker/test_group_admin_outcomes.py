@@ -10,6 +10,7 @@ import structlog
 from mq.broker.admin.raft_members import GroupAdmin, _Waiting
 from raftlog import ConfState, NodeId, Role, RoleChange
 from raftlog.consensus.causes import Cause, CauseKind
+from tests.unit.broker.contexts import context_of
 
 LEFT = ConfState(voters=(NodeId("n0"), NodeId("n2")))
 
@@ -18,12 +19,14 @@ def admin_with(answers: list[tuple[bool, str, str]]) -> GroupAdmin:
     """Somebody waits for the removal of n1 from the leader n1, which began with entry 5."""
     nobody = cast("Any", None)
     admin = GroupAdmin(
-        settings=nobody,
-        replica=nobody,
-        disk_used=lambda: 0.0,
-        connect_failure=lambda _: "",
-        clock=lambda: 0.0,
-        log=structlog.get_logger(),
+        context_of(
+            settings=nobody,
+            replica=nobody,
+            disk_used=lambda: 0.0,
+            environment__connect_failure=lambda _: "",
+            clock=lambda: 0.0,
+            log=structlog.get_logger(),
+        )
     )
     admin._waiting.append(
         _Waiting(5, 0.0, "n1 is no member any more", lambda done, code, text: answers.append((done, code, text)))

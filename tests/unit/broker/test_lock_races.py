@@ -9,14 +9,15 @@ from typing import Any
 
 import structlog
 
-from mq.broker.consume.clients import ROUND_CALLS
 from mq.broker.consume.queue_locks import Locks
+from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.state.commands import DeleteTopic, LockQueues, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON
 from mq.protocol.headers import encode_request
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.rounds import Rounds
 
 
@@ -31,12 +32,14 @@ class Stage:
         self.told: dict[str, list[int]] = {}
         self.held_reads: list[Callable[[bool], None]] | None = None
         self.locks = Locks(
-            metadata=self.metadata,
-            appender=self.rounds,  # type: ignore[arg-type]
-            client_id=lambda connection, group: None,
-            read=self._read,
-            clock=lambda: self.now,
-            log=structlog.get_logger(),
+            context_of(
+                metadata=self.metadata,
+                appender=self.rounds,
+                client_id=lambda connection, group: None,
+                reads__read_once=self._read,
+                clock=lambda: self.now,
+                log=structlog.get_logger(),
+            )
         )
         self.locks.lead()
 

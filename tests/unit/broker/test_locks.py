@@ -21,7 +21,7 @@ COMMIT_OFFSET = 1
 @pytest.fixture(autouse=True)
 def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes a lock away but who asks for it: some tests let all be over at once."""
-    monkeypatch.setattr("mq.broker.server._EXPIRE_SOME_CLIENTS_SECONDS", 3600.0)
+    monkeypatch.setattr("mq.broker.consume.queue_locks.EXPIRE_SOME_SECONDS", 3600.0)
 
 
 def queue(queue_id: int = 0, topic: str = "T") -> dict[str, Any]:

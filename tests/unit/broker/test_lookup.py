@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
     return clock
 
 

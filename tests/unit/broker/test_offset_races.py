@@ -8,12 +8,14 @@ import pytest
 
 from mq.broker.consume.offsets import Offsets
 from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateConsumerOffset
 from mq.protocol.requests import UpdateConsumerOffsetExt
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.rounds import Rounds
 
 
@@ -31,13 +33,16 @@ class Stage:
         self.rounds = Rounds(self.metadata)
         nothing: Any = None
         self.offsets = Offsets(
-            metadata=self.metadata,
-            store=nothing,
-            appender=self.rounds,  # type: ignore[arg-type]
-            read=lambda on_read: on_read(True),
+            context_of(
+                settings=BrokerSettings(),
+                metadata=self.metadata,
+                store=nothing,
+                appender=self.rounds,
+                reads__read=lambda on_read: on_read(True),
+                client_id=lambda connection, group: None,
+                clients__consumer_group=lambda group: None,
+            ),
             locks=NoLocks(),  # type: ignore[arg-type]
-            client_id=lambda connection, group: None,
-            has_members=lambda group: False,
             in_memory=lambda position: True,
         )
 
@@ -102,7 +107,7 @@ def test_what_was_gathered_under_an_old_leadership_never_counts() -> None:
     """Meanwhile another leader has reset the offset."""
     stage = Stage()
     stage.offsets.gather("G", "T", 0, 60)
-    stage.offsets.forget()
+    stage.offsets.resign()
     stage.metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=20))
     stage.offsets.replicate_gathered()
     assert stage.rounds.waiting == 0

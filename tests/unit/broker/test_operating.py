@@ -20,6 +20,7 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.operator_bodies import decode_properties
 from mq.protocol.operator_requests import UpdateBrokerConfig
 from mq.protocol.registration import DataVersion
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import Answer, Client, broker_settings, running
 
 pytestmark = pytest.mark.trio
@@ -222,12 +223,11 @@ async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, ch
         return allowed
 
     running_settings = RunningSettings(
-        broker_settings(tmp_path),
+        context_of(settings=broker_settings(tmp_path), log=structlog.get_logger()),
         leads=lambda: True,
         version=DataVersion,
         is_allowed=is_allowed,
         on_changed=changed.append,
-        log=structlog.get_logger(),
     )
     peer: Any = SimpleNamespace(peer="10.0.0.9:5")
     request = UpdateBrokerConfig(opaque=1)

@@ -43,6 +43,7 @@ from mq.protocol.pop_requests import (
 from mq.protocol.records import encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.popping import Popped, batch_body, read_popped
 from tests.unit.broker.running import Answer
 
@@ -194,21 +195,23 @@ class CrashMachine(RuleBasedStateMachine):
         self.acks_asked.clear()
         self.changes_asked.clear()
         self.pops = Pops(
-            settings=BrokerSettings(listen="127.0.0.1:1", peers="n0@127.0.0.1:2", data_dir=Path("/nowhere")),
-            metadata=self.metadata,
-            store=cast("Any", self.log),
-            appender=cast("Any", self.appender),
-            tails=QueueOffsets(self.metadata, self.log.max_offset),
+            context_of(
+                settings=BrokerSettings(listen="127.0.0.1:1", peers="n0@127.0.0.1:2", data_dir=Path("/nowhere")),
+                metadata=self.metadata,
+                store=self.log,
+                appender=self.appender,
+                queue_offsets=QueueOffsets(self.metadata, self.log.max_offset),
+                replica__log__pread=lambda at, nbytes, trusts_page_cache=False: self.log.read(at, nbytes),
+                replica__log__pread_each=self.log.read_each,
+                traffic__note_got=lambda *_: None,
+                rng=random.Random(self.opaque),
+                clock=lambda: (self.now_ms - self.steps_ms) / 1000,
+                wall_clock_ms=lambda: self.now_ms,
+                log=structlog.get_logger(),
+            ),
             subscriptions=cast("Any", SimpleNamespace(of_pop=lambda ext: parse_subscription("T", "*", None))),
-            read=self.log.read,
-            read_each=self.log.read_each,
             pulls_waiting=(),
             is_young=lambda queue: True,
-            figures=cast("Any", SimpleNamespace(note_got=lambda *_: None)),
-            rng=random.Random(self.opaque),
-            clock=lambda: (self.now_ms - self.steps_ms) / 1000,
-            wall_clock_ms=lambda: self.now_ms,
-            log=structlog.get_logger(),
         )
         self.pops.lead()
 

@@ -40,6 +40,7 @@ from mq.protocol.sequencing import sent_range, stored_range
 from mq.store.sequenced import SEQUENCED_FORMAT, scan_sequenced, split_sequenced
 from mq.store.shipped import COMMANDS_FORMAT, split_commands
 from raftlog import Refusal
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings, send_ext
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -141,15 +142,24 @@ class Leader:
             pending_bytes_max=2**20,
         )
         self.tails = QueueOffsets(metadata, lambda topic, queue_id: ends.get((topic, queue_id), 0))
-        self.repeats = Dedup(
-            broker_name="b",
-            sequences=metadata.sequences,
-            appender=self.appender,
-            reply_template=SendReplyTemplate(HOST),
-            log=log,  # type: ignore[arg-type] # as much of it as is needed
-            record_bytes_max=2**20,
-        )
         unique_keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000)
+        made = InternalMessages(
+            appender=self.appender,
+            unique_keys=unique_keys,
+            cluster="C",
+            body_bytes_max=1000,
+        )
+        context = context_of(
+            settings=broker_settings(Path("unused"), group="b", segment_bytes=2**20, message_bytes_max=2**16),
+            metadata=metadata,
+            appender=self.appender,
+            store_host=HOST,
+            replica__log=log,  # as much of it as is needed
+            queue_offsets=self.tails,
+            internal_messages=made,
+            wall_clock_ms=lambda: 1,
+        )
+        self.repeats = Dedup(context)
         self.batches = BatchSends(
             appender=self.appender,
             repeats=self.repeats,
@@ -158,19 +168,11 @@ class Leader:
             suffix=b"CLUSTER\x01C\x02",
             body_bytes_max=1000,
         )
-        made = InternalMessages(
-            appender=self.appender,
-            unique_keys=unique_keys,
-            cluster="C",
-            body_bytes_max=1000,
-        )
         self.special = Placement(
-            broker_name="b",
-            made=made,
-            places=WaitingQueues(settings=broker_settings(Path("unused")), tails=self.tails),
+            context,
+            places=WaitingQueues(context),
             repeats=self.repeats,
             transactions=None,  # type: ignore[arg-type] # nobody sends half a transaction
-            wall_clock_ms=lambda: 1,
         )
         self.appender.open()
 
@@ -248,7 +250,7 @@ class RepeatsMachine(RuleBasedStateMachine):
     @rule(survive=st.integers(0, 3), snapshot=st.booleans())
     def another_leads(self, survive: int, snapshot: bool) -> None:
         old = self.leader
-        old.repeats.forget()
+        old.repeats.resign()
         if self.log.framed:
             old.appender.outcome_unknown(len(self.log.committed) + 1)
         old.appender.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,9 +11,10 @@ from mq.broker.consume.follower_reads import FollowerReads, memory_share
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
-from raftlog import NodeId, Replica
+from raftlog import NodeId
 from raftlog.consensus.types import PeerState, PeerStatus
 from raftlog.segment import EntryGone
+from tests.unit.broker.contexts import context_of
 
 LAG_MAX = 1000
 ENTRY_BYTES = 100
@@ -57,10 +58,12 @@ class Home:
         self.metadata = Metadata()
         self.leader = leader
         self.slow = FollowerReads(
-            settings=BrokerSettings(slow_consumer_bytes=LAG_MAX, **settings),
-            replica=cast("Replica", leader),
-            metadata=self.metadata,
-            clock=lambda: self.now,
+            context_of(
+                settings=BrokerSettings(slow_consumer_bytes=LAG_MAX, **settings),
+                replica=leader,
+                metadata=self.metadata,
+                clock=lambda: self.now,
+            )
         )
 
     def suggest(self, lag: int, *, behind: int = 0, group: str = "G", queue_id: int = 0) -> int:
@@ -130,6 +133,6 @@ def test_a_follower_keeps_who_is_far_behind_and_gives_back_who_is_near() -> None
 
 def test_by_default_the_limit_is_a_share_of_the_memory() -> None:
     slow = FollowerReads(
-        settings=BrokerSettings(), replica=cast("Replica", Leader()), metadata=Metadata(), clock=lambda: 0.0
+        context_of(settings=BrokerSettings(), replica=Leader(), metadata=Metadata(), clock=lambda: 0.0)
     )
     assert slow.lag_max == memory_share() > 100_000_000

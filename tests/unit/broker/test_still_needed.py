@@ -30,8 +30,10 @@ Ending = Callable[[], Awaitable[None]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
+    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
+    monkeypatch.setattr("mq.broker.schedule.timers.DELIVER_SECONDS", 0.001)
+    monkeypatch.setattr("mq.broker.pop.pop._REVIVE_SECONDS", 0.001)
     return clock
 
 

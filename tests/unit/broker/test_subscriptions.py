@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consume.clients import BROADCASTING, ClientRegistry
 from mq.broker.consume.filters import Subscriptions, scanned_max
+from mq.broker.net.clients import BROADCASTING, ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
@@ -17,6 +17,7 @@ from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import PullExt
+from tests.unit.broker.contexts import context_of
 
 
 def pull(**given: Any) -> PullExt:
@@ -49,9 +50,7 @@ class Home:
         self.asked: list[str] = []
         registry: ClientRegistry[ClientConnection] = clients
         self.subscriptions = Subscriptions(
-            settings=BrokerSettings(),
-            metadata=metadata,
-            clients=registry,
+            context_of(settings=BrokerSettings(), metadata=metadata, clients=registry),
             note_group=self.noted.append,
             refresh=lambda _, group: self.asked.append(group),
         )

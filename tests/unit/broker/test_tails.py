@@ -80,5 +80,5 @@ def test_deletions_that_a_former_leadership_began_are_forgotten_with_it() -> Non
     applied.create("T")
     applied.ends["T", 0] = 7
     applied.tails.begin_anew("T")
-    applied.tails.forget()
+    applied.tails.resign()
     assert applied.tails.get("T", 0).next_offset == 7

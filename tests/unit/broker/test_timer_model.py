@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from mq.store.dispatch import QUEUE_ENTRY, scan_runs
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import Refusal
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
@@ -175,26 +177,24 @@ class TimerMachine(RuleBasedStateMachine):
             pending_bytes_max=2**24,
         )
         self.tails = QueueOffsets(self.metadata, self.store.max_offset)
-        self.places = WaitingQueues(settings=broker_settings(self.directory.name), tails=self.tails)  # type: ignore[arg-type]
-        self.timers = Timers(
+        context = context_of(
+            settings=broker_settings(
+                Path(self.directory.name),
+                group="b",
+                pending_bytes_max=2**25,
+                timer_delay_max_seconds=40 * DAY // 1000,
+            ),
             metadata=self.metadata,
             store=self.store,
             appender=self.appender,
-            tails=self.tails,
-            read=self.log.read,
-            pending_bytes_max=2**24,
+            queue_offsets=self.tails,
+            replica__log__pread=self.log.read,
             wall_clock_ms=self.wall_clock_ms,
             log=structlog.get_logger(),
         )
-        self.recalls = Recalls(
-            broker_name="b",
-            metadata=self.metadata,
-            store=self.store,
-            appender=self.appender,
-            timers=self.timers,
-            delay_max_ms=40 * DAY,
-            wall_clock_ms=self.wall_clock_ms,
-        )
+        self.places = WaitingQueues(context)
+        self.timers = Timers(context)
+        self.recalls = Recalls(context, timers=self.timers)
         self.appender.open()
         self.timers.lead()
 
@@ -295,8 +295,8 @@ class TimerMachine(RuleBasedStateMachine):
     @rule(skew_ms=st.integers(-HOUR, HOUR), kept=st.integers(0, 9))
     def change_leader(self, skew_ms: int, kept: int) -> None:
         """The one that led is gone; some of what it had under way reached others."""
-        self.timers.forget()
-        self.recalls.forget()
+        self.timers.resign()
+        self.recalls.resign()
         self.appender.close()
         self.appender.outcome_unknown(self.log.committed + 1)
         under_way = len(self.log.ends) - self.log.committed

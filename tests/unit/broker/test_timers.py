@@ -32,8 +32,8 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
-    monkeypatch.setattr("mq.broker.services.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.server._DELIVER_SECONDS", 0.001)
+    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.schedule.timers.DELIVER_SECONDS", 0.001)
     return clock
 
 

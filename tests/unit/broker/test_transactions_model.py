@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.consume.clients import ClientRegistry
+from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
@@ -34,6 +34,7 @@ from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.records import decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
 from raftlog import Refusal
+from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings
 from tests.unit.broker.test_repeats_model import HOST, Log
 
@@ -122,27 +123,29 @@ class Leader:
             pending_bytes_max=2**20,
         )
         self.tails = QueueOffsets(metadata, lambda topic, queue_id: machine.ends.get((topic, queue_id), 0))
-        self.halves = HalfMessages(metadata=metadata, store=machine.queue, read=machine.log.pread)  # type: ignore[arg-type]
-        self.transactions = Transactions(
+        context = context_of(
             settings=SETTINGS,
             metadata=metadata,
-            halves=self.halves,
+            store=machine.queue,
+            replica__log__pread=machine.log.pread,
             appender=self.appender,
-            tails=self.tails,
-            places=WaitingQueues(settings=SETTINGS, tails=self.tails),
-            host=HOST,
-            wall_clock_ms=machine.wall_clock_ms,
-        )
-        self.check_backs = CheckBacks(
-            settings=SETTINGS,
-            metadata=metadata,
-            halves=self.halves,
-            transactions=self.transactions,
-            appender=self.appender,
-            clients=machine.clients,  # type: ignore[arg-type]
+            queue_offsets=self.tails,
+            store_host=HOST,
+            clients=machine.clients,
             clock=lambda: machine.now,
             wall_clock_ms=machine.wall_clock_ms,
             log=structlog.get_logger(),
+        )
+        self.halves = HalfMessages(context)
+        self.transactions = Transactions(
+            context,
+            halves=self.halves,
+            places=WaitingQueues(context),
+        )
+        self.check_backs = CheckBacks(
+            context,
+            halves=self.halves,
+            transactions=self.transactions,
         )
         self.appender.open()
         self.check_backs.lead()
@@ -267,8 +270,8 @@ class TransactionsMachine(RuleBasedStateMachine):
         if unknown_first and self.log.framed:
             old.appender.outcome_unknown(first_unknown)
         old.appender.is_open = False
-        old.transactions.forget()
-        old.check_backs.forget()
+        old.transactions.resign()
+        old.check_backs.resign()
         old.appender.close()
         old.appender.outcome_unknown(first_unknown)
         assert old.appender.pending_bytes == 0
@@ -477,7 +480,7 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
 def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.transaction.half_messages.DISCARDED_KNOWN", 10)
     metadata, nothing = Metadata(), cast("Any", None)
-    halves = HalfMessages(metadata=metadata, store=nothing, read=nothing)
+    halves = HalfMessages(context_of(metadata=metadata, store=nothing, replica__log__pread=nothing))
     for offset in range(100):
         for command in halves.discards([offset] if offset % 3 else []):
             metadata.apply(command)

@@ -25,7 +25,9 @@ from mq.protocol.names import NameRefused, check_group, check_topic
 BROADCASTING = "BROADCASTING"
 
 ROUND_CALLS = 100
-"""So many calls look at all that may expire: with a timer of 0.1 s, within ten seconds."""
+"""So many calls look at all that may expire: with a timer of `EXPIRE_SOME_SECONDS`, within ten seconds."""
+
+EXPIRE_SOME_SECONDS = 0.1
 
 _CHECKED_AT_A_STRETCH = 32
 """Subscriptions that are parsed without interruption: less than a millisecond."""
