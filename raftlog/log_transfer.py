@@ -29,7 +29,7 @@ from raftlog.range_server import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRef
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
-from raftlog.segment.snapshot_install import Manifest, Staging, What, decode_manifest, discard, encode_manifest
+from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard, encode_manifest
 
 Log = structlog.stdlib.BoundLogger
 Snapshot = Callable[[], tuple[int, Callable[[], bytes]] | None]
@@ -228,7 +228,7 @@ class Puller:
     async def _pull(self, manifest: Manifest) -> bool:
         """Fetch what is offered; returns whether all is here, and on the disk."""
         staging = await trio.to_thread.run_sync(
-            Staging, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
+            SnapshotInstall, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
         )
         try:
             free, _ = await trio.to_thread.run_sync(self._disk.usage, self._directory)
@@ -248,7 +248,7 @@ class Puller:
         await trio.sleep(ROOM_SECONDS)
         self._gone = True  # so that the offer is taken when it comes again
 
-    async def _fetch(self, staging: Staging) -> None:
+    async def _fetch(self, staging: SnapshotInstall) -> None:
         """Fetch until all is here, or another offer came."""
         await trio.lowlevel.checkpoint()
         asked: dict[tuple[What, int], float] = {}

@@ -42,7 +42,7 @@ from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.writer import Writer
-from raftlog.workers import Background
+from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger
 
@@ -183,7 +183,7 @@ class Run:
         )
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
-        self._background = Background(self.reactor.wake)
+        self._background = BackgroundJobs(self.reactor.wake)
         self._lease_clock = LeaseClock(trio.current_time) if settings.core.lease_reads else None
         clock = self._lease_clock or trio.current_time
         self.replica = Replica(

@@ -27,7 +27,7 @@ class _Batch:
         self.index: int | None = None
 
 
-class Barriers:
+class ReadBarriers:
     """The open reads of a replica, oldest first. Callbacks run from within the methods; each is called once."""
 
     def __init__(self) -> None:

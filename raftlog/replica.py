@@ -26,7 +26,7 @@ from raftlog.net import frames
 from raftlog.net.frames import Kind, WireError
 from raftlog.net.received_entries import CheckBody, ReceivedEntries
 from raftlog.net.transport import Lane
-from raftlog.read_barrier import Barriers, OnRead
+from raftlog.read_barrier import OnRead, ReadBarriers
 from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.entry_reader import StoredRun
 from raftlog.segment.errors import EntryGone, SegmentError, StorageCorrupt
@@ -161,7 +161,7 @@ class Replica:
         # What is being read for a peer, and what was read last and goes into its next message.
         self._fetching: dict[NodeId, Fetch] = {}
         self._fetched: dict[NodeId, tuple[Sequence[Span], StoredRun]] = {}
-        self._barriers = Barriers()
+        self._barriers = ReadBarriers()
         self._abstaining = core.abstaining
         self._disk_full = self._paused = False
         # How often a turn is asked for at least, when the last one began, and the stalls: when each ended, its seconds.

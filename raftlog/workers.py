@@ -16,7 +16,7 @@ from raftlog.net.reactor import Mailbox, Reactor
 from raftlog.replica import Job
 
 
-class Background:
+class BackgroundJobs:
     """Carries out jobs in a worker thread, one after the other, and their ends on the event loop.
 
     Args:

@@ -1,4 +1,4 @@
-"""Catching up by files in simulated time: offers and pulls as in `raftlog.log_transfer`, around the real `Staging`."""
+"""Catching up by files in simulated time: offers and pulls as in `raftlog.log_transfer`, around a `SnapshotInstall`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.log_sim.process import Process
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import StorageCorrupt
-from raftlog.segment.snapshot_install import Manifest, Staging, decode_manifest, encode_manifest
+from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, encode_manifest
 
 if TYPE_CHECKING:
     from chaos.log_sim.cluster import Cluster
@@ -59,7 +59,7 @@ class CatchUp:
         def begin() -> None:
             if node.process is not None:
                 self._cluster.note(f"{node.node_id} pulls up to {manifest.end_index} from {source.node_id}")
-                staging = Staging(node.disk, DIRECTORY, manifest)
+                staging = SnapshotInstall(node.disk, DIRECTORY, manifest)
                 pull = self.pulls[node.node_id] = _Pull(source, node.process, staging, manifest, snapshot)
                 self._later(node, pull)
 
@@ -92,7 +92,7 @@ class _Pull:
     """What one process fetches from another one."""
 
     def __init__(
-        self, source: Process, process: Process, staging: Staging, manifest: Manifest, snapshot: bytes
+        self, source: Process, process: Process, staging: SnapshotInstall, manifest: Manifest, snapshot: bytes
     ) -> None:
         self.source = source
         self.staging = staging

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 
 from mq.broker.admin.stats import local_day
-from mq.broker.base.counters import Figures
+from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.event_loop_lag import EventLoopLag
 from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.rate_limited_log import RateLimitedLog
@@ -128,7 +128,7 @@ class Broker:
             store=self._store,
             clients=self._clients,
             reads=self._reads,
-            traffic=Figures(round(1000 * self._clock()), local_day(self._environment.wall_clock_ms())),
+            traffic=TrafficCounters(round(1000 * self._clock()), local_day(self._environment.wall_clock_ms())),
             applied_index=lambda: self._applied_index,
             floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,

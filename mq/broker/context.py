@@ -10,7 +10,7 @@ from functools import partial
 
 import structlog
 
-from mq.broker.base.counters import Figures
+from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
@@ -106,7 +106,7 @@ class BrokerContext:
     internal_messages: InternalMessages
     reads: LinearizableReads
     slow_answers: SlowAnswers
-    traffic: Figures
+    traffic: TrafficCounters
     applied_index: Callable[[], int]
     floor_pos: Callable[[], int]
     counters: Callable[[], dict[str, int]]
@@ -172,7 +172,7 @@ def broker_context(
     store: QueueStore,
     clients: ClientRegistry[ClientConnection],
     reads: LinearizableReads,
-    traffic: Figures,
+    traffic: TrafficCounters,
     applied_index: Callable[[], int],
     floor_pos: Callable[[], int],
     counters: Callable[[], dict[str, int]],

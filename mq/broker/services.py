@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from mq.broker.admin.administration import Administration
-from mq.broker.admin.raft_members import GroupAdmin
+from mq.broker.admin.raft_members import RaftMembers
 from mq.broker.admin.stats import Stats
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
@@ -18,10 +18,10 @@ from mq.broker.bulk.service import Bulk
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.follower_reads import FollowerReads
-from mq.broker.consume.heartbeat import Groups
+from mq.broker.consume.heartbeat import Heartbeats
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.pull import Pulls
-from mq.broker.consume.queue_locks import Locks
+from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
@@ -35,7 +35,7 @@ from mq.broker.produce.request_reply import Replies
 from mq.broker.produce.retry import Retries
 from mq.broker.produce.send import Sends
 from mq.broker.query.by_key import KeyQueries
-from mq.broker.query.by_offset_and_time import Lookup
+from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.query.consume_queue_repair import QueueRepair
 from mq.broker.replication.forwarded_requests import ForwardedRequests
 from mq.broker.replication.forwarder import Forwarder
@@ -107,10 +107,10 @@ class Services:
     # -- what there is, by package -----------------------------------------------------------------------------------
 
     def _consumption(self, context: BrokerContext) -> tuple[Service, ...]:
-        self.locks = Locks(context)
+        self.locks = QueueLockService(context)
         follower_reads = FollowerReads(context)
         self.offsets = Offsets(context, locks=self.locks, in_memory=follower_reads.in_memory)
-        self.groups = Groups(context)
+        self.groups = Heartbeats(context)
         refresh = SubscriptionRefresh(clients=context.clients, clock=context.clock)
         self.subscriptions = Subscriptions(context, note_group=self.groups.note_group, refresh=refresh.ask)
         self.pulls = Pulls(
@@ -151,7 +151,7 @@ class Services:
         return self.dedup, retries, self.sends, self.replies
 
     def _queries(self, context: BrokerContext) -> tuple[Service, ...]:
-        self.lookup = Lookup(context, records=self._records)
+        self.lookup = OffsetAndTimeQueries(context, records=self._records)
         directory = str(context.settings.data_dir / INDEX_DIRECTORY)
         self.keys = KeyQueries(context, index=KeyIndex(directory, context.replica.log, context.applied_index))
         self.queue_repair = QueueRepair(context)
@@ -170,7 +170,7 @@ class Services:
     def _administration(self, context: BrokerContext) -> tuple[Service, ...]:
         stats = Stats(context)
         usage = partial(disk_usage, context.settings.data_dir)
-        self.group_admin = GroupAdmin(context)
+        self.group_admin = RaftMembers(context)
         self.retention = Retention(
             settings=context.settings,
             replica=context.replica,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import combinations, pairwise
 
 from raftlog.consensus.confchange import may_follow
-from raftlog.consensus.log_terms import LogView
+from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import Role
 
@@ -99,7 +99,7 @@ def check_group(cores: Iterable[CoreState]) -> None:
         )
 
 
-def _agree_up_to(one: LogView, other: LogView) -> int:
+def _agree_up_to(one: LogTerms, other: LogTerms) -> int:
     """The last index at which both logs have the same term; asserts that they never agree again behind a difference."""
     first = max(one.base.index, other.base.index)
     last = min(one.last_index, other.last_index)

@@ -6,7 +6,7 @@ from collections import deque
 
 from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.effects import Fetch
-from raftlog.consensus.leadership_transfer import Handover
+from raftlog.consensus.leadership_transfer import LeadershipTransfer
 from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
@@ -20,7 +20,7 @@ _BEATS_PER_QUESTION = 2
 """How many heartbeats a peer that is being reset gets until it is asked how far it is."""
 
 
-class Leading(Handover, Reading):
+class Leading(LeadershipTransfer, Reading):
     """What a core does while it leads, and how it begins and ends to."""
 
     # -- beginning and ending ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ _OUTRANKED_BEATS = 5
 _QUIET_TIMEOUTS = 10
 
 
-class Handover(CoreState):
+class LeadershipTransfer(CoreState):
     """What a leader does to be followed by a node of its choice.
 
     A transfer stops proposals, waits until the target has the whole log, and then tells it to stand for election at

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from raftlog.consensus.types import LogId, Span
 
 
-class LogView:
+class LogTerms:
     """Term runs of the entries after ``base`` up to ``last_index``; ``base`` itself is known by index and term.
 
     ``runs`` are pairs of first index and term, rising in both.

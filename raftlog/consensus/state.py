@@ -9,7 +9,7 @@ from typing import Final
 
 from raftlog.consensus.causes import Cause
 from raftlog.consensus.effects import Fetch, StorageOp
-from raftlog.consensus.log_terms import LogView
+from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
 from raftlog.consensus.pending_reads import Asked, Rounds
 from raftlog.consensus.progress import Progress
@@ -26,7 +26,7 @@ from raftlog.consensus.types import (
     RoleChange,
     Span,
 )
-from raftlog.consensus.write_tickets import Tickets
+from raftlog.consensus.write_tickets import WriteTickets
 
 NEVER: Final = 2**63
 """An index that no log reaches."""
@@ -61,9 +61,9 @@ class CoreState:
         self.config = config
         self._rng = rng
         self._now = now
-        self._log = LogView(base, term_runs, last_index)
+        self._log = LogTerms(base, term_runs, last_index)
         self._tail = Tail(config.tail_bytes_max, config.tail_spans_max)
-        self._tickets = Tickets(last_index)
+        self._tickets = WriteTickets(last_index)
         self._commit = max(base.index, min(commit, last_index))
 
         # A crash may keep entries of a term and lose the hard state written with them. No vote of that term can have

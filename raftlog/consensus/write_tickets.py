@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 
-class Tickets:
+class WriteTickets:
     """Numbers writes and keeps ``durable``, the last index that is on disk."""
 
     __slots__ = ("_ends", "_hard_state_ticket", "done", "durable", "issued")

@@ -31,7 +31,7 @@ from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 from raftlog.segment.retention import RetentionPolicy, Situation, droppable
-from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, Staging, decode_manifest, encode_manifest
+from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, SnapshotInstall, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
@@ -63,7 +63,7 @@ __all__ = [
     "SegmentInfo",
     "SegmentLog",
     "Situation",
-    "Staging",
+    "SnapshotInstall",
     "StorageCorrupt",
     "StorageFailed",
     "TailEntry",

@@ -24,7 +24,7 @@ _CRC_BYTES: Final = 4
 _PAYLOAD_AT: Final = len(_MAGIC) + _CRC_BYTES
 
 
-class Sidecar(msgspec.Struct, frozen=True):
+class ClosedFileIndex(msgspec.Struct, frozen=True):
     """One closed file: ``chain_before`` its first entry, its ``last`` one, and what an index knows of it."""
 
     chain_before: int
@@ -32,16 +32,16 @@ class Sidecar(msgspec.Struct, frozen=True):
     part: IndexPart
 
 
-_DECODER = msgspec.msgpack.Decoder(Sidecar)
+_DECODER = msgspec.msgpack.Decoder(ClosedFileIndex)
 
 
-def encode_sidecar(sidecar: Sidecar) -> bytes:
+def encode_sidecar(sidecar: ClosedFileIndex) -> bytes:
     """The content of a sidecar's file."""
     payload = msgspec.msgpack.encode(sidecar)
     return _MAGIC + zlib.crc32(payload).to_bytes(_CRC_BYTES, "big") + payload
 
 
-def decode_sidecar(data: bytes) -> Sidecar | None:
+def decode_sidecar(data: bytes) -> ClosedFileIndex | None:
     """None for whatever is no whole sidecar of this version."""
     payload = data[_PAYLOAD_AT:]
     crc = int.from_bytes(data[len(_MAGIC) : _PAYLOAD_AT], "big")
@@ -50,7 +50,7 @@ def decode_sidecar(data: bytes) -> Sidecar | None:
     return _DECODER.decode(payload)
 
 
-def agrees(read: Read, sidecar: Sidecar, start: int, segment_bytes: int, previous: EntryRef) -> bool:
+def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int, previous: EntryRef) -> bool:
     """Whether a sidecar tells the truth about the file at ``start``, which follows the entry ``previous``."""
     part, last = sidecar.part, sidecar.last
     file_end, last_end = start + segment_bytes, last.pos + last.size
@@ -85,7 +85,7 @@ def closed_files(
         assert first_index is not None, f"no entry begins at {start}"
         assert end_index is not None, f"no entry begins at {behind}"
         part = index.part(first_index, end_index)
-        sidecar = Sidecar(locate(first_index - 1).chain, locate(end_index - 1), part)
+        sidecar = ClosedFileIndex(locate(first_index - 1).chain, locate(end_index - 1), part)
         found.append((start, encode_sidecar(sidecar)))
         start = behind
     return found
@@ -125,6 +125,6 @@ def scan_log(
                 return last, stop, unsaved
             if file_end in present and last is not before:
                 part = index.part(before.index + 1, last.index + 1)
-                unsaved.append((start, encode_sidecar(Sidecar(before.chain, last, part))))
+                unsaved.append((start, encode_sidecar(ClosedFileIndex(before.chain, last, part))))
         start = file_end
     return last, Stop(start, "segment is missing"), unsaved

@@ -19,7 +19,7 @@ from typing import Final
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.disk import Buffer, Disk, Write, write_fully
 from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
-from raftlog.segment.open_files import Descriptors
+from raftlog.segment.open_files import OpenFiles
 from raftlog.segment.recovery import end_of_data
 
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -81,7 +81,7 @@ class SegmentFiles:
         self._disk = disk
         self._preallocation = preallocation
         self.base_pos = 0
-        self._open = Descriptors(disk)
+        self._open = OpenFiles(disk)
         self._preparation: threading.Thread | None = None
         self._hurry = threading.Event()
         self._closing = False

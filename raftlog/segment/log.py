@@ -412,7 +412,7 @@ class SegmentLog(LogReads):
         try:
             return closed_files(self._index, start, self.end_pos, self._segment_bytes, self._last_before)
         except SegmentError:
-            # Sidecars only save time. Whoever needs the damaged place will report it.
+            # Indexes of closed files only save time. Whoever needs the damaged place will report it.
             return ()
 
     def _end_of_file(self, pos: int) -> int:

@@ -35,7 +35,7 @@ class Descriptor:
                 self._on_idle(self.fd)
 
 
-class Descriptors:
+class OpenFiles:
     """Descriptors by where their file begins, for any thread.
 
     At most `DESCRIPTORS_MAX` are open, those used last, and besides them what is in use at this moment.

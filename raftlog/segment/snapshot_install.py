@@ -1,10 +1,10 @@
 """A replacement for a whole log, gathered piece by piece beside the log in use, and put in its place at an opening.
 
 Theory of operation. A replica whose log ends before another one's begins needs that log: its base, the closed files
-behind it, and a snapshot of the application. A `Manifest` says what that is. `Staging` gathers it in the directory
-``reset``: it says which bytes are wanted, verifies each entry as soon as it is whole, and keeps everything over
-interruptions, also when the next manifest comes from another leader, since files are equal on all replicas. `finish`
-marks the whole as ready, and the next opening calls `install`.
+behind it, and a snapshot of the application. A `Manifest` says what that is. `SnapshotInstall` gathers it in the
+directory ``reset``: it says which bytes are wanted, verifies each entry as soon as it is whole, and keeps everything
+over interruptions, also when the next manifest comes from another leader, since files are equal on all replicas.
+`finish` marks the whole as ready, and the next opening calls `install`.
 
 Installing has one point of no return, the renaming of ``READY`` to ``INSTALL``. Before it, the old log is untouched and
 may turn out to be the better one after all; behind it, every step can be repeated.
@@ -22,7 +22,7 @@ import cbor2
 import msgspec
 
 from raftlog.plain_cbor import decode_plain
-from raftlog.segment.closed_file_index import Sidecar, agrees, decode_sidecar, encode_sidecar
+from raftlog.segment.closed_file_index import ClosedFileIndex, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
     CONFIG,
@@ -127,7 +127,7 @@ def _why_impossible(manifest: Manifest) -> str | None:
     return None
 
 
-class Staging:
+class SnapshotInstall:
     """See the module's theory of operation. For one thread at a time, which waits for the disk.
 
     Attributes:
@@ -314,7 +314,7 @@ class Staging:
         # The sidecar says that the file is whole, so it comes after the sync.
         self._files.sync(self._start)
         part = self._index.part(self._before.index + 1, self._last.index + 1)
-        self._files.write_sidecar(self._start, encode_sidecar(Sidecar(self._before.chain, self._last, part)))
+        self._files.write_sidecar(self._start, encode_sidecar(ClosedFileIndex(self._before.chain, self._last, part)))
         self._before = self._last
         self._start += self.manifest.segment_bytes
         self._got.clear()

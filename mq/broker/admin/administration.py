@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from mq.broker.admin.broker_config import RunningSettings
-from mq.broker.admin.consumer_groups import SubscriptionGroups
-from mq.broker.admin.group_members import Members
-from mq.broker.admin.group_offsets import Progress
-from mq.broker.admin.replica_status import Status
+from mq.broker.admin.broker_config import BrokerConfig
+from mq.broker.admin.consumer_groups import ConsumerGroups
+from mq.broker.admin.group_members import GroupMembers
+from mq.broker.admin.group_offsets import GroupOffsets
+from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.stats import Stats
 from mq.broker.admin.topic_queries import TopicQueries
@@ -20,7 +20,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.query.by_offset_and_time import Lookup
+from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import encode_response
@@ -46,7 +46,7 @@ class Administration(Service):
         *,
         stats: Stats,
         offsets: Offsets,
-        lookup: Lookup,
+        lookup: OffsetAndTimeQueries,
         disk_usage: Callable[[], tuple[int, int]],
         delete_expired: Callable[[], None],
         is_allowed: Callable[[str], bool],
@@ -58,7 +58,7 @@ class Administration(Service):
             return context.metadata.topics_version(context.replica.core.term)
 
         queries = TopicQueries(context, store_time=lookup.store_time, version=version)
-        running = RunningSettings(
+        running = BrokerConfig(
             context,
             leads=lambda: context.appender.is_open,
             version=version,
@@ -66,12 +66,12 @@ class Administration(Service):
             on_changed=on_settings_changed,
         )
         runtime = RuntimeInfo(context, stats=stats, disk_usage=disk_usage)
-        status = Status(context, runtime=runtime.table, counters=context.counters)
+        status = ReplicaStatus(context, runtime=runtime.table, counters=context.counters)
         self._services: tuple[Service, ...] = (
             Topics(context),
-            SubscriptionGroups(context, version=version),
-            Progress(context, offsets=offsets, lookup=lookup),
-            Members(context, record_at=lookup.record_at),
+            ConsumerGroups(context, version=version),
+            GroupOffsets(context, offsets=offsets, lookup=lookup),
+            GroupMembers(context, record_at=lookup.record_at),
             queries,
             running,
             status,

@@ -36,7 +36,7 @@ _FORBIDDEN: Final = frozenset({"brokerConfigPath", "configBlackList"})
 _OURS: Final = "raftmq."
 
 
-class RunningSettings(Service):
+class BrokerConfig(Service):
     """The settings in force, and the handlers around them.
 
     Args:

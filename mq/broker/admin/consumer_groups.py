@@ -36,7 +36,7 @@ from mq.protocol.registration import DataVersion
 GROUPS_PER_REQUEST_MAX = 1000
 
 
-class SubscriptionGroups(Service):
+class ConsumerGroups(Service):
     """The handlers around the configuration of consumer groups.
 
     Args:

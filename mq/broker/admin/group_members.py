@@ -58,7 +58,7 @@ _LONG = range(-(2**63), 2**63)
 Tables = dict[str, Mapping[QueueRef, int]]
 
 
-class Members(Service):
+class GroupMembers(Service):
     """The handlers of a broker about the members of groups.
 
     Args:

@@ -18,7 +18,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, check_length, joined
-from mq.broker.query.by_offset_and_time import Lookup
+from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.replicate import no_room
@@ -51,10 +51,10 @@ class _Behind:
     """Of those, the ones that consumers have popped."""
 
 
-class Progress(Service):
+class GroupOffsets(Service):
     """The handlers of a broker about where groups are."""
 
-    def __init__(self, context: BrokerContext, *, offsets: Offsets, lookup: Lookup) -> None:
+    def __init__(self, context: BrokerContext, *, offsets: Offsets, lookup: OffsetAndTimeQueries) -> None:
         self._broker_name = context.settings.group
         self._address = context.address
         self._metadata = context.metadata

@@ -61,7 +61,7 @@ class _Waiting(NamedTuple):
     answer: Callable[[bool, str, str], None]
 
 
-class GroupAdmin(Service):
+class RaftMembers(Service):
     """The handler of operators' commands."""
 
     def __init__(self, context: BrokerContext) -> None:

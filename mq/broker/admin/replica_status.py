@@ -14,7 +14,7 @@ from mq.protocol.codes import MQ_VERSION, ResponseCode
 from mq.protocol.headers import GetBrokerRuntimeInfo, encode_response
 
 
-class Status(Service):
+class ReplicaStatus(Service):
     """The status handler of a broker.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mq.broker.admin.stats import Stats
-from mq.broker.base.counters import Series
+from mq.broker.base.counters import CounterSeries
 from mq.broker.context import BrokerContext
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import SCHEDULE_TOPIC
@@ -142,7 +142,7 @@ class RuntimeInfo:
         return table
 
 
-def _both(found: Series, missed: Series, now_ms: int) -> str:
+def _both(found: CounterSeries, missed: CounterSeries, now_ms: int) -> str:
     pairs = zip(found.rates(now_ms).split(), missed.rates(now_ms).split(), strict=True)
     return " ".join(str(float(one) + float(other)) for one, other in pairs)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from mq.broker.base.counters import SAMPLE_SECONDS, Over, Series
+from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime
 from mq.broker.context import BrokerContext
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -88,9 +88,9 @@ class Stats(Service):
         self.look()
         topic, _, group = ext.stats_key.partition("@")
         figures = self.figures
-        whole: Mapping[str, Series] = {self._cluster: figures.puts}
-        read: Mapping[str, Series] = {self._cluster: figures.gets}
-        known: dict[str, tuple[Series | None, bool]] = {
+        whole: Mapping[str, CounterSeries] = {self._cluster: figures.puts}
+        read: Mapping[str, CounterSeries] = {self._cluster: figures.gets}
+        known: dict[str, tuple[CounterSeries | None, bool]] = {
             "TOPIC_PUT_NUMS": (figures.by_topic.get(ext.stats_key), False),
             "TOPIC_PUT_SIZE": (figures.by_topic.get(ext.stats_key), True),
             "GROUP_GET_NUMS": (figures.by_group.get((topic, group)), False),
@@ -134,7 +134,7 @@ def _sizes(queue: ConsumeQueue, start: int, end: int) -> int:
     return sum(sizes) * count // counted
 
 
-def _shown(over: Over, sizes: bool) -> StatsOver:
+def _shown(over: RateOverTime, sizes: bool) -> StatsOver:
     total, rate = (over.nbytes, over.bytes_per_second) if sizes else (over.nums, over.per_second)
     each = (over.nbytes / over.nums if sizes else 1.0) if over.nums else 0.0
     return StatsOver(sum=total, tps=round(rate, 3), avgpt=round(each, 3))

@@ -21,7 +21,7 @@ _HOUR_KEPT: Final = 7
 _DAY_KEPT: Final = 25
 
 
-class Over(NamedTuple):
+class RateOverTime(NamedTuple):
     """What came within a span of time."""
 
     nums: int
@@ -39,7 +39,7 @@ class Over(NamedTuple):
         return self.nbytes / self.seconds
 
 
-class Series:
+class CounterSeries:
     """One counter of things, of their bytes, and of how often some came. Whoever counts adds to these.
 
     Its former values are triples of the time in milliseconds, ``nums`` and ``nbytes``, oldest first.
@@ -70,15 +70,15 @@ class Series:
         """Whether nothing was counted for a day."""
         return len(self._day) == _DAY_KEPT * _FIELDS and self._day[1] == self.nums
 
-    def over_minute(self, now_ms: int) -> Over:
+    def over_minute(self, now_ms: int) -> RateOverTime:
         """The last minute, as far as it goes back."""
         return self._since(self._minute, 0, now_ms)
 
-    def over_hour(self, now_ms: int) -> Over:
+    def over_hour(self, now_ms: int) -> RateOverTime:
         """The last hour."""
         return self._since(self._hour, 0, now_ms)
 
-    def over_day(self, now_ms: int) -> Over:
+    def over_day(self, now_ms: int) -> RateOverTime:
         """The last day."""
         return self._since(self._day, 0, now_ms)
 
@@ -88,14 +88,14 @@ class Series:
         ten_minutes = (self._hour, max(len(self._hour) - 2 * _FIELDS, 0))
         return " ".join(str(self._since(ring, at, now_ms).per_second) for ring, at in (*spans, ten_minutes))
 
-    def _since(self, ring: array[int], at: int, now_ms: int) -> Over:
+    def _since(self, ring: array[int], at: int, now_ms: int) -> RateOverTime:
         then_ms, nums, nbytes = ring[at : at + _FIELDS]
         # What is younger than a sample counts as if it had taken that long.
         seconds = max((now_ms - then_ms) / 1000, float(SAMPLE_SECONDS))
-        return Over(self.nums - nums, self.nbytes - nbytes, seconds)
+        return RateOverTime(self.nums - nums, self.nbytes - nbytes, seconds)
 
 
-class Figures:
+class TrafficCounters:
     """All counters of a broker. ``now_ms`` is monotonic.
 
     Attributes:
@@ -107,14 +107,14 @@ class Figures:
     """
 
     def __init__(self, now_ms: int, day: int) -> None:
-        self.puts = Series(now_ms)
-        self.gets = Series(now_ms)
-        self.found = Series(now_ms)
-        self.missed = Series(now_ms)
-        self.by_topic: dict[str, Series] = {}
-        self.by_group: dict[tuple[str, str], Series] = {}
-        self.sent_back: dict[tuple[str, str], Series] = {}
-        self._others = Series(now_ms)
+        self.puts = CounterSeries(now_ms)
+        self.gets = CounterSeries(now_ms)
+        self.found = CounterSeries(now_ms)
+        self.missed = CounterSeries(now_ms)
+        self.by_topic: dict[str, CounterSeries] = {}
+        self.by_group: dict[tuple[str, str], CounterSeries] = {}
+        self.sent_back: dict[tuple[str, str], CounterSeries] = {}
+        self._others = CounterSeries(now_ms)
         """What groups got that have no counter, or none any more."""
         self._now_ms = now_ms
         self._samples = 0
@@ -130,7 +130,7 @@ class Figures:
         if series is None:
             if self._is_full():
                 return
-            series = self.by_topic[topic] = Series(self._now_ms)
+            series = self.by_topic[topic] = CounterSeries(self._now_ms)
         series.nums += nums
         series.nbytes += nbytes
 
@@ -139,7 +139,11 @@ class Figures:
         # Once a reply, so there is no total to add to; `add_up` makes it.
         series = self.by_group.get((topic, group))
         if series is None:
-            series = self._others if self._is_full() else self.by_group.setdefault((topic, group), Series(self._now_ms))
+            series = (
+                self._others
+                if self._is_full()
+                else self.by_group.setdefault((topic, group), CounterSeries(self._now_ms))
+            )
         series.nums += nums
         series.nbytes += nbytes
         series.times += 1
@@ -150,7 +154,7 @@ class Figures:
         if series is None:
             if self._is_full():
                 return
-            series = self.sent_back[topic, group] = Series(self._now_ms)
+            series = self.sent_back[topic, group] = CounterSeries(self._now_ms)
         series.nums += 1
 
     def add_up(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mq.broker.bulk.bulk_read import BulkReads
 from mq.broker.bulk.log_lease import LogLeases
-from mq.broker.bulk.topic_ends import AllEnds
+from mq.broker.bulk.topic_ends import TopicEndQueries
 from mq.broker.bulk.topic_plan import TopicPlans
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Route, Service
@@ -28,7 +28,7 @@ class Bulk(Service):
         )
         self.reads = BulkReads(context)
         self._plans = TopicPlans(context)
-        self._ends = AllEnds(context)
+        self._ends = TopicEndQueries(context)
 
     def routes(self) -> Iterator[Route]:
         """The requests that are served here; see `Service`."""

@@ -25,7 +25,7 @@ _NAMED_MAX: Final = 10
 """Topics in a remark."""
 
 
-class AllEnds:
+class TopicEndQueries:
     """The handler of questions for the ends of many topics."""
 
     def __init__(self, context: BrokerContext) -> None:

@@ -37,7 +37,7 @@ _VERY_LARGE_BYTES = 256 * 1024
 _NOTIFY_SECONDS = 0.1
 
 
-class Groups(Service):
+class Heartbeats(Service):
     """The handlers around clients and groups of one broker."""
 
     def __init__(self, context: BrokerContext) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from mq.broker.consume.queue_locks import Locks
+from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.context import BrokerContext
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -54,7 +54,7 @@ class Offsets(Service):
         self,
         context: BrokerContext,
         *,
-        locks: Locks,
+        locks: QueueLockService,
         in_memory: Callable[[int], bool],
     ) -> None:
         self._metadata = context.metadata

@@ -51,7 +51,7 @@ _Key = tuple[str, str, int]
 """Group, topic and queue id."""
 
 
-class Locks(Service):
+class QueueLockService(Service):
     """The lock handlers of a broker (leader only).
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mq.broker.net.connection import ClientConnection
 from mq.broker.pop.queue_cursor import PopBatch, PopRequest
-from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, Pops
+from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, PopCheckpoints
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import encode_prefix
@@ -65,7 +65,7 @@ def send_messages(
     code: ResponseCode,
     wish: PopRequest,
     taken: list[PopBatch],
-    pops: Pops,
+    pops: PopCheckpoints,
 ) -> None:
     """Answer with messages; what their receipts are made of is in the header."""
     given = [each for each in taken if each.messages]
@@ -89,7 +89,7 @@ def send_messages(
     connection.send_all([head, *records], len(head) + nbytes)
 
 
-def _counts(taken: PopBatch, pops: Pops) -> str:
+def _counts(taken: PopBatch, pops: PopCheckpoints) -> str:
     """How often messages that are consumed in order were popped before."""
     ordered = pops.of(taken.key).ordered
     if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 
-from mq.broker.consume.queue_locks import Locks
+from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.context import BrokerContext
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -48,7 +48,7 @@ _FIRST_LEVEL = 3
 class Retries(Service):
     """What happens to messages that their consumers gave back."""
 
-    def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: Locks) -> None:
+    def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: QueueLockService) -> None:
         self._pending_bytes_max = context.settings.pending_bytes_max
         self._figures = context.traffic
         self._metadata = context.metadata

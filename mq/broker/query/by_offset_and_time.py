@@ -41,7 +41,7 @@ ENTRIES_MAX = 1024
 _OnRead = Callable[[Callable[[bool], None]], None]
 
 
-class Lookup(Service):
+class OffsetAndTimeQueries(Service):
     """The lookup handlers of a broker, and the search by time for whoever needs it."""
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:

@@ -43,7 +43,7 @@ class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_
         check_range("offset put off", max(put_off), 0, _OFFSET_MAX)
 
 
-class Checks:
+class CheckCursors:
     """The offsets by number of checks, from 1; see the module.
 
     Attributes:
@@ -57,19 +57,19 @@ class Checks:
         self.put_off: tuple[int, ...] = ()
 
     def apply(self, command: TableCommand) -> None:
-        """See `Part.apply`."""
+        """See `StateTable.apply`."""
         assert isinstance(command, AdvanceChecks), type(command).__name__
         self.offsets[command.number] = max(command.offset, self.offsets.get(command.number, 0))
         if command.put_off is not None:
             self.put_off = tuple(sorted(set(command.put_off)))
 
     def capture(self) -> Callable[[], object]:
-        """See `Part.capture`."""
+        """See `StateTable.capture`."""
         rows = [*((_PUT_OFF, offset) for offset in self.put_off), *sorted(self.offsets.items())]
         return lambda: rows or None
 
     def restore(self, state: object) -> None:
-        """See `Part.restore`."""
+        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[int, int]])
         if any(not 0 <= number <= CHECKS_MAX or offset < 0 for number, offset in rows):
             raise SnapshotDamaged("offsets of checks that cannot be")
@@ -77,10 +77,10 @@ class Checks:
         self.put_off = tuple(offset for number, offset in rows if number == _PUT_OFF)
 
     def topic_deleted(self, topic: str) -> None:
-        """See `Part.topic_deleted`."""
+        """See `StateTable.topic_deleted`."""
         if topic == HALF_TOPIC:
             self.offsets = {}
             self.put_off = ()
 
     def group_deleted(self, group: str) -> None:
-        """See `Part.group_deleted`. Checks are of no group."""
+        """See `StateTable.group_deleted`. Checks are of no group."""

@@ -143,7 +143,7 @@ class QueueMarks:
                 bits.pop()
 
 
-class Marks:
+class CompletionMarks:
     """The marks of all such queues; see the module."""
 
     COMMANDS: tuple[type[TableCommand], ...] = (CompleteEntries, SkipEntries)
@@ -156,7 +156,7 @@ class Marks:
         return self.queues.get((topic, queue_id)) or QueueMarks()
 
     def apply(self, command: TableCommand) -> None:
-        """See `Part.apply`."""
+        """See `StateTable.apply`."""
         assert isinstance(command, CompleteEntries | SkipEntries), type(command).__name__
         key = command.topic, command.queue_id
         marks = self.queues.get(key)
@@ -173,21 +173,21 @@ class Marks:
         marks.complete(command.offsets)
 
     def capture(self) -> Callable[[], object]:
-        """See `Part.capture`."""
+        """See `StateTable.capture`."""
         rows = [(topic, queue, marks.low, bytes(marks.bits)) for (topic, queue), marks in self.queues.items()]
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `Part.restore`."""
+        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, int, int, bytes]])
         if any(low < 0 for _, _, low, _ in rows):
             raise SnapshotDamaged("marks with a negative offset")
         self.queues = {(topic, queue): QueueMarks(low, bits) for topic, queue, low, bits in rows}
 
     def topic_deleted(self, topic: str) -> None:
-        """See `Part.topic_deleted`."""
+        """See `StateTable.topic_deleted`."""
         for key in [key for key in self.queues if key[0] == topic]:
             del self.queues[key]
 
     def group_deleted(self, group: str) -> None:
-        """See `Part.group_deleted`. Marks are of no group."""
+        """See `StateTable.group_deleted`. Marks are of no group."""

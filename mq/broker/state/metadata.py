@@ -15,7 +15,7 @@ from typing import Any
 import cbor2
 import msgspec
 
-from mq.broker.state.check_cursors import Checks
+from mq.broker.state.check_cursors import CheckCursors
 from mq.broker.state.commands import (
     AdvanceDelay,
     Command,
@@ -36,12 +36,12 @@ from mq.broker.state.commands import (
     encode_command,
     offset_pairs,
 )
-from mq.broker.state.completion_marks import Marks
-from mq.broker.state.nested_tables import Rows, Tables, in_order
-from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, Pops
+from mq.broker.state.completion_marks import CompletionMarks
+from mq.broker.state.nested_tables import NestedTables, Rows, in_order
+from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
-from mq.broker.state.table import CommandRefused, Part, SnapshotDamaged, TableCommand
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
 from mq.protocol import bodies
 from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
@@ -115,11 +115,11 @@ class Metadata:
         """For each topic what no other topic has, of its name or another one: see `topic_identity`. Topics that a
         release created which knew no identities have none."""
         self.groups: dict[str, GroupConfig] = {}
-        self.consumer_offsets: Tables[tuple[str, str], int, int] = Tables()
+        self.consumer_offsets: NestedTables[tuple[str, str], int, int] = NestedTables()
         """By (group, topic): for each queue id the next offset to consume."""
-        self.offset_resets: Tables[tuple[str, str], int, int] = Tables()
+        self.offset_resets: NestedTables[tuple[str, str], int, int] = NestedTables()
         """By (group, topic): offsets that were reset and that no consumer has gone on from and committed since."""
-        self.queue_locks: Tables[tuple[str, str], int, str] = Tables()
+        self.queue_locks: NestedTables[tuple[str, str], int, str] = NestedTables()
         """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
         self.lock_count = 0
         """Locked queues in all."""
@@ -130,17 +130,17 @@ class Metadata:
         self.data_version = DataVersion()
         self.replicas: dict[str, str] = {}
         """Where a replica that led once serves clients, by node id: an IP address and a port."""
-        self.marks = Marks()
+        self.marks = CompletionMarks()
         """Which messages of the broker's own queues are dealt with."""
-        self.pops = Pops(self._move_offset)
+        self.pops = PopCheckpoints(self._move_offset)
         """What consumers popped and have not acknowledged."""
         self.request_modes = RequestModes()
         """How groups get the messages of topics."""
         self.sequences = ProducerSequences()
         """Which messages with a sequence number the log has."""
-        self.checks = Checks()
+        self.checks = CheckCursors()
         """How often was asked about which half messages."""
-        self._parts: dict[str, Part] = {
+        self._parts: dict[str, StateTable] = {
             "marks": self.marks,
             "pops": self.pops,
             "request_modes": self.request_modes,
@@ -338,9 +338,9 @@ class Metadata:
         self.topics = {topic.name: topic for topic in state.topics}
         self.topic_identities = dict(state.topic_identities)
         self.groups = {group.name: group for group in state.groups}
-        self.consumer_offsets = Tables(consumer_offsets)
-        self.offset_resets = Tables(offset_resets)
-        self.queue_locks = Tables({(group, topic): dict(locks) for group, topic, locks in state.queue_locks})
+        self.consumer_offsets = NestedTables(consumer_offsets)
+        self.offset_resets = NestedTables(offset_resets)
+        self.queue_locks = NestedTables({(group, topic): dict(locks) for group, topic, locks in state.queue_locks})
         self.forbidden = set(state.forbidden)
         self.lock_count = sum(map(len, self.queue_locks.values()))
         self.delay_offsets = state.delay_offsets

@@ -1,4 +1,4 @@
-"""Tables of tables that can be captured in a moment, to be encoded later and in another thread."""
+"""NestedTables of tables that can be captured in a moment, to be encoded later and in another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
 RowT = TypeVar("RowT")
 
 
-class Tables(dict[OuterT, dict[InnerT, ValueT]]):
+class NestedTables(dict[OuterT, dict[InnerT, ValueT]]):
     """Tables by key. Whoever changes one gets it from `to_change`, which copies what a capture may still be reading.
 
     ``own``: the tables of these keys, as far as they are there, may be changed as they are.

@@ -210,7 +210,7 @@ _OpenRow = tuple[int, int, int, int]
 _Row = tuple[str, str, int, list[_OpenRow], Ordered | None]
 
 
-class Pops:
+class PopCheckpoints:
     """The open checkpoints of all groups.
 
     Args:
@@ -239,7 +239,7 @@ class Pops:
         return self.queues.get(key, _NOTHING)
 
     def apply(self, command: TableCommand) -> None:
-        """See `Part.apply`."""
+        """See `StateTable.apply`."""
         match command:
             case PopMessages():
                 self._pop(command)
@@ -341,7 +341,7 @@ class Pops:
             queue.ordered = ordered._replace(later=ordered.later | {offset: until_ms})
 
     def capture(self) -> Callable[[], object]:
-        """See `Part.capture`."""
+        """See `StateTable.capture`."""
         self._epoch += 1
         queues = self.queues.copy()
 
@@ -358,7 +358,7 @@ class Pops:
         return encode
 
     def restore(self, state: object) -> None:
-        """See `Part.restore`."""
+        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[_Row])
         queues: dict[QueueOfGroup, PopQueue] = {}
         for group, topic, queue_id, opened, ordered in rows:
@@ -375,11 +375,11 @@ class Pops:
             self._count(key[0], len(queue.open))
 
     def topic_deleted(self, topic: str) -> None:
-        """See `Part.topic_deleted`."""
+        """See `StateTable.topic_deleted`."""
         self._drop(list(self._of_topics.get(topic, ())))
 
     def group_deleted(self, group: str) -> None:
-        """See `Part.group_deleted`."""
+        """See `StateTable.group_deleted`."""
         self._drop([key for key in self.queues if key[0] == group])
 
     def _drop(self, keys: list[QueueOfGroup]) -> None:

@@ -179,7 +179,7 @@ class ProducerSequences:
         self._make_room()
 
     def apply(self, command: TableCommand) -> None:
-        """See `Part.apply`. There is no command: records say it all."""
+        """See `StateTable.apply`. There is no command: records say it all."""
         raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
 
     def _make_room(self) -> None:
@@ -198,13 +198,13 @@ class ProducerSequences:
             self.count -= excess
 
     def capture(self) -> Callable[[], object]:
-        """See `Part.capture`."""
+        """See `StateTable.capture`."""
         self._epoch += 1
         windows = list(self._windows.items())
         return lambda: [window.row(name) for name, window in windows] or None
 
     def restore(self, state: object) -> None:
-        """See `Part.restore`."""
+        """See `StateTable.restore`."""
         windows: OrderedDict[str, _Window] = OrderedDict()
         for given in msgspec.convert(state or [], list[list[object]]):
             row = _row(given)
@@ -217,10 +217,10 @@ class ProducerSequences:
         self.count = sum(len(window.firsts) for window in windows.values())
 
     def topic_deleted(self, topic: str) -> None:
-        """See `Part.topic_deleted`. A producer's numbers are not those of a topic."""
+        """See `StateTable.topic_deleted`. A producer's numbers are not those of a topic."""
 
     def group_deleted(self, group: str) -> None:
-        """See `Part.group_deleted`. Sequence numbers are of no group."""
+        """See `StateTable.group_deleted`. Sequence numbers are of no group."""
 
 
 def _row(given: list[object]) -> _Row:

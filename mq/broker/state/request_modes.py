@@ -62,25 +62,25 @@ class RequestModes:
         return (topic, group) in self.table or len(self.table) < MODES_MAX
 
     def apply(self, command: TableCommand) -> None:
-        """See `Part.apply`."""
+        """See `StateTable.apply`."""
         assert isinstance(command, PutRequestMode), type(command).__name__
         if self.has_room(command.topic, command.group):
             self.table[command.topic, command.group] = RequestMode(command.mode, command.shared)
 
     def capture(self) -> Callable[[], object]:
-        """See `Part.capture`."""
+        """See `StateTable.capture`."""
         rows = [(*key, *mode) for key, mode in self.table.items()]
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `Part.restore`."""
+        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, str, str, int]])
         self.table = {(topic, group): RequestMode(mode, shared) for topic, group, mode, shared in rows}
 
     def topic_deleted(self, topic: str) -> None:
-        """See `Part.topic_deleted`."""
+        """See `StateTable.topic_deleted`."""
         self.table = {key: mode for key, mode in self.table.items() if key[0] != topic}
 
     def group_deleted(self, group: str) -> None:
-        """See `Part.group_deleted`."""
+        """See `StateTable.group_deleted`."""
         self.table = {key: mode for key, mode in self.table.items() if key[1] != group}

@@ -34,7 +34,7 @@ class TableCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raises CommandRefused, or NameRefused, if something in the command is not allowed."""
 
 
-class Part(Protocol):
+class StateTable(Protocol):
     """A table of the replicated state. It changes by commands only, the same way on every replica.
 
     Attributes:

@@ -51,7 +51,7 @@ _WAITING_BYTES_MAX = 1024 * 1024
 _RUN_SECONDS = 0.1
 
 
-class Track:
+class CheckTrack:
     """How far something had come ``seconds`` ago, about; in a bounded number of samples."""
 
     __slots__ = ("_passed", "_samples", "_seconds")
@@ -97,7 +97,7 @@ class CheckBacks(Service):
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
-        self._tracks: list[Track] = []
+        self._tracks: list[CheckTrack] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
         self._put_off = self._none_put_off()
@@ -114,7 +114,7 @@ class CheckBacks(Service):
         """This replica leads, and everything committed before is applied."""
         last = self._last
         self._tracks = [
-            Track(self._timeout_seconds if number == 0 else self._interval_seconds) for number in range(last + 1)
+            CheckTrack(self._timeout_seconds if number == 0 else self._interval_seconds) for number in range(last + 1)
         ]
         known = self._metadata.checks.offsets
         # A cursor that nobody moved yet, since there are more of them than there were, begins at the beginning.

@@ -13,7 +13,7 @@ from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused, SnapshotDamaged
-from mq.broker.transaction.check_back import Track
+from mq.broker.transaction.check_back import CheckTrack
 from mq.broker.transaction.half_messages import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -261,7 +261,7 @@ async def test_a_producer_that_does_not_exist_does_no_harm(tmp_path: Path) -> No
 
 
 def test_a_track_knows_where_something_was() -> None:
-    track = Track(32.0)
+    track = CheckTrack(32.0)
     assert track.passed(0.0) == 0
     for second in range(100):
         track.note(float(second), second * 10)
@@ -271,7 +271,7 @@ def test_a_track_knows_where_something_was() -> None:
 
 
 def test_a_track_is_bounded() -> None:
-    track = Track(1.0)
+    track = CheckTrack(1.0)
     for step in range(10_000):
         track.note(step / 10_000, step)
     assert len(track._samples) <= 34

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.broker.base import counters
-from mq.broker.base.counters import SAMPLE_SECONDS, Figures, Series
+from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, TrafficCounters
 
 
 class Running:
@@ -13,7 +13,7 @@ class Running:
 
     def __init__(self) -> None:
         self.seconds = 0
-        self.figures = Figures(0, 1)
+        self.figures = TrafficCounters(0, 1)
 
     @property
     def now_ms(self) -> int:
@@ -93,7 +93,7 @@ def test_memory_is_bounded_and_totals_stay_right(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_series_takes_about_a_kilobyte() -> None:
-    series = Series(0)
+    series = CounterSeries(0)
     for number in range(10_000):
         series.sample(number, number)
     rings = (series._minute, series._hour, series._day)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from mq.broker.admin.raft_members import GroupAdmin, _Waiting
+from mq.broker.admin.raft_members import RaftMembers, _Waiting
 from raftlog import ConfState, NodeId, Role, RoleChange
 from raftlog.consensus.causes import Cause, CauseKind
 from tests.unit.broker.contexts import context_of
@@ -15,10 +15,10 @@ from tests.unit.broker.contexts import context_of
 LEFT = ConfState(voters=(NodeId("n0"), NodeId("n2")))
 
 
-def admin_with(answers: list[tuple[bool, str, str]]) -> GroupAdmin:
+def admin_with(answers: list[tuple[bool, str, str]]) -> RaftMembers:
     """Somebody waits for the removal of n1 from the leader n1, which began with entry 5."""
     nobody = cast("Any", None)
-    admin = GroupAdmin(
+    admin = RaftMembers(
         context_of(
             settings=nobody,
             replica=nobody,

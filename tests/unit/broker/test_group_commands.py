@@ -115,10 +115,10 @@ async def test_a_command_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 async def test_strangers_may_not_change_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: str, allowed: bool
 ) -> None:
-    from mq.broker.admin.raft_members import GroupAdmin
+    from mq.broker.admin.raft_members import RaftMembers
 
-    real = GroupAdmin.is_allowed
-    monkeypatch.setattr(GroupAdmin, "is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))
+    real = RaftMembers.is_allowed
+    monkeypatch.setattr(RaftMembers, "is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))
     async with running(tmp_path, admin_from=networks) as broker:
         client = await broker.connect()
         answer = await client.request(RequestCode.MANAGE_GROUP, body=GroupCommand(action="status").encode())

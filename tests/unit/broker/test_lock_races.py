@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from mq.broker.consume.queue_locks import Locks
+from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.state.commands import DeleteTopic, LockQueues, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
@@ -31,7 +31,7 @@ class Stage:
         self.now = 0.0
         self.told: dict[str, list[int]] = {}
         self.held_reads: list[Callable[[bool], None]] | None = None
-        self.locks = Locks(
+        self.locks = QueueLockService(
             context_of(
                 metadata=self.metadata,
                 appender=self.rounds,

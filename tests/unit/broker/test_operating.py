@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from mq.broker.admin.broker_config import RunningSettings
+from mq.broker.admin.broker_config import BrokerConfig
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode as Code
@@ -222,7 +222,7 @@ async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, ch
         asked.append(peer)
         return allowed
 
-    running_settings = RunningSettings(
+    running_settings = BrokerConfig(
         context_of(settings=broker_settings(tmp_path), log=structlog.get_logger()),
         leads=lambda: True,
         version=DataVersion,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.consume.queue_locks import Locks
+from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
 from mq.protocol import headers, operator_requests, pop_requests
@@ -38,7 +38,7 @@ async def test_only_what_may_be_done_twice_is_repeated(tmp_path: Path, monkeypat
 async def test_the_forwarder_leads_last_and_resigns_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What other services give back when they resign goes to the replica that leads now."""
     told: list[str] = []
-    for kind in (Locks, Pops, Forwarder):
+    for kind in (QueueLockService, Pops, Forwarder):
         for event in ("lead", "resign"):
             monkeypatch.setattr(
                 kind, event, lambda service, event=event: told.append(f"{type(service).__name__} {event}s")

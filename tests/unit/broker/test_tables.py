@@ -1,18 +1,18 @@
-"""Tables of tables that are captured in a moment."""
+"""NestedTables of tables that are captured in a moment."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.state.nested_tables import Rows, Tables, in_order
+from mq.broker.state.nested_tables import NestedTables, Rows, in_order
 
 STEPS = st.lists(st.tuples(st.sampled_from(["put", "drop", "capture"]), st.integers(0, 2), st.integers(0, 3)))
 
 
 @given(STEPS)
 def test_captures_stay_as_they_were(steps: list[tuple[str, int, int]]) -> None:
-    tables: Tables[int, int, int] = Tables({0: {0: -1}})
+    tables: NestedTables[int, int, int] = NestedTables({0: {0: -1}})
     model: dict[int, dict[int, int]] = {0: {0: -1}}
     captures: list[tuple[dict[int, dict[int, int]], dict[int, dict[int, int]]]] = []
     for number, (step, outer, inner) in enumerate(steps):
@@ -30,7 +30,7 @@ def test_captures_stay_as_they_were(steps: list[tuple[str, int, int]]) -> None:
 
 
 def test_a_table_is_copied_once_after_a_capture() -> None:
-    tables: Tables[str, int, int] = Tables()
+    tables: NestedTables[str, int, int] = NestedTables()
     first = tables.to_change("a")
     assert tables.to_change("a") is first
     tables.capture()

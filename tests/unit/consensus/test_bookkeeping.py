@@ -23,7 +23,7 @@ from raftlog.consensus.types import (
     Role,
     Span,
 )
-from raftlog.consensus.write_tickets import Tickets
+from raftlog.consensus.write_tickets import WriteTickets
 
 steps = st.lists(
     st.one_of(
@@ -89,7 +89,7 @@ def test_tail_forgets_committed_spans_only() -> None:
 @given(st.lists(st.sampled_from(["append", "issue", "done", "truncate"]), max_size=40), st.randoms())
 def test_tickets_never_vouch_for_what_is_not_on_disk(steps: list[str], rng: random.Random) -> None:
     """Durable is compared with a disk that keeps, for each index, which version of the entry was written there."""
-    tickets = Tickets(0)
+    tickets = WriteTickets(0)
     log: list[int] = []
     disk: list[int] = []
     writes: deque[tuple[int, list[int]]] = deque()

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.consensus.log_terms import LogView
+from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.types import NONE, LogId, Span
 
 logs = st.lists(st.integers(1, 6), max_size=14).map(sorted)
 
 
-def view_of(terms: list[int], base: int = 0) -> LogView:
+def view_of(terms: list[int], base: int = 0) -> LogTerms:
     """A view of the entries behind ``base``; entry i has the term ``terms[i - 1]``."""
     runs = [(i, t) for i, t in enumerate(terms, 1) if i == 1 or terms[i - 2] != t]
-    return LogView(LogId(base, terms[base - 1]) if base else NONE, runs, len(terms))
+    return LogTerms(LogId(base, terms[base - 1]) if base else NONE, runs, len(terms))
 
 
-def check_equal(view: LogView, terms: list[int], base: int = 0) -> None:
+def check_equal(view: LogTerms, terms: list[int], base: int = 0) -> None:
     view.check_invariants()
     assert view.last == LogId(len(terms), terms[-1] if terms else 0)
     assert [view.term_at(index) for index in range(max(base, 1), len(terms) + 1)] == terms[max(base, 1) - 1 :]
@@ -108,4 +108,4 @@ def test_skipping_back_by_terms_finds_the_agreement_in_as_many_rounds(ours: list
 )
 def test_impossible_logs_are_refused(base: LogId, runs: list[tuple[int, int]], last_index: int) -> None:
     with pytest.raises(AssertionError):
-        LogView(base, runs, last_index)
+        LogTerms(base, runs, last_index)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from raftlog.read_barrier import READ_SECONDS_MAX, Barriers
+from raftlog.read_barrier import READ_SECONDS_MAX, ReadBarriers
 
 
 def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() -> None:
-    barriers, answers = Barriers(), list[bool]()
+    barriers, answers = ReadBarriers(), list[bool]()
     barriers.add(answers.append)
     ctx = barriers.ask(0.0)
     barriers.applied(100)
@@ -22,7 +22,7 @@ def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() ->
 
 
 def test_reads_of_one_turn_share_a_question_and_later_ones_do_not() -> None:
-    barriers, early, late = Barriers(), list[bool](), list[bool]()
+    barriers, early, late = ReadBarriers(), list[bool](), list[bool]()
     barriers.add(early.append)
     barriers.add(early.append)
     first = barriers.ask(0.0)
@@ -37,7 +37,7 @@ def test_reads_of_one_turn_share_a_question_and_later_ones_do_not() -> None:
 
 
 def test_a_read_that_nobody_answers_is_given_up_in_time() -> None:
-    barriers, answers = Barriers(), list[bool]()
+    barriers, answers = ReadBarriers(), list[bool]()
     barriers.add(answers.append)
     ctx = barriers.ask(10.0)
     assert barriers.deadline == 10.0 + READ_SECONDS_MAX

@@ -12,7 +12,7 @@ import pytest
 import raftlog.segment.snapshot_install
 from chaos.disk import MemoryDisk
 from raftlog.segment.codec import NORMAL, EntryRef
-from raftlog.segment.snapshot_install import Staging, decode_manifest, encode_manifest
+from raftlog.segment.snapshot_install import SnapshotInstall, decode_manifest, encode_manifest
 from tests.unit.segment.log_home import DIRECTORY, LogHome
 from tests.unit.segment.test_reset import PIECE_BYTES, fill, manifest_of, pull
 
@@ -62,7 +62,7 @@ def test_a_manifest_is_refused_or_can_be_gathered() -> None:
         outcomes["taken"] += 1
         if manifest.segment_bytes != good.segment_bytes:
             continue  # refused by whoever has files of another length
-        staging = Staging(MemoryDisk(), DIRECTORY, manifest)
+        staging = SnapshotInstall(MemoryDisk(), DIRECTORY, manifest)
         for _ in range(5):
             assert staging.missing_bytes >= 0
             if (wanted := staging.wanted()) is None:
@@ -86,7 +86,7 @@ def test_an_entry_that_cannot_be_used_is_asked_for_again() -> None:
             raise ValueError("no records")
 
     home.open().close()
-    staging = Staging(home.disk, DIRECTORY, manifest_of(source), check)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), check)
     with pytest.raises(AssertionError):
         pull(staging, source, rng=random.Random(1))
     assert refused

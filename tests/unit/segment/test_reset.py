@@ -13,7 +13,7 @@ import pytest
 import raftlog.segment.snapshot_install
 from chaos.disk import PowerCut
 from raftlog.segment import CONFIG, NORMAL, SegmentLog, StorageFailed
-from raftlog.segment.snapshot_install import Manifest, Staging, decode_manifest, discard, encode_manifest
+from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, discard, encode_manifest
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 PIECE_BYTES = 500
@@ -51,7 +51,7 @@ def manifest_of(log: SegmentLog, committed: int = 1000, snapshot: bytes = SNAPSH
     return msgspec.structs.replace(manifest, snapshot_bytes=len(snapshot), snapshot_crc=zlib.crc32(snapshot))
 
 
-def pull(staging: Staging, log: SegmentLog, pieces: int = 10_000, rng: random.Random | None = None) -> int:
+def pull(staging: SnapshotInstall, log: SegmentLog, pieces: int = 10_000, rng: random.Random | None = None) -> int:
     """Answer requests from a log's files, some of them out of order; how many were answered."""
     done = 0
     while done < pieces and (wanted := staging.wanted()) is not None:
@@ -97,7 +97,7 @@ def test_lagging_log_is_replaced_and_goes_on(home: LogHome, leader: LogHome, old
     old.set_note("stores", b"kept")
     home.submit(old, term=11, voted_for="n2")
     manifest = manifest_of(source)
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     pull(staging, source)
     assert (staging.complete, staging.missing_bytes) == (True, 0)
     staging.finish()
@@ -123,7 +123,7 @@ def test_base_without_closed_files(home: LogHome) -> None:
     other.submit(source)
     manifest = manifest_of(source)
     assert (manifest.end_pos, manifest.end_index, list(manifest.starts)) == (8192, source.base[0], [])
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     pull(staging, source)
     staging.finish()
     log = assert_replaced(home, source, manifest)
@@ -150,7 +150,7 @@ def test_reset_interrupted_while_gathering(home: LogHome, leader: LogHome) -> No
         home.disk.mkdir(DIRECTORY)
         answered, attempts = 0, 0
         while True:
-            staging = Staging(home.disk, DIRECTORY, manifest)
+            staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
             answered += pull(staging, source, pieces=rng.randrange(1, 20), rng=rng)
             if staging.complete:
                 break
@@ -177,7 +177,7 @@ def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_c
     home.open()
     snapshot_failed = False
     for after in range(40):
-        staging = Staging(home.disk, DIRECTORY, manifest)
+        staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
         home.disk.fail("fdatasync", errno.EIO, after=after)
         what = ""
         try:
@@ -189,7 +189,7 @@ def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_c
             snapshot_failed |= what == "snapshot"
             staging.close()
         home.disk.no_faults()
-        staging = Staging(home.disk, DIRECTORY, manifest)
+        staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
         pull(staging, source, rng=random.Random(after))
         staging.finish()
         root = f"{DIRECTORY}/reset"
@@ -203,7 +203,7 @@ def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_c
 def test_pieces_that_do_not_belong_are_refused_and_asked_for_again(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
     manifest = manifest_of(source)
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     rng = random.Random(3)
     refused = 0
     while (wanted := staging.wanted()) is not None:
@@ -223,13 +223,13 @@ def test_another_offer_keeps_what_fits(home: LogHome, leader: LogHome) -> None:
     """The next leader dropped more and has more; files are equal everywhere."""
     source = leader.opened[0]
     earlier = manifest_of(source, committed=source.segments()[5].first_index)
-    staging = Staging(home.disk, DIRECTORY, earlier)
+    staging = SnapshotInstall(home.disk, DIRECTORY, earlier)
     pull(staging, source)
     staging.finish()
     source.drop_prefix(source.segments()[2].start, b"conf at the base")
     leader.submit(source)
     later = manifest_of(source)
-    staging = Staging(home.disk, DIRECTORY, later)
+    staging = SnapshotInstall(home.disk, DIRECTORY, later)
     assert staging.wanted() == ("log", 7 * 4096, PIECE_BYTES)
     pull(staging, source)
     staging.finish()
@@ -243,10 +243,10 @@ def test_files_of_another_log_do_not_fit(home: LogHome, leader: LogHome) -> None
     for index in range(1, 96):
         log.append(NORMAL, index, 1, bytes(330 + index % 7))
         other.submit(log, commit_hint=index)
-    staging = Staging(home.disk, DIRECTORY, log.manifest(95, conf=b""))
+    staging = SnapshotInstall(home.disk, DIRECTORY, log.manifest(95, conf=b""))
     pull(staging, log)
     staging.finish()
-    staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
     assert staging.wanted() == ("log", 8192, PIECE_BYTES)
     log.close()
     # What was marked ready before is not any more.
@@ -264,7 +264,7 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
         log.append(CONFIG if index % 20 == 0 else NORMAL, index, 1 + index // 33, rng.randbytes(330 + index % 7))
     home.submit(log, term=9)
     bodies = all_bodies(log)
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     pull(staging, source)
     staging.finish()
     home.close_all()
@@ -281,7 +281,7 @@ def test_damaged_log_is_replaced_and_abstains_if_it_knew_of_more(home: LogHome, 
     home.submit(log)
     home.close_all()
     manifest = manifest_of(source, committed=60)
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     pull(staging, source)
     staging.finish()
     log = assert_replaced(home, source, manifest)
@@ -296,7 +296,7 @@ def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(home: 
     home.submit(log)
     home.close_all()
     manifest = manifest_of(source, committed=60)
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     pull(staging, source)
     staging.finish()
     log = assert_replaced(home, source, manifest)
@@ -308,7 +308,7 @@ def test_a_replacement_says_nothing_about_how_the_process_ended(home: LogHome, l
     """Who acknowledges before it syncs may lack some of that if it was killed, and nothing if it stopped in order."""
     source = leader.opened[0]
     log = home.open(acknowledges_unsynced=True)
-    staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
     pull(staging, source)
     staging.finish()
     log.close(clean=orderly)
@@ -326,7 +326,7 @@ def test_a_crash_while_installing_changes_nothing_about_that(home: LogHome, lead
     for step in range(60):
         home = LogHome()
         home.open(acknowledges_unsynced=True).close(clean=orderly)
-        staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+        staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
         pull(staging, source)
         staging.finish()
         home.disk.cut_power_after(step)
@@ -348,7 +348,7 @@ def prepared(leader: SegmentLog, manifest: Manifest, name: str) -> LogHome:
     home = LogHome()
     fill(home, 25)
     home.close_all()
-    staging = Staging(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
     pull(staging, leader)
     if name == "finish":
         staging.close()
@@ -372,7 +372,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
             home.disk.cut_power_after(step)
             try:
                 if name == "finish":
-                    Staging(home.disk, DIRECTORY, manifest).finish()
+                    SnapshotInstall(home.disk, DIRECTORY, manifest).finish()
                 else:
                     home.open()
                 finished = True
@@ -386,7 +386,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
                 assert all_bodies(log) == old, f"step {step}, seed {seed}"
                 seen.add("old")
                 home.close_all()
-                staging = Staging(home.disk, DIRECTORY, manifest)
+                staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
                 pull(staging, source)
                 staging.finish()
             else:
@@ -406,7 +406,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
 
 def test_discard_removes_everything_staged(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
-    staging = Staging(home.disk, DIRECTORY, manifest_of(source))
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
     pull(staging, source)
     staging.finish()
     discard(home.disk, DIRECTORY)

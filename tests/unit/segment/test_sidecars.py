@@ -9,7 +9,7 @@ import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import CONFIG, NORMAL, Base, LogDamaged, SegmentLog, initial_chain
-from raftlog.segment.closed_file_index import Sidecar, agrees, decode_sidecar, encode_sidecar
+from raftlog.segment.closed_file_index import ClosedFileIndex, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.index import ANCHOR_BYTES, LogIndex
 from tests.unit.segment.log_home import CLUSTER_ID, DIRECTORY, LogHome, all_bodies
@@ -139,7 +139,7 @@ def test_first_entry_behind_sidecars_that_does_not_link_makes_everything_be_read
     assert isinstance(home.disk, CountingDisk)
     before = bytes_read(home)
     # What no crash does: the sidecar and the last header of its file agree on a chain that is wrong.
-    wrong = Sidecar(sidecar.chain_before, replace_chain(sidecar.last, 1), sidecar.part)
+    wrong = ClosedFileIndex(sidecar.chain_before, replace_chain(sidecar.last, 1), sidecar.part)
     home.disk.overwrite(path, 0, encode_sidecar(wrong).ljust(len(home.disk.content(path)), b"\0"))
     assert state(home.open()) == expected
     assert bytes_read(home) - before > 4096
