@@ -86,7 +86,8 @@ def pull(
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
         filled = answers = nbytes = 0
         cpu, begin = cpu_seconds(pid), time.monotonic()
-        while (now := time.monotonic()) < begin + seconds:
+        # A window without any answer has no rate: it goes on until there is one.
+        while (now := time.monotonic()) < begin + seconds or not answers:
             received = sock.recv_into(buffer[filled:])
             if not received:
                 raise ConnectionError(f"{address} closed the connection")

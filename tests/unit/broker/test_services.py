@@ -49,10 +49,10 @@ async def test_the_forwarder_leads_last_and_resigns_first(tmp_path: Path, monkey
         brokers[0].services.lead()
         brokers[0].services.resign()
     assert told == [
-        "Locks leads",
+        "QueueLockService leads",
         "Pops leads",
         "Forwarder leads",
         "Forwarder resigns",
         "Pops resigns",
-        "Locks resigns",
+        "QueueLockService resigns",
     ]

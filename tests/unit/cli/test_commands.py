@@ -117,6 +117,8 @@ def test_free_ports_are_free_and_distinct() -> None:
     assert len(set(every)) == 7
     for port in every:
         with socket.socket() as probe:
+            # Other tests' closed connections to this port may not have expired yet.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
 
 
