@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from benchmarks.procfs import cpu_seconds_with_children, rss_bytes_max
+from benchmarks.procfs import cpu_seconds_without_running_children, rss_bytes_max
 from benchmarks.store_follower import pin
 from benchmarks.store_load import ROOT
 
@@ -74,7 +74,7 @@ class SparkProcess:
 
     def worker_cpu_seconds(self) -> float:
         """Of the Python processes that Spark runs data sources in, so far."""
-        return sum(cpu_seconds_with_children(pid) for pid in self._workers())
+        return sum(cpu_seconds_without_running_children(pid) for pid in self._workers())
 
     def worker_rss_bytes_max(self) -> int:
         """The most that any of them has had resident."""

@@ -7,8 +7,11 @@ made by a process of their own. Every replica has its own index and answers for 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +26,8 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage, encode_response
-from mq.store.key_index.builder import DAMAGED
 from mq.store.key_index.index import KeyIndex
+from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog import SegmentError
 
@@ -38,8 +41,10 @@ MESSAGES_MAX = 64
 UNIQUE_MESSAGES_MAX = 32
 """Messages in one answer: at most, and always when a unique key is looked for. Both are what stock brokers give."""
 SEARCH_SECONDS_MAX = 3.0
-NICE = 19
+SCHEDULING = "idle"
 """Of the process that makes files of the index: it gets what nobody else wants."""
+IDLE_SECONDS = 60.0
+"""How long that process waits for the next part of the log to be complete: it takes a third of a second to start."""
 _RETRY_SECONDS = 3600.0
 _NOT_FOUND = "can not find message, maybe time range not correct"
 
@@ -158,36 +163,49 @@ class KeyQueries(Service):
                 if self._clock() >= retry_at:
                     retry_at = self._clock() + _RETRY_SECONDS
                     self._index.retry()
-                while await self._make_some():
-                    pass
-            except (SegmentError, OSError) as error:
-                self._log.error("key_index_failed", error=str(error))  # the log itself is searched meanwhile
+                if self._index.jobs():
+                    await self._make_files()
+            except* (SegmentError, OSError) as errors:
+                # The log itself is searched meanwhile.
+                self._log.error("key_index_failed", error=str(errors.exceptions[0]))
 
-    async def _make_some(self) -> bool:
-        await trio.lowlevel.checkpoint()
-        jobs = self._index.jobs()
-        if not jobs:
-            return False
+    async def _make_files(self) -> None:
+        """Have files made by one process, until it has had nothing to do for a while. Raises SegmentError, OSError."""
         root = str(Path(mq.__file__).parent.parent)
-        done = await trio.run_process(
-            [sys.executable, "-m", "mq.store.key_index.builder", str(NICE)],
-            stdin=msgspec.json.encode(jobs),
-            capture_stdout=True,
-            capture_stderr=True,
+        start = partial(
+            trio.run_process,
+            [sys.executable, "-m", "mq.store.key_index.builder", SCHEDULING],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             check=False,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
         )
-        lines = done.stdout.decode().splitlines()
-        made = {line for line in lines if not line.startswith(DAMAGED)}
-        damaged = [int(line.removeprefix(DAMAGED)) for line in lines if line.startswith(DAMAGED)]
-        for job in jobs:
-            if job.target in made:
-                self._index.made(job.target)
-            else:
-                self._index.failed(job.target)
-        if len(made) < len(jobs):
-            reason = done.stderr.decode(errors="replace")[-1000:]
-            self._log.warning("key_index_failed", files=len(jobs) - len(made), reason=reason)
-        for pos in damaged:
-            await trio.to_thread.run_sync(self._index.report_damage, pos)
-        return True
+        async with trio.open_nursery() as nursery:
+            builder: trio.Process = await nursery.start(start)
+            assert builder.stdin is not None
+            assert builder.stdout is not None
+            async with builder.stdin:
+                idle_since = self._clock()
+                while builder.returncode is None and self._clock() < idle_since + IDLE_SECONDS:
+                    for job in self._index.jobs():
+                        await self._make_file(job, builder.stdin, builder.stdout)
+                        idle_since = self._clock()
+                    await trio.sleep(self._index_seconds)
+
+    async def _make_file(self, job: IndexJob, jobs: trio.abc.SendStream, results: trio.abc.ReceiveStream) -> None:
+        answer = b""
+        with suppress(trio.BrokenResourceError):
+            await jobs.send_all(msgspec.json.encode(job) + b"\n")
+            while not answer.endswith(b"\n") and (more := await results.receive_some()):
+                answer += more
+        if answer.endswith(b"\n"):
+            result = msgspec.json.decode(answer, type=IndexResult)
+        else:
+            result = IndexResult(job.target, "the process that makes the files has ended")
+        if result.failure is None:
+            self._index.made(job.target)
+            return
+        self._index.failed(job.target)
+        self._log.warning("key_index_failed", path=job.target, reason=result.failure)
+        if result.damaged_at is not None:
+            await trio.to_thread.run_sync(self._index.report_damage, result.damaged_at)

@@ -1,37 +1,21 @@
 """Makes files of the key index, in a process of its own that gives way to everything else.
 
-``python -m mq.store.key_index.builder`` reads a list of jobs, as JSON, from standard input (`IndexJob`). It writes the
-path of each file that is there, a line each, as soon as it is, and ends with its parent. The argument says how nice it
-is. A job that meets a damaged entry makes no file; then the line is `DAMAGED` and the physical offset of the entry.
+``python -m mq.store.key_index.builder idle`` reads jobs from standard input (`IndexJob`), one JSON object a line, and
+answers each with a line (`IndexResult`) as soon as it is done. It ends when its input does, as when its parent dies.
+With ``normal`` instead of ``idle`` it has the priority of its parent.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Final
 
 import msgspec
 
-from mq.store.key_index.file import build_key_file
+from mq.store.key_index.job import IndexJob, IndexResult
+from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.record_keys import Damaged
 from raftlog.segment.errors import FrameCorrupt
-
-DAMAGED: Final = "damaged "
-"""Begins a line that reports a damaged entry."""
-
-
-class IndexJob(msgspec.Struct, frozen=True):
-    """The entries ``begin`` to ``end`` of the segment that begins at ``segment_start``; all are physical offsets.
-
-    ``segment`` is the path of that, ``target`` of the file to make.
-    """
-
-    segment: str
-    segment_start: int
-    begin: int
-    end: int
-    target: str
 
 
 def make_index(job: IndexJob) -> None:
@@ -50,26 +34,26 @@ def make_index(job: IndexJob) -> None:
     os.rename(temporary, job.target)
 
 
+def run_job(job: IndexJob) -> IndexResult:
+    """Make one file, and say what became of it."""
+    try:
+        make_index(job)
+    except FrameCorrupt as error:
+        return IndexResult(job.target, str(error), error.physical_offset)
+    except (Damaged, OSError) as error:
+        return IndexResult(job.target, f"{job.segment}: {error}")
+    return IndexResult(job.target)
+
+
 def main() -> None:
-    """Do the jobs given on standard input. Exit code 1 when one of them failed."""
-    os.nice(int(sys.argv[1]))
-    parent = os.getppid()
-    failed = False
-    for job in msgspec.json.decode(sys.stdin.buffer.read(), type=list[IndexJob]):
-        if os.getppid() != parent:
-            break
-        try:
-            make_index(job)
-        except (FrameCorrupt, Damaged, OSError) as error:
-            failed = True
-            sys.stderr.write(f"{job.target}: {error}\n")
-            if isinstance(error, FrameCorrupt):
-                sys.stdout.write(f"{DAMAGED}{error.physical_offset}\n")
-                sys.stdout.flush()
-        else:
-            sys.stdout.write(f"{job.target}\n")
-            sys.stdout.flush()
-    sys.exit(failed)
+    """Do the jobs given on standard input, one after the other."""
+    if sys.argv[1] == "idle":
+        # Nice 19 is not enough: a process that wakes up would wait for the end of this one's time slice.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    for line in sys.stdin.buffer:
+        result = run_job(msgspec.json.decode(line, type=IndexJob))
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

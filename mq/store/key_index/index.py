@@ -1,9 +1,9 @@
 """Which parts of the log have a file in the key index, which are still to get one, and where a search has to look.
 
 A *part* is a whole segment, or an equal share of it if it has more than 64 MiB. Its file is ``index/<where the part
-begins, 20 digits>.keys``, and is made once all entries that begin in the part are committed and on this disk: from then
-on it never changes, on any replica. Nothing depends on these files; whatever is wrong with one, it goes and is made
-again.
+begins, 20 digits>.hashes``, and is made once all entries that begin in the part are committed and on this disk: from
+then on it never changes, on any replica. Nothing depends on these files; whatever is wrong with one, it goes and is
+made again.
 
 Belongs to the event loop's thread.
 """
@@ -18,7 +18,7 @@ from typing import Final
 
 from sortedcontainers import SortedSet
 
-from mq.store.key_index.builder import IndexJob
+from mq.store.key_index.job import IndexJob
 from mq.store.key_index.search import KeyQuery, KeySearch, UnindexedPart
 from raftlog import SegmentLog
 from raftlog.segment.codec import NORMAL
@@ -27,9 +27,12 @@ PART_BYTES_MAX: Final = 64 * 1024 * 1024
 DIRECT_PARTS_MAX: Final = 6
 """Parts without a file that one search goes through: 384 MiB, half a second."""
 JOBS_MAX: Final = 8
-"""Files made by one process, which takes a third of a second to start and about one for each of them."""
+"""Named in one go, so that a long log without an index does not hold up the event loop."""
 
-_NAME: Final = re.compile(r"([0-9]{20})\.keys")
+_SUFFIX: Final = ".hashes"
+_NAME: Final = re.compile(r"([0-9]{20})\.hashes")
+_OTHER_SUFFIXES: Final = (_SUFFIX, ".tmp", ".keys")
+"""Of files that are removed: unfinished ones, and those of an older format."""
 
 
 class KeyIndex:
@@ -56,12 +59,12 @@ class KeyIndex:
             found = _NAME.fullmatch(name)
             if found is not None and self._is_part(start := int(found[1])) and start >= self._base_pos:
                 self._indexed.add(start)
-            elif name.endswith((".keys", ".keys.tmp")):
+            elif name.endswith(_OTHER_SUFFIXES):
                 os.unlink(os.path.join(directory, name))
 
     def path_of(self, part: int) -> str:
         """The path of the file about the part that begins at a physical offset."""
-        return os.path.join(self._directory, f"{part:020d}.keys")
+        return os.path.join(self._directory, f"{part:020d}{_SUFFIX}")
 
     @property
     def applied_end(self) -> int:

@@ -1,21 +1,27 @@
-"""The keys of records: the one that makes a message unique, and the words that its sender gave it.
+"""The keys of records (the one that makes a message unique, and the words that its sender gave it) and their hashes.
 
 Everything here works on the bytes of log entries as they lie in files, so that it may be used by any thread or process.
 """
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from mq.protocol import properties as props
 from mq.protocol.records import BORN_HOST_IPV6, FIXED, MAGIC_V1, MAGIC_V2, ROLLBACK, STORE_HOST_IPV6, TRANSACTION_MASK
 from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
 
-KEY_HASH_BYTES: Final = 8
+KEY_HASH_BITS: Final = 32
 """Two keys with the same hash cost a reader a look at the record, no more."""
+HASHED_BYTES_MAX: Final = 256
+"""Of a topic or key; what differs only behind them, at the same length, has the same hash."""
+TOPIC_FACTOR: Final = 0xC2B2AE3D27D4EB4F
+FINAL_FACTOR: Final = 0xFF51AFD7ED558CCD
+WORD_FACTORS: Final = tuple(pow(0x9E3779B97F4A7C15, number + 2, 1 << 64) for number in range(-(-HASHED_BYTES_MAX // 8)))
+"""One for each 8 bytes of a text; odd, so that no bit of a word is lost."""
 
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HEAD: Final = struct.Struct(">ii28xi16xq20xi")
@@ -47,19 +53,18 @@ class KeyedRecord(NamedTuple):
     """Where its properties begin; they go to its end."""
 
 
-def key_hash(topic: bytes, key: bytes) -> bytes:
-    """What the index has for a key of a topic: 8 bytes, spread evenly."""
-    return blake2b(topic + b"#" + key, digest_size=KEY_HASH_BYTES).digest()
+def text_hash(text: bytes) -> int:
+    """64 bits of a text: its length and the sum of its little-endian words, each times its factor, modulo 2**64."""
+    words = (int.from_bytes(text[at : min(at + 8, HASHED_BYTES_MAX)], "little") for at in range(0, len(text), 8))
+    total: int = sum(map(operator.mul, words, WORD_FACTORS))
+    return (len(text) + total) % (1 << 64)
 
 
-def keys_of(data: bytes, record: KeyedRecord) -> list[bytes]:
-    """All keys of a record, each once, the unique one first if it has one."""
-    unique = find_property(data, _UNIQUE, record.text_at, record.end)
-    words = find_property(data, _KEYS, record.text_at, record.end)
-    found = [unique] if unique else []
-    if words:
-        found += [word for word in words.split(_BLANK) if word]
-    return list(dict.fromkeys(found)) if len(found) > 1 else found
+def key_hash(topic: bytes, key: bytes) -> int:
+    """What the index has for a key of a topic: `KEY_HASH_BITS` bits. `key_table` computes the same for many at once."""
+    mixed = (text_hash(topic) * TOPIC_FACTOR + text_hash(key)) % (1 << 64)
+    mixed ^= mixed >> 32
+    return (mixed * FINAL_FACTOR) % (1 << 64) >> 64 - KEY_HASH_BITS
 
 
 def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, unique: bool) -> bool:

@@ -105,13 +105,13 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tmp_path / "index"
-    monkeypatch.setattr("mq.broker.query.by_key.NICE", 0)  # a test must not wait for a machine to be idle
+    monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")  # a test must not wait for a machine to be idle
     async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
         client = await broker.connect()
         await keyed(client, 300, nbytes=1500)
 
         async def indexed() -> bool:
-            return await client.alive() and len([*files.glob("*.keys")]) >= 3
+            return await client.alive() and len([*files.glob("*.hashes")]) >= 3
 
         await until(indexed)
         for number in (0, 150, 299):
@@ -125,7 +125,7 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
         return run(search)
 
     monkeypatch.setattr(KeySearch, "run", note_and_run)
-    made = sorted(files.glob("*.keys"))
+    made = sorted(files.glob("*.hashes"))
     broken = made[1]
     broken.write_bytes(broken.read_bytes()[:-1])
     async with running(tmp_path, **SMALL) as broker:
@@ -140,9 +140,9 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
 async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.query.by_key.NICE", 0)
+    monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
     files = tmp_path / "index"
-    first, second = files / f"{0:020d}.keys", files / f"{SMALL['segment_bytes']:020d}.keys"
+    first, second = files / f"{0:020d}.hashes", files / f"{SMALL['segment_bytes']:020d}.hashes"
     async with running(tmp_path, index_seconds=3600, **SMALL) as broker:
         await keyed(await broker.connect(), 300, nbytes=1500)
     segment = tmp_path / "commitlog" / f"{0:020d}"

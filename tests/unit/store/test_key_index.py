@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
 from mq.store.key_index import index as key_index
 from mq.store.key_index import search
-from mq.store.key_index.builder import IndexJob
-from mq.store.key_index.file import KeyFile, KeyFileDamaged, build_key_file
+from mq.store.key_index.file import KeyFile, KeyFileDamaged
 from mq.store.key_index.index import KeyIndex
-from mq.store.key_index.record_keys import Damaged, key_hash
+from mq.store.key_index.job import IndexJob
+from mq.store.key_index.key_file_build import build_key_file
+from mq.store.key_index.key_table import PADDING, hashes, mixed
+from mq.store.key_index.record_keys import Damaged, key_hash, text_hash
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, SegmentLog, StorageCorrupt, frame
 from tests.unit.segment.log_home import LogHome
@@ -181,12 +184,26 @@ def fill(home: Home, count: int = 40) -> None:
         home.put(Sent(unique=f"U{number}", keys=f"K{number % 7} all", body=bytes(900), store_ms=number))
 
 
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=300)), min_size=1, max_size=20))
+def test_the_hashes_of_a_file_are_those_of_a_query(texts: list[tuple[bytes, bytes]]) -> None:
+    """The first and the last few bytes of a key count, and those of its topic."""
+    data = b"".join(topic + key for topic, key in texts) + PADDING
+    lengths = np.array([[len(topic), len(key)] for topic, key in texts])
+    ends = np.cumsum(lengths).reshape(lengths.shape)
+    found = [hashes(data, ends[:, column] - lengths[:, column], lengths[:, column]) for column in (0, 1)]
+    assert [list(map(int, column)) for column in found] == [
+        [text_hash(topic) for topic, _ in texts],
+        [text_hash(key) for _, key in texts],
+    ]
+    assert [int(each) for each in mixed(*found)] == [key_hash(*text) for text in texts]
+
+
 def test_all_but_the_open_part_gets_a_file(home: Home) -> None:
     fill(home)
     parts = list(range(0, home.log.end_pos - SEGMENT_BYTES, SEGMENT_BYTES))
     assert home.make() == len(parts) > 3
     assert list(home.index.parts) == parts
-    assert sorted(os.listdir(home.directory)) == [f"{part:020d}.keys" for part in parts]
+    assert sorted(os.listdir(home.directory)) == [f"{part:020d}.hashes" for part in parts]
     assert home.make() == 0
     for number in (0, 20, 39):
         query = wanted(f"U{number}", unique=True)
@@ -221,8 +238,8 @@ def test_times_are_exact_and_included(home: Home) -> None:
 
 
 def test_a_key_of_another_topic_with_the_same_hash_is_not_taken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("file", "search"):
-        monkeypatch.setattr(f"mq.store.key_index.{module}.key_hash", lambda topic, key: bytes(8))
+    monkeypatch.setattr("mq.store.key_index.key_table.mixed", lambda topics, keys: np.zeros_like(keys))
+    monkeypatch.setattr("mq.store.key_index.search.key_hash", lambda topic, key: 0)
     fill(home)
     home.make()
     query = wanted("K3")
@@ -313,7 +330,12 @@ def test_files_go_with_the_log(home: Home) -> None:
     assert found.records == home.expected(query)[-len(found.records) :] != []
     assert min(home.index.parts) == 2 * SEGMENT_BYTES
     assert len(os.listdir(home.directory)) == len(home.index.parts)
-    for stray in ("00000000000000000000.keys", "00000000000000000001.keys", "00000000000000032768.keys.tmp"):
+    for stray in (
+        "00000000000000000000.hashes",
+        "00000000000000000001.hashes",
+        "00000000000000016384.keys",
+        "00000000000000032768.hashes.tmp",
+    ):
         Path(home.directory, stray).write_bytes(b"")
     again = home.reopened()
     assert list(again.parts) == list(home.index.parts)
@@ -355,7 +377,7 @@ def test_no_bit_of_the_entries_is_indexed_when_it_is_wrong(
     fill(home, 10)
     (job,) = home.index.jobs()
     good = build_key_file(home.log.read_range, job.begin, job.end)
-    monkeypatch.setattr("mq.store.key_index.file._WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr("mq.store.key_index.key_file_build._WINDOW_BYTES", window_bytes)
     assert build_key_file(home.log.files.pread, job.begin, job.end) == good
     entries = [home.log.locate(index) for index in range(1, home.log.last_index + 1)]
     size = entries[0].size
@@ -400,7 +422,7 @@ def test_the_log_learns_of_a_damaged_entry(home: Home) -> None:
 
 
 def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "empty.keys"
+    path = tmp_path / "empty.hashes"
     path.write_bytes(build_key_file(lambda pos, nbytes: b"", 500, 500))
     file = KeyFile(str(path))
     file.check_log(lambda pos, nbytes: b"")

@@ -1,0 +1,84 @@
+"""Makes the content of a key file from a part of the log, every entry of which is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mq.store.key_index.file import Read, Scope, encode_key_file
+from mq.store.key_index.key_table import PADDING, key_rows, record_starts
+from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL, EntryRef, verify_entry
+from raftlog.segment.errors import FrameCorrupt
+
+_WINDOW_BYTES: Final = 1024 * 1024
+"""Read and indexed in one go: enough for numpy, and it stays in the cache of a processor."""
+
+
+class _Window(NamedTuple):
+    """Entries that lie back to back at ``pos``: their bytes with padding, where records begin, and the last entry."""
+
+    pos: int
+    data: bytes
+    starts: list[int]
+    last: EntryRef
+
+
+def build_key_file(read: Read, begin: int, end: int) -> bytes:
+    """The content of a file about the entries that lie back to back at ``begin`` to ``end``, 4 GiB at most.
+
+    ``read`` may return bytes straight from the disk: every entry is verified here.
+
+    Raises:
+        FrameCorrupt: an entry is damaged, or the bytes are not entries.
+        Damaged: an intact entry does not hold records.
+        Exception: what ``read`` raises.
+    """
+    assert end - begin < 1 << 32, f"{end - begin} bytes are more than one file can be about"
+    first_ms, last_ms = 2**63 - 1, -(2**63)
+    last_pos = last_index = last_chain = 0
+    rows = [np.empty(0, np.uint64)]
+    for window in _windows(read, begin, end):
+        last_pos, last_index, last_chain = window.last.pos, window.last.index, window.last.chain
+        if window.starts:
+            found, store_ms = key_rows(window.data, np.array(window.starts), window.pos - begin)
+            if found.size:
+                rows.append(found)
+                first_ms, last_ms = min(first_ms, int(store_ms.min())), max(last_ms, int(store_ms.max()))
+    scope = Scope(begin, end, last_pos, last_index, last_chain, first_ms, last_ms)
+    every = np.sort(np.concatenate(rows))  # np.unique hashes first, which takes ten times as long
+    is_first = np.append(True, every[1:] != every[:-1])[: every.size]
+    return encode_key_file(scope, every[is_first].astype(">u8").tobytes())
+
+
+def _windows(read: Read, begin: int, end: int) -> Iterator[_Window]:
+    """The entries in ascending order. Raises FrameCorrupt, Damaged.
+
+    The predecessor of the first entry is not known, so of that one only the body, size and position are verified.
+    """
+    pos, nbytes = begin, _WINDOW_BYTES
+    index: int | None = None
+    chain: int | None = None
+    term = 0
+    while pos < end:
+        data = read(pos, min(nbytes, end - pos))
+        view = memoryview(data)
+        is_last = pos + len(data) == end or len(data) < nbytes
+        at = 0
+        starts: list[int] = []
+        entry: EntryRef | None = None
+        while at < len(data):
+            rest = len(data) - at
+            if not is_last and (rest < HEADER_BYTES or HEADER.unpack_from(data, at)[1] > rest):
+                break
+            entry = verify_entry(view, at, index, term, pos + at, chain)
+            if entry.kind == NORMAL:
+                starts += record_starts(data, at + HEADER_BYTES, at + entry.size)
+            index, term, chain = entry.index + 1, entry.term, entry.chain
+            at += entry.size
+        if entry is not None:
+            yield _Window(pos, b"".join((view[:at], PADDING)), starts, entry)
+        if is_last and pos + at < end:
+            raise FrameCorrupt(pos + at, "the file is too short", end, pos + at)
+        pos, nbytes = pos + at, _WINDOW_BYTES if at else nbytes * 4
