@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic_settings import (
     BaseSettings,
@@ -11,6 +11,27 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+METRICS_OFF: Final = "off"
+"""Instead of an address where metrics are served."""
+_METRICS_PORT_DISTANCE: Final = 100
+
+
+def metrics_address_beside(address: tuple[str, int]) -> tuple[str, int] | None:
+    """Where metrics are served by default, for a server that listens at ``address``; None if there is no such port."""
+    host, port = address
+    port += _METRICS_PORT_DISTANCE if port else 0
+    return (host, port) if port < 65536 else None
+
+
+def parse_metrics_address(text: str) -> tuple[str, int] | None:
+    """An address to serve metrics at, from HOST:PORT or ``off``. Raises ValueError."""
+    if text == METRICS_OFF:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is neither HOST:PORT nor `{METRICS_OFF}`")
+    return host.strip("[]"), int(port)
 
 
 class ProcessSettings(BaseSettings):

@@ -27,6 +27,7 @@ from raftlog.consensus.types import (
     RoleChange,
 )
 from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
+from raftlog.latency_histogram import LatencyHistogram
 from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
 from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
@@ -55,6 +56,7 @@ __all__ = [
     "EntryUnusable",
     "Hosted",
     "Job",
+    "LatencyHistogram",
     "ListenRefused",
     "Listener",
     "Node",

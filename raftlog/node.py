@@ -23,6 +23,7 @@ import trio
 
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
+from raftlog.latency_histogram import LatencyHistogram
 from raftlog.lease_clock import LeaseClock
 from raftlog.log_transfer import ROOM_SECONDS, Offers, Puller
 from raftlog.net import frames
@@ -125,6 +126,7 @@ class Run:
     Attributes:
         undo: what must be closed at the end of the run, in reverse order; the log comes after everything of the host.
         secrets: those of the group that are valid now.
+        sync_latency: how long writes to the log with their syncs took.
     """
 
     def __init__(
@@ -148,13 +150,14 @@ class Run:
         damaged = Mailbox(self.reactor, self._found_damage)
         undo.callback(damaged.close)
         self._disk = RealDisk()
+        self.sync_latency = LatencyHistogram()
         self.segment_log = SegmentLog.open(
             settings.directory,
             cluster_id=settings.cluster_id,
             node_id=settings.node_id,
             segment_bytes=settings.segment_bytes,
             disk=self._disk,
-            writer=Writer(on_done=done.put, on_failed=failed.put),
+            writer=Writer(on_done=done.put, on_failed=failed.put, observe=self.sync_latency.observe),
             acknowledges_unsynced=not settings.core.durable_commit,
         )
         undo.callback(self.segment_log.close)

@@ -96,6 +96,7 @@ class Broker:
         self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
         self._dropped = 0
         self._refused = 0
+        self._elections = 0
         self._unsent = Unsent()
         self._intake: Intake[ClientConnection] = Intake(
             bytes_max=settings.unfinished_bytes_max,
@@ -203,6 +204,10 @@ class Broker:
             connection.close("broker stops")
         self.services.replies.resign()  # only now: for a reply whose client is gone, other replicas are asked
 
+    def confirm(self, on_known: Callable[[bool], None]) -> None:
+        """Tell whether this replica has applied all that is committed, which a leader must confirm."""
+        self._reads.read(on_known)
+
     def must_hand_over(self) -> bool:
         """Whether another replica could lead and does not yet; it is asked to. Call it again until it says no."""
         core = self._replica.core
@@ -255,6 +260,7 @@ class Broker:
     def role_changed(self, change: RoleChange) -> None:
         """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
         fields: dict[str, object] = {}
+        self._elections += change.role is Role.LEADER
         if (cause := change.cause) is not None:
             about = {"cause_node": cause.node, "cause_ms": cause.milliseconds}
             fields = {"cause": cause.kind.value} | {name: value for name, value in about.items() if value is not None}
@@ -475,6 +481,7 @@ class Broker:
             "unfinishedWaiting": self._intake.waiting,
             "unreadBytes": self._unsent.nbytes,
             "unreadWaiting": self._unread.kept_waiting,
+            "elections": self._elections,
             "messages": self.appender.messages,
             "pendingBytes": self.appender.pending_bytes,
             "heldPulls": len(self._polling),

@@ -25,7 +25,7 @@ from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
 from mq.store.queue_store import QueueStore
-from raftlog import Job, Reactor, Replica, parse_address
+from raftlog import Job, LatencyHistogram, Reactor, Replica, parse_address
 
 Log = structlog.stdlib.BoundLogger
 
@@ -52,6 +52,7 @@ class Environment:
         in_bulk_background: the same, for jobs that take longer.
         on_registration_changed: told when the name servers must learn something new: of these topics, or, for None, of
             everything.
+        sync_latency: how long writes to the log with their syncs took; None where nobody measures it.
         descriptors_max: connections with this file descriptor or a higher one are refused.
     """
 
@@ -70,6 +71,7 @@ class Environment:
     on_registration_changed: Callable[[Iterable[str] | None], None]
     descriptors_max: int
     log: Log
+    sync_latency: LatencyHistogram | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import structlog
 import trio
@@ -24,6 +24,9 @@ from mq.broker.context import Environment, wall_clock_ms
 from mq.broker.settings import Address, BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
+from mq.monitoring.families import Families, Family, Histogram
+from mq.monitoring.http import Monitoring, open_listeners
+from mq.monitoring.process import process_families
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
@@ -66,6 +69,8 @@ _AHEAD_SECONDS = 0.01
 """What is due so soon is done together with what is due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
 """So often, since a slice of queues is written each time, and the event loop waits for it: about 5 ms."""
+READY_SECONDS_MAX = 1.0
+"""A replica that needs longer to confirm that it has applied everything committed is not ready."""
 _GATHER_PAUSE_SECONDS = 0.005
 """Between a thousand queues of a checkpoint and the next."""
 _DRAIN_SECONDS_MAX = 1.0
@@ -89,10 +94,25 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
     if settings.members and len(settings.members) % 2 == 0:
         log.warning("even_group", replicas=len(settings.members), reason="one less survives as many failures")
-    store_ip = await _store_ip(settings)
+    host = _Host(settings, await _store_ip(settings), log)
+    failure: StartRefused | SegmentError | None = None
+    async with trio.open_nursery() as nursery:
+        listeners = await _monitoring_listeners(settings, log)
+        if listeners:
+            nursery.start_soon(Monitoring(host.collect, host.ready).serve, listeners)
+        try:
+            await _serve(settings, host, log, task_status)
+        except (StartRefused, SegmentError) as error:
+            failure = error  # not raised here, where the nursery would wrap it in a group
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: trio.TaskStatus[None]) -> None:
     if not settings.has_segment_bytes:
         settings, task_status = await _with_segment_bytes(settings, log, task_status)
-    host = _Host(settings, store_ip, log)
+        host.settings = settings
     running = trio.CancelScope(shield=True)
     failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
     ended = trio.Event()
@@ -123,6 +143,27 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         raise _refused(failure) from failure
 
 
+async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio.SocketListener]:
+    """Listen where metrics are served. Raises StartRefused if that is not possible where the settings say.
+
+    An address that nobody chose is no reason not to start.
+    """
+    await trio.lowlevel.checkpoint()
+    address = settings.metrics_address
+    if address is None:
+        return []
+    try:
+        listeners = await open_listeners(*address)
+    except (OSError, UnicodeError) as error:
+        refused = _not_bound("metrics", address, error)
+        if settings.metrics_listen is not None:
+            raise refused from error
+        log.warning("metrics_not_served", reason=str(refused))
+        return []
+    log.info("metrics_served", address=format_address(listeners[0].socket.getsockname()[:2]))
+    return listeners
+
+
 async def _with_segment_bytes(
     settings: BrokerSettings, log: Log, task_status: trio.TaskStatus[None]
 ) -> tuple[BrokerSettings, trio.TaskStatus[None]]:
@@ -148,7 +189,7 @@ class _Host:
     """Builds the broker anew for each run of its node; ``started`` once a first one was built whole."""
 
     def __init__(self, settings: BrokerSettings, store_ip: str, log: Log) -> None:
-        self._settings = settings
+        self.settings = settings
         self._store_ip = store_ip
         self._log = log
         self._broker: Broker | None = None
@@ -166,8 +207,40 @@ class _Host:
                 self._wake()
                 await trio.sleep(_DRAIN_POLL_SECONDS)
 
+    def collect(self) -> Generator[None, None, Families]:
+        """The metrics of the process, and those of the broker while there is one; see `Collect`."""
+        labels = {"cluster": self.settings.cluster, "group": self.settings.group, "node": self.settings.node_id}
+        families: list[Family | Histogram] = [*process_families(labels)]
+        yield
+        if self._broker is not None:
+            families += yield from self._broker.services.metrics.collect()
+        return families
+
+    async def ready(self) -> str | None:
+        """Why clients should go elsewhere now; None if this replica knows a leader and has caught up with it."""
+        broker = self._broker
+        if broker is None:
+            await trio.lowlevel.checkpoint()
+            return "the log is being opened, fetched or repaired"
+        confirmed: list[bool] = []
+        told = trio.Event()
+
+        def on_known(is_known: bool) -> None:
+            confirmed.append(is_known)
+            told.set()
+
+        broker.confirm(on_known)
+        self._wake()
+        with trio.move_on_after(READY_SECONDS_MAX):
+            await told.wait()
+        if confirmed == [True]:
+            return None
+        if not confirmed:
+            return f"no leader confirmed within {READY_SECONDS_MAX:g} s that everything committed is applied here"
+        return "no leader has a majority"
+
     def open(self, run: Run) -> Hosted:
-        settings, log, reactor, undo = self._settings, self._log, run.reactor, run.undo
+        settings, log, reactor, undo = self.settings, self._log, run.reactor, run.undo
         opened = _open_store(settings, run.segment_log, log)
         undo.callback(opened.queues.close)
         readers = Workers(reactor, _READERS)
@@ -190,6 +263,7 @@ class _Host:
             on_registration_changed=lambda topics: registrar.changed(topics),
             descriptors_max=allow_descriptors(),
             log=log,
+            sync_latency=run.sync_latency,
         )
         broker = Broker(
             settings=settings,

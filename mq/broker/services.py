@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from mq.broker.admin.administration import Administration
+from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.raft_members import RaftMembers
 from mq.broker.admin.stats import Stats
 from mq.broker.base.disk import disk_usage
@@ -170,6 +171,7 @@ class Services:
     def _administration(self, context: BrokerContext) -> tuple[Service, ...]:
         stats = Stats(context)
         usage = partial(disk_usage, context.settings.data_dir)
+        self.metrics = BrokerMetrics(context, stats=stats, disk_usage=usage)
         self.group_admin = RaftMembers(context)
         self.retention = Retention(
             settings=context.settings,

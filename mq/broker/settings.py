@@ -14,7 +14,7 @@ from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from mq.settings import ProcessSettings
+from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
 from raftlog import parse_address
 from raftlog.net.secret_file import FILE_NAME
 
@@ -71,6 +71,14 @@ class BrokerSettings(ProcessSettings):
     )
     listen: str = Field("127.0.0.1:10911", description="where clients connect")
     advertise: str | None = Field(None, description="address in the route, when it differs from `listen`")
+    metrics_listen: str | None = Field(
+        None,
+        description="where /metrics, /healthz and /readyz are served, HOST:PORT, or `off`; default: the port of "
+        "`listen` plus 100",
+    )
+    metrics_series_max: int = Field(
+        10_000, ge=100, description="series of metrics by topic and consumer group; more are left out, and counted"
+    )
     namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
     data_dir: Path = Path("data")
     cluster_id: str | None = Field(None, description="identity of the replicated log; derived from cluster and group")
@@ -174,6 +182,13 @@ class BrokerSettings(ProcessSettings):
             parse_address(value)
         return value
 
+    @field_validator("metrics_listen")
+    @classmethod
+    def _is_metrics_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_metrics_address(value)
+        return value
+
     @field_validator("delay_levels")
     @classmethod
     def _is_level_table(cls, value: str) -> str:
@@ -273,6 +288,13 @@ class BrokerSettings(ProcessSettings):
     def listen_address(self) -> Address:
         """Where clients connect."""
         return parse_address(self.listen)
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where metrics are served; None for nowhere."""
+        if self.metrics_listen is not None:
+            return parse_metrics_address(self.metrics_listen)
+        return metrics_address_beside(self.listen_address)
 
     @property
     def identity(self) -> str:

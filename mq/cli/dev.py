@@ -12,6 +12,7 @@ from rich.console import Console
 from mq.cli.dev_cluster import HOST, PORTS_FILE, DevCluster, DevClusterFailed, Ports, check_ports_of_new_directory
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.servers import cancel_on_signal, checked, split_settings
+from mq.settings import metrics_address_beside
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Each replica reserves so much at once, so that somebody who tries things out does not need gigabytes."""
@@ -91,6 +92,9 @@ async def _announce(cluster: DevCluster, console: Console) -> None:
     console.print(f"name server   {cluster.namesrv}")
     for node_id in cluster.node_ids:
         console.print(f"{node_id:13s} {cluster.address(node_id)}{'  (leader)' if node_id == leader else ''}")
+    metrics = metrics_address_beside((HOST, cluster.ports.clients[0]))
+    if metrics is not None:
+        console.print(f"metrics       http://{metrics[0]}:{metrics[1]}/metrics; 100 above the port of each server")
     console.print(f"logs          {cluster.directory / 'logs'}")
     option = "" if cluster.namesrv == "127.0.0.1:9876" else f" --namesrv {cluster.namesrv}"
     console.print("\nIn another terminal:", highlight=False)

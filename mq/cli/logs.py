@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from mq.monitoring.event_counts import LOGGED
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -14,6 +16,7 @@ def configure_logging(level: str = "info") -> None:
     """Write events of ``level`` and above: coloured on a terminal, one JSON object a line anywhere else."""
     on_terminal = sys.stderr.isatty()
     processors: list[structlog.typing.Processor] = [
+        LOGGED,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, RegisterBrokerBody, Route
 from mq.protocol.codes import PERM_READ_WRITE, PERM_WRITE
@@ -84,6 +84,15 @@ class _Group:
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
     topics_version: DataVersion | None = None
+
+
+class TableSizes(NamedTuple):
+    """How much a table has; ``routes`` counts topics of all groups, each by itself."""
+
+    groups: int
+    brokers: int
+    topics: int
+    routes: int
 
 
 class RouteTable:
@@ -192,6 +201,10 @@ class RouteTable:
                 live.expiry_seconds = expiry_seconds
 
     # -- questions -----------------------------------------------------------------------------------------------------
+
+    def sizes(self) -> TableSizes:
+        """How much there is."""
+        return TableSizes(len(self._groups), len(self._live), len(self._topics), self._routes)
 
     def route(self, topic: str) -> Route | None:
         """Where a topic is; None if no live broker group has it."""

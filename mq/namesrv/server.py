@@ -9,9 +9,12 @@ from functools import partial
 import structlog
 import trio
 
+from mq.monitoring.families import Kind
+from mq.monitoring.http import Monitoring, open_listeners
 from mq.namesrv.handlers import Handlers
 from mq.namesrv.kv_config import KvConfig
 from mq.namesrv.kv_file import KvFile
+from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
@@ -61,13 +64,39 @@ async def serve(
     host, port = listeners[0].socket.getsockname()[:2]
     log.info("listening", host=host, port=port)
     try:
+        monitoring_listeners = await _monitoring_listeners(settings, log)
         async with trio.open_nursery() as nursery:
+            if monitoring_listeners:
+                monitoring = Monitoring(lambda: collect(table, server.counters), _is_ready)
+                nursery.start_soon(monitoring.serve, monitoring_listeners)
             nursery.start_soon(_expire_forever, handlers, settings.scan_seconds)
             nursery.start_soon(server.look_forever)
             await nursery.start(partial(trio.serve_listeners, server.serve_connection, listeners))
             task_status.started((host, port))
     finally:
         log.info("stopped", host=host, port=port)
+
+
+async def _monitoring_listeners(settings: NamesrvSettings, log: Log) -> list[trio.SocketListener]:
+    """Listen where metrics are served. Raises OSError if that is not possible where the settings say."""
+    address = settings.metrics_address
+    if address is None:
+        return []
+    host, port = address
+    try:
+        listeners = await open_listeners(host, port)
+    except OSError as error:
+        if settings.metrics_listen is not None:
+            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
+        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
+        return []
+    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
+    return listeners
+
+
+async def _is_ready() -> None:
+    """A name server that runs can serve."""
+    await trio.lowlevel.checkpoint()
 
 
 async def _expire_forever(handlers: Handlers, scan_seconds: float) -> None:
@@ -134,6 +163,15 @@ class _Server:
         self._dropped_bytes = 0
         self._gave_back = trio.Event()
         """Set, and replaced, whenever one of those who were dropped is done."""
+
+    def counters(self) -> dict[str, tuple[Kind, str, int]]:
+        """Metrics of the connections, by name."""
+        return {
+            "connections": (Kind.GAUGE, "Open connections.", self._connections),
+            "connections_refused": (Kind.COUNTER, "Connections closed at once: there were too many.", self._refused),
+            "requests_incomplete_bytes": (Kind.GAUGE, "Requests that have not arrived whole.", self._intake.nbytes),
+            "replies_unread_bytes": (Kind.GAUGE, "Answers that peers have not read yet.", self._sending_bytes),
+        }
 
     async def look_forever(self) -> None:
         """Drop peers whose requests do not come to an end."""

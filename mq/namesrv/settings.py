@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from mq.settings import ProcessSettings
+from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
 
 MIB = 1024 * 1024
 
@@ -19,6 +19,11 @@ class NamesrvSettings(ProcessSettings):
 
     listen_host: str = Field(default="0.0.0.0", description="where brokers and clients connect")  # noqa: S104 (to be found)
     listen_port: int = Field(default=9876, ge=0, le=65535, description="0 takes any free port")
+
+    metrics_listen: str | None = Field(
+        default=None,
+        description="where /metrics, /healthz and /readyz are served, HOST:PORT, or `off`; default: port 100 higher",
+    )
 
     data_dir: Path | None = Field(
         default=Path("namesrv-data"), description="where the key-value configuration is kept; made with the first value"
@@ -55,3 +60,17 @@ class NamesrvSettings(ProcessSettings):
     routes_max: int = Field(default=1_000_000, ge=1, description="topics of all broker groups, each counted by itself")
     kv_entries_max: int = Field(default=10_000, ge=1)
     kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _is_metrics_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_metrics_address(value)
+        return value
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where metrics are served; None for nowhere."""
+        if self.metrics_listen is not None:
+            return parse_metrics_address(self.metrics_listen)
+        return metrics_address_beside((self.listen_host, self.listen_port))

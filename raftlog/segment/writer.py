@@ -98,13 +98,21 @@ class Writer:
         on_failed: called on that thread, once, with what went wrong, a `StorageFailed` if it was the disk. The thread
             has stopped then, for good: after a failed sync the kernel may have dropped the pages, so that a second
             try would succeed without the data.
+        observe: told, on that thread, how many seconds each write with its sync took.
     """
 
-    def __init__(self, on_done: OnDone, on_failed: OnFailed, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        on_done: OnDone,
+        on_failed: OnFailed,
+        clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self.done_ticket = 0
         self._on_done = on_done
         self._on_failed = on_failed
         self._clock = clock
+        self._observe = observe
         self._queue: SimpleQueue[WriteOp | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._clean = False
@@ -154,9 +162,12 @@ class Writer:
                 break
             op = queue.get()
         if batch:
+            began = self._clock()
             commit.apply(batch)
+            seconds = self._clock() - began
             self.done_ticket = batch[-1].ticket
             self._on_done(self.done_ticket)
+            self._observe(seconds)
             if commit.marker_delay() == 0.0:
                 # Behind the report, so that nobody waits for it.
                 commit.write_markers()

@@ -20,6 +20,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, check_length, joined
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
+from mq.broker.state.pop_checkpoints import PopQueue
 from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.replicate import no_room
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -49,6 +50,19 @@ class _Behind:
     """Those that are still to be consumed."""
     in_flight: int = 0
     """Of those, the ones that consumers have popped."""
+
+
+def pulled_and_consumed(offset: int, open_of: PopQueue) -> tuple[int, int]:
+    """Up to which queue offsets a group has got, and consumed, a queue in which it committed ``offset``.
+
+    What was popped and is still open counts as not consumed yet, wherever in the queue it is.
+    """
+    ordered = open_of.ordered
+    if ordered is not None and ordered.first_open == offset:
+        pulled = max(offset, ordered.next_offset)
+        return pulled, max(0, pulled - open_of.message_count())
+    # An ordered pop from before a reset: the group reads on from the stored offset.
+    return offset, max(0, offset - open_of.unordered_count())
 
 
 class GroupOffsets(Service):
@@ -158,15 +172,7 @@ class GroupOffsets(Service):
             stored = self._stored(group, topic)
             for queue_id in range(config.read_queues):
                 end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
-                # What was popped and is still open is counted as not consumed yet, wherever it is.
-                pulled, open_of = offset, self._metadata.pops.of((group, topic, queue_id))
-                ordered = open_of.ordered
-                if ordered is not None and ordered.first_open == offset:
-                    pulled = max(pulled, ordered.next_offset)
-                    open_count = open_of.message_count()
-                else:  # an ordered pop from before a reset: the group reads on from the stored offset
-                    open_count = open_of.unordered_count()
-                offset = max(0, pulled - open_count)
+                pulled, offset = pulled_and_consumed(offset, self._metadata.pops.of((group, topic, queue_id)))
                 if behind is not None:
                     behind.messages += max(0, end - offset)
                     behind.in_flight += pulled - offset

@@ -345,6 +345,10 @@ class ClientRegistry(Generic[ConnectionT]):
         """A consumer group that has members, for display. Not to be changed."""
         return self._consumers.get(group)
 
+    def consumer_groups(self) -> Iterable[ConsumerGroup[ConnectionT]]:
+        """All consumer groups with members."""
+        return self._consumers.values()
+
     def member(self, connection: ConnectionT, group: str) -> Member | None:
         """A connection as a member of a consumer group; None if it is not."""
         known = self._consumers.get(group)

@@ -299,6 +299,7 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
         "peers": f"n0@127.0.0.1:{peer_port}",
         "data_dir": directory,
         "segment_bytes": SEGMENT_BYTES,
+        "metrics_listen": "off",
     }
     if "peers" in given:
         chosen["secret_file"] = directory.parent / "group.secret"

@@ -1,0 +1,344 @@
+"""What a broker counts, as metrics for Prometheus: by our own names, and by those of RocketMQ 5 where it has one.
+
+Those by RocketMQ's names come from the leader only, as there they come from the master: the sum over all replicas is
+right. What consumers got is counted by the replica that gave it to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from mq.broker.admin.group_offsets import pulled_and_consumed
+from mq.broker.admin.stats import Stats
+from mq.broker.context import BrokerContext
+from mq.monitoring.families import Families, Family, Histogram, Kind, Sample
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
+from raftlog import Role
+from raftlog.latency_histogram import BOUNDS
+
+_SLICE: Final = 64
+"""Groups or topics that are looked at between two yields."""
+
+
+class _Named(NamedTuple):
+    """How a number of `Service.counters` appears."""
+
+    name: str
+    kind: Kind
+    help: str
+    scale: float = 1.0
+
+
+_G: Final = Kind.GAUGE
+_C: Final = Kind.COUNTER
+BY_COUNTER: Final[Mapping[str, _Named]] = {
+    "connections": _Named("raftmq_client_connections", _G, "Open connections of clients and of other replicas."),
+    "connectionsRefused": _Named(
+        "raftmq_client_connections_refused", _C, "Connections that were closed at once: there were too many."
+    ),
+    "connectionsDropped": _Named(
+        "raftmq_client_connections_dropped", _C, "Connections closed since the client read or wrote too slowly."
+    ),
+    "unfinishedBytes": _Named("raftmq_requests_incomplete_bytes", _G, "Requests that have not arrived whole."),
+    "unfinishedWaiting": _Named("raftmq_requests_incomplete_waiting", _G, "Clients that wait for room to send more."),
+    "unreadBytes": _Named("raftmq_replies_unread_bytes", _G, "Replies that clients have not read yet."),
+    "unreadWaiting": _Named("raftmq_replies_unread_waiting", _G, "Clients whose requests wait for them to read."),
+    "messages": _Named("raftmq_messages_appended", _C, "Messages that this replica added to the log as the leader."),
+    "elections": _Named("raftmq_elections_won", _C, "How often this replica became the leader."),
+    "pendingBytes": _Named("raftmq_messages_unacknowledged_bytes", _G, "Messages that are not acknowledged yet."),
+    "heldPulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
+    "heldBytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
+    "longestDelayMs": _Named(
+        "raftmq_event_loop_delay_max_seconds", _G, "The longest delay of the event loop in the last minute.", 1e-3
+    ),
+    "bulkReads": _Named("raftmq_bulk_reads", _C, "Bulk reads, as of Spark."),
+    "bulkReadsBehind": _Named("raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."),
+    "bulkReadsBusy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were at work."),
+    "bulkReadsDamaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
+    "bulkReadsWaiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads that wait for their turn."),
+    "logLeases": _Named("raftmq_log_leases", _G, "Readers that keep old log files from being deleted."),
+    "lockedQueues": _Named("raftmq_queues_locked", _G, "Queues that one member of a group has for itself."),
+    "fencedCommits": _Named(
+        "raftmq_offset_commits_fenced", _C, "Offset commits refused: the client had lost the lock of the queue."
+    ),
+    "heldPops": _Named("raftmq_pops_waiting", _G, "Pops that wait for messages."),
+    "popCheckpoints": _Named("raftmq_pops_open", _G, "Pops with messages that are not acknowledged yet."),
+    "popRevived": _Named("raftmq_pop_messages_redelivered", _C, "Popped messages that were not acknowledged in time."),
+    "popLost": _Named(
+        "raftmq_pop_messages_expired", _C, "Popped messages not redelivered: the log did not have them any more."
+    ),
+    "repeatedSends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were stored before."),
+    "repliesPushed": _Named("raftmq_replies_pushed", _C, "Replies brought to the producer that asked."),
+    "repliesRelayed": _Named("raftmq_replies_relayed", _C, "Replies brought there through another replica."),
+    "repliesNotPushed": _Named("raftmq_replies_failed", _C, "Replies whose producer was not found."),
+    "repliesUnderWayBytes": _Named("raftmq_replies_waiting_bytes", _G, "Replies on their way."),
+    "queueBlocksRestored": _Named("raftmq_queue_blocks_restored", _C, "Damaged blocks of queue files made anew."),
+    "forwardedTaken": _Named("raftmq_forwarded_requests_served", _C, "Requests served as the leader for followers."),
+    "forwardedSends": _Named("raftmq_forwarded_sends", _C, "Sends handed to the leader."),
+    "forwardedOffsets": _Named("raftmq_forwarded_offset_commits", _C, "Offset commits handed to the leader."),
+    "forwardedOthers": _Named("raftmq_forwarded_other_requests", _C, "Other requests handed to the leader."),
+    "forwardedBytes": _Named("raftmq_forwarded_bytes", _C, "Bytes of the requests handed to the leader."),
+    "forwardedWaiting": _Named("raftmq_forwarded_waiting", _G, "Requests handed on that have no answer yet."),
+    "forwardedRefused": _Named("raftmq_forwarded_refused", _C, "Requests refused: no leader took them in time."),
+    "forwardedRetried": _Named("raftmq_forwarded_retried", _C, "Requests handed on once more."),
+    "forwardedUnknown": _Named("raftmq_forwarded_unknown", _C, "Requests whose outcome is unknown."),
+    "delayedPending": _Named("raftmq_delayed_messages", _G, "Messages that wait at delay levels."),
+    "delayedUnreadable": _Named("raftmq_delayed_messages_unreadable", _G, "Due, and the disk does not give them."),
+    "delayedDelivered": _Named("raftmq_delayed_messages_delivered", _C, "Messages delivered from delay levels."),
+    "delayedDropped": _Named("raftmq_delayed_messages_dropped", _C, "Due when their topic was gone."),
+    "delayedExpired": _Named("raftmq_delayed_messages_expired", _C, "Lost to a full disk."),
+    "timersPending": _Named("raftmq_timers", _G, "Messages that wait for a time of their own."),
+    "timersDelivered": _Named("raftmq_timers_delivered", _C, "Messages delivered at a time of their own."),
+    "timersUnreadable": _Named("raftmq_timers_unreadable", _G, "Due, and the disk does not give them."),
+    "timersLateMs": _Named("raftmq_timers_late_seconds", _G, "By how much the last one was late.", 1e-3),
+    "timersRolled": _Named("raftmq_timers_rolled", _C, "Stored anew for another day."),
+    "timersRecalled": _Named("raftmq_timers_recalled", _C, "Recalled by their producers."),
+    "timersDropped": _Named("raftmq_timers_dropped", _C, "Due when their topic was gone."),
+    "timersExpired": _Named("raftmq_timers_expired", _C, "Lost to a full disk."),
+    "transactionsOpen": _Named("raftmq_transactions_open", _G, "Half messages that nobody has ended."),
+    "transactionsPutOff": _Named("raftmq_transactions_check_postponed", _G, "Half messages checked later than others."),
+    "transactionsCommitted": _Named("raftmq_transactions_committed", _C, "Transactions committed."),
+    "transactionsRolledBack": _Named("raftmq_transactions_rolled_back", _C, "Transactions rolled back."),
+    "transactionsEndedAgain": _Named("raftmq_transactions_ended_again", _C, "Ended once more, without effect."),
+    "transactionsGivenUp": _Named("raftmq_transactions_given_up", _C, "Put aside after the last check."),
+    "transactionsExpired": _Named("raftmq_transactions_expired", _C, "Half messages lost to retention."),
+    "transactionsResumed": _Named("raftmq_transactions_resumed", _C, "Put aside, and begun anew by an operator."),
+    "transactionChecks": _Named("raftmq_transaction_checks", _C, "Questions to producers about open transactions."),
+    "transactionChecksUnanswerable": _Named(
+        "raftmq_transaction_checks_unanswerable", _C, "Checks for which no producer of the group was connected."
+    ),
+}
+"""Our own metrics by the name of the counter. Every counter has a row, but for the two families of bulk reads."""
+
+_BULK_PREFIXES: Final = {
+    "bulkRowsAs": ("raftmq_bulk_rows", "Messages given to bulk readers, by role of this replica and by client."),
+    "bulkBytesAs": ("raftmq_bulk_bytes", "Bytes given to bulk readers, by role of this replica and by client."),
+}
+
+
+class BrokerMetrics:
+    """Gathers the metrics of one broker.
+
+    Args:
+        disk_usage: free and total bytes of the log's disk.
+    """
+
+    def __init__(self, context: BrokerContext, *, stats: Stats, disk_usage: Callable[[], tuple[int, int]]) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._stats = stats
+        self._disk_usage = disk_usage
+        settings = context.settings
+        self.labels: Mapping[str, str] = {
+            "cluster": settings.cluster,
+            "group": settings.group,
+            "node": settings.node_id,
+        }
+        self._rocketmq = {"cluster": settings.cluster, "node_type": "broker", "node_id": settings.group}
+
+    def collect(self) -> Generator[None, None, Families]:
+        """All metrics; yields often enough that no stretch takes a millisecond. Raises OSError: of the disk."""
+        families: list[Family | Histogram] = [*self._raft(), *self._counters(), *self._log()]
+        yield
+        room = self._settings.metrics_series_max
+        limited = 0
+        if self._context.appender.is_open:
+            self._stats.look()
+            for gather in (self._topics, self._lag, self._connections):
+                more = yield from gather()
+                kept, dropped = _within(more, room)
+                families += kept
+                limited += dropped
+                room -= sum(len(family.samples) for family in kept)
+        more = yield from self._consumed()
+        kept, dropped = _within(more, room)
+        families += kept
+        families.append(
+            self._own("raftmq_metrics_series_dropped", Kind.GAUGE, "Series left out: metrics_series_max was reached.")(
+                limited + dropped
+            )
+        )
+        return families
+
+    # -- of the replica ----------------------------------------------------------------------------------------------
+
+    def _own(self, name: str, kind: Kind, text: str) -> Callable[[float], Family]:
+        return lambda value: Family(name, kind, text, (*self.labels,), [((*self.labels.values(),), value)])
+
+    def _raft(self) -> Iterator[Family | Histogram]:
+        replica = self._context.replica
+        core = replica.core
+        status = core.status()
+        own, labels, values = self._own, (*self.labels,), (*self.labels.values(),)
+        yield own("raftmq_raft_term", _G, "Current term.")(core.term)
+        roles = [((*values, role.name.lower()), float(core.role is role)) for role in Role]
+        yield Family("raftmq_raft_role", _G, "1 for the role that this replica has.", (*labels, "role"), roles)
+        yield own("raftmq_raft_has_leader", _G, "Whether this replica knows a leader.")(core.leader_id is not None)
+        yield own("raftmq_raft_last_index", _G, "Index of the last entry.")(core.last_index)
+        yield own("raftmq_raft_commit_index", _G, "Index of the last committed entry.")(replica.commit_index)
+        yield own("raftmq_raft_applied_index", _G, "Index of the last applied entry.")(replica.applied_index)
+        yield own("raftmq_raft_durable_index", _G, "Index of the last entry synced here.")(core.durable)
+        yield own("raftmq_raft_voters", _G, "Replicas that vote.")(len(status.conf.voters))
+        yield own("raftmq_raft_abstaining", _G, "Whether this replica does not vote.")(status.abstaining)
+        peers = status.peers
+        behind: list[Sample] = [((*values, peer.peer), max(0, core.last_index - peer.match)) for peer in peers]
+        yield Family(
+            "raftmq_raft_follower_lag_entries", _G, "Entries that a follower lacks.", (*labels, "follower"), behind
+        )
+        active: list[Sample] = [((*values, peer.peer), float(peer.active)) for peer in peers]
+        yield Family(
+            "raftmq_raft_follower_active", _G, "Whether a follower has answered lately.", (*labels, "follower"), active
+        )
+        latency = self._context.environment.sync_latency
+        if latency is not None:
+            text = "How long writes to the log with their syncs took."
+            yield Histogram(
+                "raftmq_log_sync_seconds", text, labels, values, BOUNDS, tuple(latency.counts), latency.total
+            )
+
+    def _log(self) -> Iterator[Family]:
+        log = self._context.replica.log
+        free, total = self._disk_usage()
+        own = self._own
+        yield own("raftmq_log_bytes", _G, "Bytes of the log.")(log.end_pos - log.base_pos)
+        yield own("raftmq_log_first_index", _G, "Index of the first entry that the log has.")(log.first_index)
+        yield own("raftmq_disk_free_bytes", _G, "Free bytes of the disk with the log.")(free)
+        yield own("raftmq_disk_bytes", _G, "Size of the disk with the log.")(total)
+        yield own("raftmq_topics", _G, "Topics, those of the system included.")(len(self._context.metadata.topics))
+        yield own("raftmq_consumer_groups", _G, "Consumer groups that are configured.")(
+            len(self._context.metadata.groups)
+        )
+        yield Family(
+            "raftmq_durability",
+            _G,
+            "What an acknowledgement means.",
+            (*self.labels, "durability"),
+            [((*self.labels.values(), self._settings.durability), 1.0)],
+        )
+
+    def _counters(self) -> Iterator[Family]:
+        bulk: dict[str, list[Sample]] = {prefix: [] for prefix in _BULK_PREFIXES}
+        for name, value in self._context.counters().items():
+            named = BY_COUNTER.get(name)
+            if named is not None:
+                yield self._own(named.name, named.kind, named.help)(value * named.scale)
+                continue
+            for prefix, samples in bulk.items():
+                if name.startswith(prefix):
+                    samples.append(((*self.labels.values(), name.removeprefix(prefix)), value))
+        for prefix, (name, text) in _BULK_PREFIXES.items():
+            yield Family(name, Kind.COUNTER, text, (*self.labels, "as"), bulk[prefix])
+
+    # -- by RocketMQ's names -----------------------------------------------------------------------------------------
+
+    def _family(self, name: str, kind: Kind, text: str, labels: tuple[str, ...], samples: list[Sample]) -> Family:
+        common = (*self._rocketmq.values(),)
+        return Family(
+            f"rocketmq_{name}",
+            kind,
+            text,
+            (*self._rocketmq, *labels),
+            [((*common, *values), value) for values, value in samples],
+        )
+
+    def _topics(self) -> Generator[None, None, list[Family]]:
+        put: list[Sample] = []
+        put_bytes: list[Sample] = []
+        dead: list[Sample] = []
+        for number, (topic, series) in enumerate(list(self._stats.figures.by_topic.items())):
+            if number % _SLICE == 0:
+                yield
+            if topic.startswith(DEAD_LETTER_PREFIX):
+                dead.append(((topic.removeprefix(DEAD_LETTER_PREFIX),), series.nums))
+            values = (topic, _bool(is_system_topic(topic)))
+            put.append((values, series.nums))
+            put_bytes.append((values, series.nbytes))
+        labels = ("topic", "is_system")
+        log = self._context.replica.log
+        return [
+            self._family("storage_size", _G, "Bytes of the log.", (), [((), log.end_pos - log.base_pos)]),
+            self._family("messages_in", _C, "Messages stored.", labels, put),
+            self._family("throughput_in", _C, "Bytes of messages stored.", labels, put_bytes),
+            self._family("send_to_dlq_messages", _C, "Messages that became dead letters.", ("consumer_group",), dead),
+        ]
+
+    def _consumed(self) -> Generator[None, None, list[Family]]:
+        got: list[Sample] = []
+        got_bytes: list[Sample] = []
+        for number, ((topic, group), series) in enumerate(list(self._stats.figures.by_group.items())):
+            if number % _SLICE == 0:
+                yield
+            values = _group_labels(topic, group)
+            got.append((values, series.nums))
+            got_bytes.append((values, series.nbytes))
+        labels = ("topic", "consumer_group", "is_retry", "is_system")
+        return [
+            self._family("messages_out", _C, "Messages given to consumers.", labels, got),
+            self._family("throughput_out", _C, "Bytes of messages given to consumers.", labels, got_bytes),
+        ]
+
+    def _lag(self) -> Generator[None, None, list[Family]]:
+        """How many messages each group has still to consume, as `mqadmin consumerProgress` counts them."""
+        metadata, store = self._context.metadata, self._context.store
+        lag: list[Sample] = []
+        in_flight: list[Sample] = []
+        for number, ((group, topic), offsets) in enumerate(list(metadata.consumer_offsets.items())):
+            if number % _SLICE == 0:
+                yield
+            config = metadata.topics.get(topic)
+            if config is None:
+                continue
+            behind = popped = 0
+            for queue_id in range(config.read_queues):
+                pulled, consumed = pulled_and_consumed(
+                    offsets.get(queue_id, 0), metadata.pops.of((group, topic, queue_id))
+                )
+                behind += max(0, store.max_offset(topic, queue_id) - consumed)
+                popped += pulled - consumed
+            values = _group_labels(topic, group)
+            lag.append((values, behind))
+            in_flight.append((values, popped))
+        labels = ("topic", "consumer_group", "is_retry", "is_system")
+        return [
+            self._family("consumer_lag_messages", _G, "Messages that a group has still to consume.", labels, lag),
+            self._family("consumer_inflight_messages", _G, "Of these, popped and not acknowledged.", labels, in_flight),
+        ]
+
+    def _connections(self) -> Generator[None, None, list[Family]]:
+        """Clients of this replica by group, those that gave heartbeats."""
+        clients = self._context.clients
+        producers: list[Sample] = []
+        consumers: list[Sample] = []
+        for number, (name, members) in enumerate(list(clients.producer_groups())):
+            if number % _SLICE == 0:
+                yield
+            producers.append(((name,), len(members)))
+        for number, group in enumerate(list(clients.consumer_groups())):
+            if number % _SLICE == 0:
+                yield
+            consumers.append(((group.name,), len(group.members)))
+        return [
+            self._family("producer_connections", _G, "Producers by group.", ("producer_group",), producers),
+            self._family("consumer_connections", _G, "Consumers by group.", ("consumer_group",), consumers),
+        ]
+
+
+def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
+    """The families with no more than ``room`` samples in all, and how many samples are left out."""
+    kept: list[Family] = []
+    dropped = 0
+    for family in families:
+        samples = family.samples[: max(0, room)]
+        room -= len(samples)
+        dropped += len(family.samples) - len(samples)
+        kept.append(family._replace(samples=samples))
+    return kept, dropped
+
+
+def _group_labels(topic: str, group: str) -> tuple[str, ...]:
+    return topic, group, _bool(topic.startswith(RETRY_PREFIX)), _bool(is_system_topic(topic))
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,1 @@
+"""Metrics and health of a server process, over HTTP on a port of its own."""

@@ -1,0 +1,42 @@
+"""How often each warning and error was logged: what alerts are about, without a counter beside every line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final
+
+from mq.monitoring.families import Family, Kind
+
+NAMES_MAX: Final = 500
+"""Events have fixed names; beyond so many something else is counted, and that goes to ``other``."""
+
+
+class EventCounts:
+    """Counts log events by level and name; a processor for structlog."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        """Count one event, and hand it on as it is."""
+        if method in ("warning", "error", "critical"):
+            key = (method, str(event.get("event", "")))
+            if key not in self._counts and len(self._counts) >= NAMES_MAX:
+                key = (method, "other")
+            self._counts[key] += 1
+        return event
+
+    def family(self, labels: Mapping[str, str]) -> Family:
+        """The counts as a metric."""
+        return Family(
+            "raftmq_log_events",
+            Kind.COUNTER,
+            "Warnings and errors that were logged, by the name of the event.",
+            (*labels, "level", "event"),
+            [((*labels.values(), *key), count) for key, count in sorted(self._counts.items())],
+        )
+
+
+LOGGED: Final = EventCounts()
+"""Those of this process."""

@@ -1,0 +1,164 @@
+"""A small HTTP server for monitoring: ``/metrics``, ``/healthz`` and ``/readyz``.
+
+It shares its event loop with a server that must answer its clients within milliseconds: metrics are gathered in slices,
+turned into text by a worker thread, and kept for a second, so that frequent scrapes cost no more than one a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import h11
+import structlog
+import trio
+
+from mq.monitoring.families import Collect, Families, render
+
+Log = structlog.stdlib.BoundLogger
+
+CONNECTIONS_MAX: Final = 32
+"""Beyond it new connections are closed at once."""
+REQUEST_SECONDS_MAX: Final = 10.0
+"""For a request to arrive and for its answer to be read."""
+REQUEST_BYTES_MAX: Final = 16 * 1024
+SLICE_SECONDS: Final = 0.002
+"""So long metrics are gathered before others get their turn."""
+KEPT_SECONDS: Final = 1.0
+_PLAIN: Final = "text/plain; charset=utf-8"
+
+Ready = Callable[[], Awaitable[str | None]]
+"""Why the server should get no traffic now; None if it should."""
+
+
+class Response(NamedTuple):
+    """An answer to a GET."""
+
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+
+class Monitoring:
+    """Answers for one server process.
+
+    Args:
+        collect: gathers its metrics.
+        ready: asks whether it can serve.
+    """
+
+    def __init__(self, collect: Collect, ready: Ready) -> None:
+        self._collect = collect
+        self._ready = ready
+        self._lock = trio.Lock()
+        self._families: Families = ()
+        self._texts: dict[str, tuple[str, bytes]] = {}
+        self._collected_at = float("-inf")
+        self._connections = 0
+
+    async def serve(self, listeners: list[trio.SocketListener]) -> None:
+        """Answer until cancelled; closes the listeners."""
+        await trio.serve_listeners(self._serve_connection, listeners)
+
+    async def respond(self, path: str, accept: str) -> Response:
+        """The answer to a GET of a path."""
+        if path == "/metrics":
+            content_type, body = await self._metrics(accept)
+            return Response(HTTPStatus.OK, content_type, body)
+        await trio.lowlevel.checkpoint()
+        if path == "/healthz":
+            return Response(HTTPStatus.OK, _PLAIN, b"ok\n")
+        if path == "/readyz":
+            reason = await self._ready()
+            status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
+            return Response(status, _PLAIN, f"{reason or 'ok'}\n".encode())
+        return Response(HTTPStatus.NOT_FOUND, _PLAIN, b"there are /metrics, /healthz and /readyz\n")
+
+    async def _metrics(self, accept: str) -> tuple[str, bytes]:
+        async with self._lock:
+            if trio.current_time() >= self._collected_at + KEPT_SECONDS:
+                self._families = await self._collected()
+                self._collected_at = trio.current_time()
+                self._texts = {}
+            key = "openmetrics" if "application/openmetrics-text" in accept else ""
+            if key not in self._texts:
+                self._texts[key] = await trio.to_thread.run_sync(render, self._families, accept)
+            return self._texts[key]
+
+    async def _collected(self) -> Families:
+        steps = self._collect()
+        while True:
+            begin = trio.current_time()
+            try:
+                while trio.current_time() < begin + SLICE_SECONDS:
+                    next(steps)
+            except StopIteration as end:
+                families: Families = end.value
+                return families
+            await trio.sleep(SLICE_SECONDS)
+
+    async def _serve_connection(self, stream: trio.abc.Stream) -> None:
+        self._connections += 1
+        try:
+            if self._connections <= CONNECTIONS_MAX:
+                # A peer that hangs up, or speaks something else, is nobody's fault here.
+                with contextlib.suppress(trio.BrokenResourceError, h11.ProtocolError):
+                    await self._converse(stream)
+        finally:
+            self._connections -= 1
+            with trio.move_on_after(1, shield=True):
+                await stream.aclose()
+
+    async def _converse(self, stream: trio.abc.Stream) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
+        while True:
+            with trio.move_on_after(REQUEST_SECONDS_MAX) as scope:
+                request = await _request(connection, stream)
+                if request is None:
+                    return
+                response = await self._answer(request)
+                await stream.send_all(_encoded(connection, request, response))
+            if scope.cancelled_caught or connection.our_state is not h11.DONE:
+                return
+            connection.start_next_cycle()
+
+    async def _answer(self, request: h11.Request) -> Response:
+        if request.method not in (b"GET", b"HEAD"):
+            await trio.lowlevel.checkpoint()
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN, b"only GET and HEAD\n")
+        accept = next((value.decode("ascii", "replace") for name, value in request.headers if name == b"accept"), "")
+        path = request.target.partition(b"?")[0].decode("ascii", "replace")
+        return await self.respond(path, accept)
+
+
+async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.Request | None:
+    """The next request, whose body does not matter; None when the peer has hung up. Raises h11.RemoteProtocolError."""
+    request: h11.Request | None = None
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(bytes(await stream.receive_some(REQUEST_BYTES_MAX)))
+        elif isinstance(event, h11.Request):
+            request = event
+        elif isinstance(event, h11.EndOfMessage):
+            return request
+        elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
+            return None
+
+
+def _encoded(connection: h11.Connection, request: h11.Request, response: Response) -> bytes:
+    head = h11.Response(
+        status_code=response.status,
+        reason=response.status.phrase.encode(),
+        headers=[("content-type", response.content_type), ("content-length", str(len(response.body)))],
+    )
+    body = b"" if request.method == b"HEAD" else response.body
+    parts = connection.send(head), connection.send(h11.Data(data=body)), connection.send(h11.EndOfMessage())
+    return b"".join(part for part in parts if part)
+
+
+async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen at an address; port 0 is any free one. Raises OSError."""
+    return await trio.open_tcp_listeners(port, host=host)

@@ -1,0 +1,41 @@
+"""Metrics that every server process has: its version, its memory and CPU time, and what it logged."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Final
+
+from mq.monitoring.event_counts import LOGGED
+from mq.monitoring.families import Family, Kind
+
+_VERSION: Final = version("raftmq")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
+
+
+def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
+    """The metrics, with these labels."""
+    names, values = (*labels,), (*labels.values(),)
+    yield Family(
+        "raftmq_build_info", Kind.GAUGE, "1, with the version.", (*names, "version"), [((*values, _VERSION), 1.0)]
+    )
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = usage.ru_utime + usage.ru_stime
+    text = "User and system CPU time of the process."
+    yield Family("process_cpu_seconds", Kind.COUNTER, text, names, [(values, seconds)])
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[1])
+    text = "Resident memory of the process."
+    yield Family("process_resident_memory_bytes", Kind.GAUGE, text, names, [(values, pages * _PAGE_BYTES)])
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = "How many file descriptors the process may have."
+    yield Family("process_max_fds", Kind.GAUGE, text, names, [(values, soft)])
+    text = "File descriptors that the process has open."
+    yield Family("process_open_fds", Kind.GAUGE, text, names, [(values, len(os.listdir("/proc/self/fd")))])
+    text = "Collections of the interpreter's garbage collector, by generation."
+    collections = [((*values, str(number)), row["collections"]) for number, row in enumerate(gc.get_stats())]
+    yield Family("python_gc_collections", Kind.COUNTER, text, (*names, "generation"), collections)
+    yield LOGGED.family(labels)

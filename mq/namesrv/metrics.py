@@ -1,0 +1,28 @@
+"""What a name server counts, as metrics for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+
+from mq.monitoring.families import Families, Family, Histogram, Kind
+from mq.monitoring.process import process_families
+from mq.namesrv.route_table import RouteTable
+
+
+def collect(
+    table: RouteTable, counters: Callable[[], Mapping[str, tuple[Kind, str, int]]]
+) -> Generator[None, None, Families]:
+    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are of its connections."""
+    sizes = table.sizes()
+    families: list[Family | Histogram] = [*process_families({})]
+    yield
+    for name, text, value in (
+        ("broker_groups", "Broker groups that are registered.", sizes.groups),
+        ("brokers", "Brokers that are registered and not silent.", sizes.brokers),
+        ("topics", "Topics of all broker groups, each once.", sizes.topics),
+        ("routes", "Topics of all broker groups, each counted by itself.", sizes.routes),
+    ):
+        families.append(Family(f"raftmq_namesrv_{name}", Kind.GAUGE, text, (), [((), value)]))
+    for name, (kind, text, value) in counters().items():
+        families.append(Family(f"raftmq_namesrv_{name}", kind, text, (), [((), value)]))
+    return families

@@ -1,0 +1,206 @@
+"""The monitoring server over streams in memory and in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
+
+import h11
+import pytest
+import trio
+import trio.lowlevel
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+from trio.testing import MockClock, memory_stream_pair
+
+from mq.monitoring.families import Families, Family, Histogram, Kind
+from mq.monitoring.http import CONNECTIONS_MAX, KEPT_SECONDS, REQUEST_BYTES_MAX, REQUEST_SECONDS_MAX, Monitoring
+
+pytestmark = pytest.mark.trio
+
+MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
+
+
+class Server:
+    """A monitoring server of something that counts how often it was asked."""
+
+    def __init__(self, nursery: trio.Nursery, slices: int = 1) -> None:
+        self.collected = 0
+        self.reason: str | None = None
+        self._slices = slices
+        self._nursery = nursery
+        self.monitoring = Monitoring(self.collect, self.ready)
+
+    def collect(self) -> Generator[None, None, Families]:
+        self.collected += 1
+        for _ in range(self._slices):
+            yield
+        return [
+            Family("asked", Kind.COUNTER, "How often.", ("who",), [(('a "b"\n\\',), self.collected)]),
+            Histogram("took_seconds", "How long.", (), (), (0.1, 1.0), (2, 3, 4), 17.5),
+        ]
+
+    async def ready(self) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return self.reason
+
+    def connect(self) -> MemoryStream:
+        client, server = memory_stream_pair()
+        self._nursery.start_soon(self.monitoring._serve_connection, server)
+        return client
+
+    async def get(self, target: str, *, method: str = "GET", accept: str = "") -> tuple[int, str, bytes]:
+        stream = self.connect()
+        try:
+            return await converse(stream, h11.Connection(h11.CLIENT), target, method=method, accept=accept)
+        finally:
+            await stream.aclose()
+
+
+async def converse(
+    stream: MemoryStream, connection: h11.Connection, target: str, *, method: str = "GET", accept: str = ""
+) -> tuple[int, str, bytes]:
+    """One request and its answer: status, content type, body."""
+    request = h11.Request(method=method, target=target, headers=[("Host", "x"), ("Accept", accept)])
+    await stream.send_all(connection.send(request) or b"")
+    await stream.send_all(connection.send(h11.EndOfMessage()) or b"")
+    status, content_type, body = 0, "", b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(bytes(await stream.receive_some()))
+        elif isinstance(event, h11.Response):
+            status, content_type = event.status_code, dict(event.headers)[b"content-type"].decode()
+        elif isinstance(event, h11.Data):
+            body += bytes(event.data)
+        elif isinstance(event, h11.EndOfMessage):
+            return status, content_type, body
+        else:
+            raise AssertionError(event)
+
+
+@asynccontextmanager
+async def serving(slices: int = 1) -> AsyncIterator[Server]:
+    async with trio.open_nursery() as nursery:
+        yield Server(nursery, slices)
+        nursery.cancel_scope.cancel()
+
+
+async def test_metrics_are_what_prometheus_reads() -> None:
+    async with serving() as server:
+        status, content_type, body = await server.get("/metrics?name=x")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=")
+    counter, histogram = parse(body.decode())
+    assert [(s.name, s.labels, s.value) for s in counter.samples] == [("asked_total", {"who": 'a "b"\n\\'}, 1.0)]
+    assert {(s.name, s.labels.get("le")): s.value for s in histogram.samples} == {
+        ("took_seconds_bucket", "0.1"): 2.0,
+        ("took_seconds_bucket", "1.0"): 5.0,
+        ("took_seconds_bucket", "+Inf"): 9.0,
+        ("took_seconds_count", None): 9.0,
+        ("took_seconds_sum", None): 17.5,
+    }
+
+
+async def test_metrics_are_open_metrics_for_who_asks_for_them() -> None:
+    async with serving() as server:
+        _, content_type, body = await server.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    families = parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]
+    assert [family.name for family in families] == ["asked", "took_seconds"]
+
+
+async def test_frequent_scrapes_share_what_was_collected(autojump_clock: MockClock) -> None:
+    async with serving() as server:
+        for _ in range(50):
+            await server.get("/metrics")
+            await server.get("/metrics", accept="application/openmetrics-text")
+            await trio.sleep(KEPT_SECONDS / 100)
+        assert server.collected == 1
+        await trio.sleep(KEPT_SECONDS)
+        await server.get("/metrics")
+        assert server.collected == 2
+
+
+async def test_others_get_their_turn_while_much_is_collected(mock_clock: MockClock) -> None:
+    """Each slice of this broker takes a millisecond, and a task that waits for a millisecond is not held up."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    def collect() -> Generator[None, None, Families]:
+        for _ in range(100):
+            mock_clock.jump(0.001)
+            yield
+        return []
+
+    async def ready() -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        monitoring = Monitoring(collect, ready)
+        mock_clock.rate = 1000
+        await monitoring._collected()
+        nursery.cancel_scope.cancel()
+    assert turns >= 30
+
+
+async def test_health_and_readiness() -> None:
+    async with serving() as server:
+        assert await server.get("/healthz") == (200, "text/plain; charset=utf-8", b"ok\n")
+        assert (await server.get("/readyz"))[0] == 200
+        server.reason = "no leader has a majority"
+        assert await server.get("/readyz") == (503, "text/plain; charset=utf-8", b"no leader has a majority\n")
+        assert (await server.get("/healthz"))[0] == 200
+
+
+async def test_a_head_has_no_body_and_nothing_is_posted() -> None:
+    async with serving() as server:
+        assert await server.get("/healthz", method="HEAD") == (200, "text/plain; charset=utf-8", b"")
+        assert (await server.get("/metrics", method="POST"))[0] == 405
+        assert (await server.get("/etc/passwd"))[0] == 404
+        assert server.collected == 0
+
+
+async def test_one_connection_serves_many_requests() -> None:
+    async with serving() as server:
+        stream, connection = server.connect(), h11.Connection(h11.CLIENT)
+        for _ in range(3):
+            assert (await converse(stream, connection, "/healthz"))[0] == 200
+            connection.start_next_cycle()
+
+
+@pytest.mark.parametrize("sent", [b"\x00\x00\x00\xff\x00\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"x" * 70_000])
+async def test_what_is_no_http_ends_its_connection_only(sent: bytes) -> None:
+    assert len(sent) < 100 or len(sent) > REQUEST_BYTES_MAX
+    async with serving() as server:
+        stream = server.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, sent)
+            assert await stream.receive_some() == b""
+            nursery.cancel_scope.cancel()
+        assert (await server.get("/healthz"))[0] == 200
+
+
+async def test_who_is_silent_is_hung_up_on(autojump_clock: MockClock) -> None:
+    async with serving() as server:
+        stream = server.connect()
+        await stream.send_all(b"GET /metrics HTTP/1.1\r\n")
+        before = trio.current_time()
+        assert await stream.receive_some() == b""
+        assert trio.current_time() - before == pytest.approx(REQUEST_SECONDS_MAX, abs=0.1)
+
+
+async def test_connections_are_bounded() -> None:
+    async with serving() as server:
+        streams = [server.connect() for _ in range(CONNECTIONS_MAX)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert await server.connect().receive_some() == b""
+        await streams.pop().aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await server.get("/healthz"))[0] == 200
