@@ -9,7 +9,8 @@ import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _SWITCH_SECONDS = 0.0005
-_OWN_DESCRIPTORS_MAX = 512
+_KEPT_DESCRIPTORS_MAX = 512
+"""Kept free of clients for files that the log opens later; a quarter of all where that is less."""
 
 
 def allow_descriptors() -> int:
@@ -21,7 +22,7 @@ def allow_descriptors() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = hard if hard != resource.RLIM_INFINITY else sys.maxsize
-    return limit - min(_OWN_DESCRIPTORS_MAX, limit // 2)
+    return limit - min(_KEPT_DESCRIPTORS_MAX, limit // 4)
 
 
 def tune_process() -> None:
