@@ -24,9 +24,16 @@ COMMANDS = {
     "produce": ("messages", "Send each line of standard input as one message; empty ones are left out."),
     "consume": ("messages", "Print the body of each message of a topic, one a line."),
     "status": ("status", "Show groups, roles, terms, commit positions and the lag of each replica."),
+    "top": ("top", "Show rates, lag and leaders, again and again; ctrl-C ends it."),
+    "tail": ("tail", "Print the messages of a topic as they are stored, one a line."),
+    "export": ("definitions", "Write topics, consumer groups and offsets as one JSON document."),
+    "import": ("definitions", "Create the topics and consumer groups that a document has."),
     "trace": ("tracing", "Show who sent a message, and who handled it, when, how long and how often."),
 }
 """Name, module in this package, and the first sentence of its help."""
+
+FUNCTIONS = {"import": "import_"}
+"""Of commands whose names are words of Python."""
 
 GROUPS = {
     "topic": ("topics", "Create, change, list, look up and delete topics."),
@@ -49,7 +56,9 @@ def build(wanted: Collection[str]) -> typer.Typer:
     )
     app.callback()(_options)
     for name, (module, summary) in COMMANDS.items():
-        command: Callable[..., None] = getattr(_module(module), name) if name in wanted else _not_loaded
+        command: Callable[..., None] = (
+            getattr(_module(module), FUNCTIONS.get(name, name)) if name in wanted else _not_loaded
+        )
         app.command(name, help=None if name in wanted else summary)(command)
     for name, (module, summary) in GROUPS.items():
         group: typer.Typer = _module(module).app if name in wanted else _empty_group()

@@ -137,7 +137,7 @@ def consume(
                 await _say_if_missing(topic, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
-                    _print_body(message.body)
+                    print_bytes(message.body + b"\n")
                 if left is not None:
                     left -= 1
                     if left == 0:
@@ -166,8 +166,7 @@ async def _say_if_missing(topic: str, namesrv: str) -> None:
             print(f"raftmq: topic {topic} does not exist yet; waiting for it", file=sys.stderr)
 
 
-def _print_body(body: bytes) -> None:
+def print_bytes(data: bytes) -> None:
     """Unbuffered: a message is acknowledged right after, and must not be lost with us."""
-    data = body + b"\n"
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]

@@ -126,3 +126,66 @@ async def test_a_name_server_keeps_its_configuration_where_it_is_told(tmp_path: 
         (tmp_path / "kvConfig.json").write_text("{")
         done = await run([*command, "--data-dir", str(tmp_path)])
         assert (done.returncode, b"kvConfig.json" in done.stderr) == (2, True)
+
+
+async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
+    document = tmp_path / "definitions.json"
+    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
+        commands = Commands(cluster.namesrv)
+        await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
+        await commands.run("consumer-group", "create", "G", "--retries", "4")
+        await commands.run("produce", "T", given=b"a\nb\nc\n")
+        await commands.run("consume", "T", "--group", "G", "--count", "3")
+        said = await commands.run("export", str(document))
+        assert said == f"{document}: 1 topics, 1 consumer groups, offsets of 2 queues\n"
+        assert json.loads(await commands.run("export")) == json.loads(document.read_text())
+        assert await commands.run("import", str(document)) == "everything is there already\n"
+
+        await commands.run("consumer-group", "delete", "G")
+        await commands.run("topic", "delete", "T")
+        planned = await commands.run("import", str(document), "--dry-run")
+        assert planned.count("(not done: --dry-run)") == 2
+        assert json.loads(await commands.run("export"))["topics"] == {}
+        await commands.run("import", str(document))
+        restored = json.loads(await commands.run("export"))
+        assert (restored["topics"], restored["offsets"]) == (json.loads(document.read_text())["topics"], {})
+        assert restored["consumer_groups"]["G"]["retries"] == 4
+        await commands.run("produce", "T", given=b"a\nb\nc\n")
+        await commands.run("import", str(document), "--offsets")
+        assert json.loads(await commands.run("export")) == json.loads(document.read_text())
+
+        changed = document.read_text().replace('"read_queues": 2', '"read_queues": 3')
+        assert (await commands.run("import", "-", given=changed.encode(), code=1)) == ""
+        said = await commands.run("import", "-", "--update", given=changed.encode())
+        assert said == "change topic T in broker-a\n"
+        for given, fault in (
+            (b'{"format": 7}', "has format 7, this version of raftmq reads format 1"),
+            (b"[", "is not what raftmq export writes"),
+            (
+                changed.replace("broker-a", "broker-x").encode(),
+                "names the broker group broker-x, and there is broker-a",
+            ),
+        ):
+            assert fault in await commands.run("import", "-", given=given, code=2)
+        assert "No such file" in await commands.run("import", str(tmp_path / "none"), code=2)
+
+
+async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
+        commands = Commands(cluster.namesrv)
+        await commands.run("topic", "create", "T", "--queues", "1")
+        await commands.run("produce", "T", "--tag", "A", "--key-prefix", "k", given=b"a\nb\nc\n")
+        assert await commands.run("tail", "T", "--last", "2", "--count", "2") == "b\nc\n"
+        line = await commands.run("tail", "T", "-n", "1", "--count", "1", "--verbose")
+        assert line.split()[1:] == ["broker-a/0@2", "A", "k3", "c"]
+        row = json.loads(await commands.run("tail", "T", "-n", "1", "--count", "1", "--json"))
+        assert (row["offset"], row["tag"], row["keys"], row["body"]) == (2, "A", ["k3"], "c")
+        assert json.loads(await commands.run("export"))["consumer_groups"] == {}
+        await commands.run("consume", "T", "--group", "G", "--count", "1")
+        seen = await commands.json("top")
+        assert [(group["group"], group["leader"]) for group in seen["groups"]] == [("broker-a", "n0")]
+        assert seen["groups"][0]["rates"]["n0"]["stored"] is not None
+        assert seen["lag"] == [{"group": "G", "topic": "T", "messages": 2}]
+        page = await commands.run("top", "--once")
+        assert "broker-a: led by n0" in page
+        assert "G" in page

@@ -1,0 +1,268 @@
+"""`raftmq export` and `raftmq import`: topics, consumer groups and offsets as one JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.output import Json, print_json
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.admin import MESSAGE_TYPE_ATTRIBUTE, Admin
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.errors import TopicNotFound
+from mq.client.message import MessageQueue
+from mq.protocol.bodies import TopicConfig
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+
+FORMAT: Final = 1
+LEFT: Final = "leave as it is:"
+"""What is done about something that has other settings, unless it may be changed."""
+
+
+class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of a topic in one broker group. ``perm`` has bit 2 for writing and bit 4 for reading."""
+
+    read_queues: int
+    write_queues: int
+    perm: int
+    order: bool = False
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of a consumer group, the same in all broker groups."""
+
+    enabled: bool = True
+    broadcast: bool = True
+    orderly: bool = False
+    retries: int = 16
+
+
+class Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The offset of the next message that a consumer group consumes in one queue."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+
+
+class Definitions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one document has; settings of topics are by broker group."""
+
+    format: int
+    topics: dict[str, dict[str, Topic]]
+    consumer_groups: dict[str, Group]
+    offsets: dict[str, list[Offset]] = msgspec.field(default_factory=dict)
+
+
+def export(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Where to write; default: standard output.")
+    ] = None,
+    offsets: Annotated[bool, typer.Option(help="Whether to write how far consumer groups are.")] = True,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Write topics, consumer groups and offsets as one JSON document.
+
+    It is for `raftmq import`, and for version control. What brokers have by themselves is not in it, nor are messages.
+    """
+
+    async def main() -> Definitions:
+        async with Admin(namesrv) as admin:
+            return await _read(admin, with_offsets=offsets)
+
+    with client_errors():
+        found = run_trio(main)
+    text = msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=2) + b"\n"
+    if file is None:
+        sys.stdout.write(text.decode())
+        return
+    try:
+        file.write_bytes(text)
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}") from error
+    print(f"{file}: {_counted(found)}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `raftmq export` wrote; - for standard input.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="Change topics and groups that have other settings.")
+    ] = False,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="And store the offsets: only if the messages are the same ones.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Create the topics and consumer groups that a document has.
+
+    Topics are created in the broker groups that it names. Nothing is deleted. What has other settings is left as
+    it is, and named, unless --update is given. Exit code 1 if something was left.
+    """
+    wanted = _parse(file)
+
+    async def main() -> list[dict[str, object]]:
+        async with Admin(namesrv) as admin:
+            there = await _read(admin, with_offsets=False)
+            brokers = {broker for each in (await admin.cluster_info()).clusters.values() for broker in each}
+            named = {broker for rows in wanted.topics.values() for broker in rows}
+            if missing := sorted(named - brokers):
+                raise CommandFailed(
+                    f"{file} names the broker group{'s' if len(missing) > 1 else ''} {', '.join(missing)}, and there "
+                    f"{'are' if len(brokers) > 1 else 'is'} {', '.join(sorted(brokers)) or 'none'}"
+                )
+            steps = [*_topic_steps(wanted, there, update=update), *_group_steps(wanted, there, update=update)]
+            if not dry_run:
+                for step in steps:
+                    await _carry_out(admin, step, wanted)
+        if offsets:
+            for group, rows in sorted(wanted.offsets.items()):
+                steps.append({"what": "offsets", "name": group, "do": "store", "queues": len(rows)})
+                if not dry_run:
+                    await _store_offsets(namesrv, group, rows)
+        return steps
+
+    with client_errors():
+        steps = run_trio(main)
+    if as_json:
+        print_json({"dry_run": dry_run, "steps": steps})
+    else:
+        for step in steps:
+            where = f" in {step['broker']}" if "broker" in step else ""
+            print(f"{step['do']} {step['what']} {step['name']}{where}{' (not done: --dry-run)' if dry_run else ''}")
+        if not steps:
+            print("everything is there already")
+    if any(step["do"] == LEFT for step in steps):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _parse(file: Path) -> Definitions:
+    """Raises CommandFailed."""
+    try:
+        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}") from error
+    try:
+        # The format first: a newer one has fields that are not known here.
+        version = json.loads(text).get("format")
+        if version != FORMAT:
+            raise CommandFailed(f"{file} has format {version}, this version of raftmq reads format {FORMAT}")
+        return msgspec.json.decode(text, type=Definitions)
+    except (ValueError, AttributeError, msgspec.ValidationError) as error:
+        raise CommandFailed(f"{file} is not what raftmq export writes: {error}") from error
+
+
+async def _read(admin: Admin, *, with_offsets: bool) -> Definitions:
+    """What there is. Raises ClientError."""
+    info = await admin.cluster_info()
+    own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
+    topics: dict[str, dict[str, Topic]] = {}
+    for name in await admin.topics():
+        if name in own or is_system_topic(name) or name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            continue
+        try:
+            configs = await admin.topic_config(name)
+        except TopicNotFound:
+            continue  # deleted meanwhile
+        topics[name] = {broker: _topic(config) for broker, config in configs.items()}
+    groups = {
+        name: _group(configs[min(configs)])
+        for name, configs in (await admin.consumer_groups()).items()
+        if name not in SYSTEM_GROUPS
+    }
+    offsets: dict[str, list[Offset]] = {}
+    if with_offsets:
+        for name in groups:
+            progress = await admin.group_progress(name)
+            rows = [
+                Offset(queue.topic, queue.broker_name, queue.queue_id, each.offset)
+                for queue, each in sorted(progress.items())
+                if each.offset and not queue.topic.startswith(RETRY_PREFIX)
+            ]
+            if rows:
+                offsets[name] = rows
+    return Definitions(FORMAT, topics, groups, offsets)
+
+
+def _topic(config: TopicConfig) -> Topic:
+    return Topic(config.read_queue_nums, config.write_queue_nums, config.perm, config.order, dict(config.attributes))
+
+
+def _group(config: SubscriptionGroupConfig) -> Group:
+    return Group(
+        config.consume_enable, config.consume_broadcast_enable, config.consume_message_orderly, config.retry_max_times
+    )
+
+
+def _topic_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
+    """What is to be done about each topic that is not as wanted in a broker group."""
+    for name, rows in sorted(wanted.topics.items()):
+        for broker, settings in sorted(rows.items()):
+            now = there.topics.get(name, {}).get(broker)
+            if now != settings:
+                yield {"what": "topic", "name": name, "broker": broker, "do": _action(now, update=update)}
+
+
+def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
+    """The same about consumer groups."""
+    for name, settings in sorted(wanted.consumer_groups.items()):
+        now = there.consumer_groups.get(name)
+        if now != settings:
+            yield {"what": "consumer group", "name": name, "do": _action(now, update=update)}
+
+
+def _action(now: object, *, update: bool) -> str:
+    if now is None:
+        return "create"
+    return "change" if update else LEFT
+
+
+async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitions) -> None:
+    if step["do"] not in ("create", "change"):
+        return
+    name = str(step["name"])
+    if step["what"] == "topic":
+        broker = str(step["broker"])
+        topic = wanted.topics[name][broker]
+        await admin.create_topic(
+            name,
+            read_queues=topic.read_queues,
+            write_queues=topic.write_queues,
+            perm=topic.perm,
+            order=topic.order,
+            message_type=topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE),
+            broker=broker,
+        )
+        return
+    group = wanted.consumer_groups[name]
+    await admin.put_consumer_group(
+        SubscriptionGroupConfig(
+            group_name=name,
+            consume_enable=group.enabled,
+            consume_broadcast_enable=group.broadcast,
+            consume_message_orderly=group.orderly,
+            retry_max_times=group.retries,
+        ),
+    )
+
+
+async def _store_offsets(namesrv: str, group: str, rows: list[Offset]) -> None:
+    async with PullConsumer(namesrv, group) as consumer:
+        await consumer.commit({MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows})
+
+
+def _counted(found: Definitions) -> str:
+    queues = sum(len(rows) for rows in found.offsets.values())
+    return f"{len(found.topics)} topics, {len(found.consumer_groups)} consumer groups, offsets of {queues} queues"

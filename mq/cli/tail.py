@@ -1,0 +1,95 @@
+"""`raftmq tail`: what is written into a topic, as it comes, without a consumer group."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import trio
+import typer
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import run_trio
+from mq.cli.messages import print_bytes
+from mq.cli.output import time_of
+from mq.cli.topics import NAMESRV, Namesrv, Topic
+from mq.client.admin import Admin
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.message import MessageQueue, ReceivedMessage
+
+GROUP = "TOOLS_CONSUMER"
+"""One of the groups that every broker has; it stores no offsets."""
+NEW_QUEUES_SECONDS = 5.0
+
+
+def tail(
+    topic: Topic,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="So many of each queue first.")] = 0,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages; default: ctrl-C.")] = None,
+    tags: Annotated[str, typer.Option(help='Which tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Store time, queue, offset, tag and keys before each body.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Print the messages of a topic as they are stored, one a line. Nobody's offsets change."""
+
+    async def main() -> None:
+        left = count
+        async with PullConsumer(namesrv, GROUP, consume_from="last") as consumer, Admin(namesrv) as admin:
+            queues = await consumer.queues(topic)
+            await consumer.assign(queues, tags)
+            if last:
+                for queue in queues:
+                    await consumer.seek(queue, await _begin(admin, queue, last))
+            looked_at = trio.current_time()
+            while left is None or left > 0:
+                for message in await consumer.poll(timeout=1.0):
+                    if left is not None and left <= 0:
+                        break
+                    print_bytes(_line(message, verbose=verbose, as_json=as_json))
+                    left = None if left is None else left - 1
+                if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
+                    looked_at = trio.current_time()
+                    await _take_new_queues(consumer, topic, tags)
+
+    with client_errors():
+        run_trio(main)
+
+
+async def _begin(admin: Admin, queue: MessageQueue, last: int) -> int:
+    end = await admin.max_offset(queue)
+    return max(await admin.min_offset(queue), end - last)
+
+
+async def _take_new_queues(consumer: PullConsumer, topic: str, tags: str) -> None:
+    """Read queues that the topic got meanwhile from their beginning."""
+    queues = await consumer.queues(topic)
+    known = consumer.assignment
+    if new := [queue for queue in queues if queue not in known]:
+        await consumer.assign(queues, tags)
+        for queue in new:
+            await consumer.seek(queue, "first")
+
+
+def _line(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:
+    if as_json:
+        row = {
+            "stored": time_of(message.record.store_timestamp_ms),
+            "broker": message.queue.broker_name,
+            "queue": message.queue.queue_id,
+            "offset": message.queue_offset,
+            "message_id": message.message_id,
+            "tag": message.tags,
+            "keys": list(message.keys),
+            "properties": dict(message.properties),
+            "body": message.body.decode("utf-8", "backslashreplace"),
+        }
+        return json.dumps(row).encode() + b"\n"
+    if not verbose:
+        return message.body + b"\n"
+    place = f"{message.queue.broker_name}/{message.queue.queue_id}@{message.queue_offset}"
+    stored = time_of(message.record.store_timestamp_ms) or "-"
+    head = f"{stored} {place} {message.tags or '-'} {','.join(message.keys) or '-'}"
+    return head.encode() + b" " + message.body + b"\n"

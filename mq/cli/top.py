@@ -1,0 +1,200 @@
+"""`raftmq top`: rates, lag and leaders of all broker groups, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import trio
+import typer
+from rich.console import Console, Group
+from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
+
+from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
+from mq.cli.errors import run_trio
+from mq.cli.output import Json, print_json
+from mq.cli.status import role_of
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+
+GROUPS_SHOWN = 20
+LAG_SECONDS = 5.0
+"""How often consumer groups are asked about: it takes a request for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one replica did a second since it was last asked; None where that is not known yet."""
+
+    stored: float | None = None
+    consumed: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How many messages a consumer group has still to consume in a topic."""
+
+    group: str
+    topic: str
+    messages: int
+
+
+def top(
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, print what was seen, and end.")] = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show rates, lag and leaders, again and again; ctrl-C ends it. --json and --once print one look and end."""
+
+    async def main() -> None:
+        view = _View(namesrv)
+        await view.look()
+        await trio.sleep(interval)
+        await view.look()
+        if as_json:
+            print_json(view.as_json())
+            return
+        console = Console()
+        if once:
+            console.print(view.page())
+            return
+        with Live(view.page(), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                await trio.sleep(interval)
+                await view.look()
+                live.update(view.page(), refresh=True)
+
+    with client_errors():
+        run_trio(main)
+
+
+class _View:
+    def __init__(self, namesrv: str) -> None:
+        self._namesrv = namesrv
+        self._groups: list[GroupStatus] = []
+        self._lags: list[Lag] = []
+        self._rates: dict[tuple[str, str], Rates] = {}
+        self._counted: dict[tuple[str, str], tuple[float, int, int]] = {}
+        self._lags_at = float("-inf")
+        self._fault = ""
+
+    async def look(self) -> None:
+        """Ask everybody. Raises ClientError the first time; later a fault is shown."""
+        try:
+            self._groups = await ask_cluster(self._namesrv)
+            self._fault = ""
+        except ClientError as error:
+            if not self._groups:
+                raise
+            self._fault = str(error)
+            return
+        now = trio.current_time()
+        for group in self._groups:
+            for replica in group.replicas:
+                self._count(now, (group.group, replica.node_id), replica.figures or {})
+        if now >= self._lags_at + LAG_SECONDS:
+            self._lags_at = now
+            self._lags = await lags_of(self._namesrv)
+
+    def _count(self, now: float, key: tuple[str, str], figures: Mapping[str, str]) -> None:
+        if "raftmq.messages" not in figures:
+            self._rates[key] = Rates()
+            self._counted.pop(key, None)
+            return
+        # What it added to the log as the leader; what it gave to consumers.
+        stored, consumed = int(figures["raftmq.messages"]), int(figures["msgGetTotalTodayNow"])
+        before = self._counted.get(key)
+        self._counted[key] = now, stored, consumed
+        if before is None or stored < before[1] or now <= before[0]:  # it was started anew
+            self._rates[key] = Rates()
+            return
+        seconds = now - before[0]
+        self._rates[key] = Rates((stored - before[1]) / seconds, (consumed - before[2]) / seconds)
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "groups": [
+                {
+                    **group.as_json(),
+                    "rates": {
+                        replica.node_id: asdict(self._rates.get((group.group, replica.node_id), Rates()))
+                        for replica in group.replicas
+                    },
+                }
+                for group in self._groups
+            ],
+            "lag": [asdict(lag) for lag in self._lags],
+        }
+
+    def page(self) -> Group:
+        """For people."""
+        tables = [self._replicas(group) for group in self._groups]
+        notes = [f"cannot ask: {self._fault}"] if self._fault else []
+        if not self._groups:
+            notes.append(f"no broker is registered at {self._namesrv}")
+        return Group(*tables, _lag_table(self._lags), *notes)
+
+    def _replicas(self, group: GroupStatus) -> Table:
+        leader = f"led by {group.leader}" if group.leader else "NO LEADER"
+        table = Table(title=f"{group.group}: {leader}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+        table.add_column("replica", no_wrap=True)
+        table.add_column("role", no_wrap=True)
+        for heading in ("stored/s", "consumed/s", "term", "lag", "clients", "memory waiting", "disk"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for replica in group.replicas:
+            rates = self._rates.get((group.group, replica.node_id), Rates())
+            waiting = sum(
+                each or 0
+                for each in (replica.unfinished_bytes, replica.unread_bytes, replica.held_bytes, replica.pending_bytes)
+            )
+            table.add_row(
+                replica.node_id,
+                role_of(replica),
+                _number(rates.stored),
+                _number(rates.consumed),
+                _number(replica.term),
+                _number(replica.lag_entries),
+                _number(replica.connections),
+                decimal(waiting),
+                "-" if replica.disk_used is None else f"{replica.disk_used:.0%}",
+                style=_style(replica),
+            )
+        return table
+
+
+async def lags_of(namesrv: str) -> list[Lag]:
+    """How far consumer groups are behind, those with the most first. Raises ClientError."""
+    lags: dict[tuple[str, str], int] = {}
+    async with Admin(namesrv) as admin:
+        for name in await admin.consumer_groups():
+            for queue, progress in (await admin.group_progress(name)).items():
+                key = (name, queue.topic)
+                lags[key] = lags.get(key, 0) + max(0, progress.end - progress.offset)
+    found = [Lag(group, topic, messages) for (group, topic), messages in lags.items()]
+    return sorted(found, key=lambda lag: (-lag.messages, lag.group, lag.topic))
+
+
+def _lag_table(lags: list[Lag]) -> Table:
+    table = Table(title="consumer groups", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("group", no_wrap=True)
+    table.add_column("topic", no_wrap=True)
+    table.add_column("messages to consume", justify="right")
+    for lag in lags[:GROUPS_SHOWN]:
+        table.add_row(lag.group, lag.topic, f"{lag.messages:,}")
+    if len(lags) > GROUPS_SHOWN:
+        table.caption, table.caption_justify = f"and {len(lags) - GROUPS_SHOWN} more", "left"
+    return table
+
+
+def _style(replica: ReplicaStatus) -> str | None:
+    return {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
