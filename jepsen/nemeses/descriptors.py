@@ -11,7 +11,7 @@ from jepsen.deployments.cluster import ClusterFailed
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.schedule import Step, targets
 
-DESCRIPTORS = 128
+DESCRIPTORS = 256
 """Of which a broker keeps half for itself."""
 CALLERS = DESCRIPTORS
 HUNG_UP_SECONDS_MAX = 0.5

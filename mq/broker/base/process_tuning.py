@@ -9,8 +9,7 @@ import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _SWITCH_SECONDS = 0.0005
-_KEPT_DESCRIPTORS_MAX = 512
-"""Kept free of clients for files that the log opens later; a quarter of all where that is less."""
+_OWN_DESCRIPTORS_MAX = 512
 
 
 def allow_descriptors() -> int:
@@ -22,7 +21,7 @@ def allow_descriptors() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = hard if hard != resource.RLIM_INFINITY else sys.maxsize
-    return limit - min(_KEPT_DESCRIPTORS_MAX, limit // 4)
+    return limit - min(_OWN_DESCRIPTORS_MAX, limit // 2)
 
 
 def tune_process() -> None:

@@ -52,8 +52,10 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for line in sys.stdin.buffer:
         result = run_job(msgspec.json.decode(line, type=IndexJob))
-        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            os.write(sys.stdout.fileno(), msgspec.json.encode(result) + b"\n")
+        except BrokenPipeError:
+            return  # the broker was killed
 
 
 if __name__ == "__main__":

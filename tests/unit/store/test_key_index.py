@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +22,7 @@ from mq.store.key_index import index as key_index
 from mq.store.key_index import search
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
 from mq.store.key_index.index import KeyIndex
-from mq.store.key_index.job import IndexJob
+from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.key_table import PADDING, hashes, mixed
 from mq.store.key_index.record_keys import Damaged, key_hash, text_hash
@@ -431,3 +434,23 @@ def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(KeyFileDamaged):
         KeyFile(str(path))
+
+
+def test_the_process_that_makes_files_ends_without_a_word_when_its_parent_was_killed(home: Home) -> None:
+    fill(home)
+    job = home.index.jobs()[-1]
+    segment = Path(home.directory) / "segment"
+    segment.write_bytes(home.log.files.pread(job.segment_start, job.end - job.segment_start))
+    command = [sys.executable, "-m", "mq.store.key_index.builder", "normal"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as builder:
+        assert builder.stdin is not None
+        assert builder.stdout is not None
+        assert builder.stderr is not None
+        builder.stdin.write(msgspec.json.encode(msgspec.structs.replace(job, segment=str(segment))) + b"\n")
+        builder.stdin.flush()
+        assert msgspec.json.decode(builder.stdout.readline(), type=IndexResult) == IndexResult(job.target)
+        builder.stdout.close()
+        builder.stdin.write(msgspec.json.encode(job) + b"\n")
+        builder.stdin.close()
+        assert builder.stderr.read() == b""
+        assert builder.wait(60) == 0
