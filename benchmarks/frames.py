@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import struct
+from typing import Any
+
+from mq.protocol.signing import signed
 
 OPAQUE = re.compile(rb'"opaque":(\d+)')
 CODE = re.compile(rb'"code":(-?\d+)')
@@ -22,14 +25,23 @@ def topic_name(number: int) -> str:
     return f"{TOPIC}{number}" if number else TOPIC
 
 
-def send_frame(opaque: int, body_bytes: int, queue_id: int, *, topic: str = TOPIC, batch: int = 1) -> bytes:
+def send_frame(
+    opaque: int,
+    body_bytes: int,
+    queue_id: int,
+    *,
+    topic: str = TOPIC,
+    batch: int = 1,
+    keys: tuple[str, str] | None = None,
+) -> bytes:
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
     With ``batch`` the body is so many messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE. The same
-    frame may be sent again and again: a broker does not look at the unique key.
+    frame may be sent again and again: a broker does not look at the unique key. With ``keys``, access key and secret
+    key, it is signed.
     """
     properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA"
-    header = {
+    header: dict[str, Any] = {
         "code": SEND_MESSAGE_V2 if batch == 1 else SEND_BATCH_MESSAGE,
         "extFields": {
             "a": "bench_producers",
@@ -51,13 +63,15 @@ def send_frame(opaque: int, body_bytes: int, queue_id: int, *, topic: str = TOPI
         "serializeTypeCurrentRPC": "JSON",
         "version": 409,
     }
-    encoded = json.dumps(header, separators=(",", ":")).encode()
     body = bytes((opaque + i) % 251 for i in range(body_bytes))
     if batch > 1:
         text = properties.encode()
         size = _BATCH_MESSAGE.size + len(body) + 2 + len(text)
         message = _BATCH_MESSAGE.pack(size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(text)) + text
         body = message * batch
+    if keys is not None:
+        header["extFields"] = signed(*keys, header["extFields"], body)
+    encoded = json.dumps(header, separators=(",", ":")).encode()
     return struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
 
 

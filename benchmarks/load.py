@@ -37,7 +37,7 @@ class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
     ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
     take turns in the queues of so many topics. ``batch``: messages in each frame; 1 for frames without batches.
-    ``cores``: run on these only; none for all."""
+    ``cores``: run on these only; none for all. ``keys``: sign requests with this access key and secret key."""
 
     address: tuple[str, int]
     connections: int
@@ -50,6 +50,7 @@ class Job:
     topics: int = 1
     batch: int = 1
     cores: Sequence[int] = ()
+    keys: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class _Connection:
                 slot % QUEUES,
                 topic=topic_name(slot // QUEUES % job.topics),
                 batch=job.batch,
+                keys=job.keys,
             )
             for slot in slots
         }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from mq.client.errors import ClientError
 ROOT = Path(__file__).parent.parent
 WORKERS_MAX = 2
 CONNECT_SECONDS = 1.0
+KEYS = "bench-producer", "bench-secret"
 
 
 class Plan(argparse.Namespace):
@@ -53,6 +55,7 @@ class Plan(argparse.Namespace):
     warmup: float
     durability: str
     dir: Path | None
+    signed: bool
     no_write: bool
 
 
@@ -69,10 +72,12 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--warmup", type=float, default=2.0, help="seconds before the first window")
     parser.add_argument("--durability", default="quorum-fsync", choices=("quorum-fsync", "quorum-memory"))
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--signed", action="store_true", help="brokers have accounts and check signatures")
     parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
         plan.windows, plan.seconds, plan.warmup, plan.no_write = 3, 0.5, 0.5, True
+    plan.no_write |= plan.signed
     known = {case.name for case in all_cases()}
     if unknown := set(plan.case) - known:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
@@ -101,6 +106,7 @@ async def run_load(
                 window_seconds=plan.seconds,
                 windows=plan.windows,
                 first_slot=1 + first_connection * case.in_flight,
+                keys=KEYS if plan.signed else None,
             )
         )
         first_connection += connections
@@ -225,6 +231,8 @@ async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str,
     measurements = []
     for nodes in sorted({case.nodes for case in cases}):
         settings = {"durability": plan.durability}
+        if plan.signed:
+            settings["acl_file"] = str(_accounts_file(directory))
         async with DevCluster.open(
             directory / f"{nodes}", nodes=nodes, ports=Ports.free(nodes), settings=settings
         ) as cluster:
@@ -235,6 +243,18 @@ async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str,
                 measurements.append(measurement)
                 print(line_of(measurement), flush=True)
     return measurements, ceilings
+
+
+def _accounts_file(directory: Path) -> Path:
+    """Accounts for the load and for this process, which gets an administrator's keys."""
+    os.environ |= {"RAFTMQ_ACCESS_KEY": "bench-administrator", "RAFTMQ_SECRET_KEY": KEYS[1]}
+    rows = (
+        f"{{accessKey: bench-administrator, secretKey: {KEYS[1]}, admin: true}}",
+        f"{{accessKey: {KEYS[0]}, secretKey: {KEYS[1]}, topicPerms: [{TOPIC}=PUB]}}",
+    )
+    path = directory / "plain_acl.yml"
+    path.write_text("accounts:\n" + "".join(f"- {row}\n" for row in rows))
+    return path
 
 
 def line_of(measurement: Measurement) -> str:

@@ -163,6 +163,7 @@ class Broker:
             unread=self._unread,
             unsent=self._unsent,
             output_bytes_max=self._settings.output_bytes_max,
+            access=self._environment.access,
             log=self._log,
         )
         self._connections[connection] = None

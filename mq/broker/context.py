@@ -10,6 +10,7 @@ from functools import partial
 
 import structlog
 
+from mq.broker.access.control import AccessControl
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
 from mq.broker.net.clients import ClientRegistry
@@ -52,6 +53,7 @@ class Environment:
         in_bulk_background: the same, for jobs that take longer.
         on_registration_changed: told when the name servers must learn something new: of these topics, or, for None, of
             everything.
+        access: which requests of clients are served; None for all of them.
         sync_latency: how long writes to the log with their syncs took; None where nobody measures it.
         descriptors_max: connections with this file descriptor or a higher one are refused.
     """
@@ -72,6 +74,7 @@ class Environment:
     descriptors_max: int
     log: Log
     sync_latency: LatencyHistogram | None = None
+    access: AccessControl | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from collections.abc import Callable, Generator, Sequence
 import structlog
 import trio
 
+from mq.broker.access.accounts import AclFileInvalid
+from mq.broker.access.addresses import is_loopback
+from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.broker.broker import Broker
@@ -65,6 +68,7 @@ _EXPIRE_PULLS_SECONDS = 0.02
 _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
 _ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
+_REFRESH_ACCOUNTS_SECONDS = 1.0
 _AHEAD_SECONDS = 0.01
 """What is due so soon is done together with what is due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
@@ -186,7 +190,10 @@ async def _with_segment_bytes(
 
 
 class _Host:
-    """Builds the broker anew for each run of its node; ``started`` once a first one was built whole."""
+    """Builds the broker anew for each run of its node; ``started`` once a first one was built whole.
+
+    Raises StartRefused: the file with the accounts cannot be used.
+    """
 
     def __init__(self, settings: BrokerSettings, store_ip: str, log: Log) -> None:
         self.settings = settings
@@ -194,6 +201,7 @@ class _Host:
         self._log = log
         self._broker: Broker | None = None
         self._wake: Callable[[], None] = lambda: None
+        self.access = _access_control(settings, log)
         self.started = False
 
     async def drain(self) -> None:
@@ -264,6 +272,7 @@ class _Host:
             descriptors_max=allow_descriptors(),
             log=log,
             sync_latency=run.sync_latency,
+            access=self.access,
         )
         broker = Broker(
             settings=settings,
@@ -305,7 +314,7 @@ class _Host:
 
         async def timers() -> None:
             async with trio.open_nursery() as nursery:
-                actions = periodic_actions(broker, settings, log)
+                actions = periodic_actions(broker, settings, log, self.access)
                 nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
                 nursery.start_soon(broker.slow_answers.run)
                 nursery.start_soon(broker.services.routes.run)
@@ -328,7 +337,7 @@ class _Host:
 
 
 def periodic_actions(
-    broker: Broker, settings: BrokerSettings, log: Log
+    broker: Broker, settings: BrokerSettings, log: Log, access: AccessControl | None = None
 ) -> tuple[tuple[float, Callable[[], None]], ...]:
     """What is to be done again and again while a broker runs, each with the seconds in between."""
     return (
@@ -338,9 +347,25 @@ def periodic_actions(
         (_ANNOUNCE_AGAIN_SECONDS, broker.announce_again),
         (_LOOK_AT_CONNECTIONS_SECONDS, broker.look_at_connections),
         (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
+        *(() if access is None else ((_REFRESH_ACCOUNTS_SECONDS, access.refresh),)),
         (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
         (settings.idle_seconds_max, broker.close_idle_connections),
     )
+
+
+def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
+    """Raises StartRefused."""
+    if settings.acl_file is None:
+        if not is_loopback(settings.listen_address[0]):
+            reason = "everybody who reaches this address may do everything: see acl_file"
+            log.warning("clients_not_authenticated", listen=settings.listen, reason=reason)
+        return None
+    try:
+        return AccessControl(settings.acl_file, log)
+    except AclFileInvalid as error:
+        raise StartRefused(f"{settings.acl_file}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartRefused(f"{settings.acl_file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 async def _store_ip(settings: BrokerSettings) -> str:

@@ -83,6 +83,11 @@ class BrokerSettings(ProcessSettings):
     data_dir: Path = Path("data")
     cluster_id: str | None = Field(None, description="identity of the replicated log; derived from cluster and group")
 
+    acl_file: Path | None = Field(
+        None,
+        description="accounts and permissions of clients, as RocketMQ's plain_acl.yml, the same on all replicas; read "
+        "anew when it changes; default: every client may do everything",
+    )
     secret_file: Path | None = Field(
         None, description="the secret of the group, the same on all replicas; default: group.secret in `data_dir`"
     )

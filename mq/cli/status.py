@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from mq.broker.access.addresses import is_loopback
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.figures import figures_table
@@ -70,6 +71,7 @@ def table_of(group: GroupStatus) -> Table:
             replica.node_id, address, role_of(replica), term, committed, position, _lag(replica), disk, style=style
         )
     notes = [note for replica in group.replicas for note in _notes(replica)]
+    notes += _unguarded(group)
     if group.leader is None and any(replica.abstaining for replica in group.replicas):
         notes.append(
             "if a majority abstains, nobody can lead: bring back another replica, or see raftmq log trust --help"
@@ -100,6 +102,18 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
         yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
     if replica.abstaining:
         yield f"{replica.node_id} abstains: it lost entries that it had acknowledged, and fetches them"
+
+
+def _unguarded(group: GroupStatus) -> Iterator[str]:
+    """Says which replicas take requests of anybody who reaches them."""
+    unguarded = [
+        replica.node_id
+        for replica in group.replicas
+        if (replica.figures or {}).get("raftmq.accessControl") == "off"
+        and not is_loopback((replica.address or "localhost").rpartition(":")[0])
+    ]
+    if unguarded:
+        yield f"clients are not authenticated by {', '.join(unguarded)}: see acl_file in the guide to security"
 
 
 def _waiting(replica: ReplicaStatus) -> str:

@@ -39,6 +39,7 @@ from mq.client.errors import (
 from mq.client.filters import Sql, sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.net.client_core import RemotingSettings
+from mq.client.net.credentials import Credentials, CredentialsInvalid
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import Pending
 from mq.client.produce.producer import Producer
@@ -65,6 +66,8 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "ConsumeFrom",
+    "Credentials",
+    "CredentialsInvalid",
     "Delivery",
     "DeliveryStream",
     "FlowLimits",

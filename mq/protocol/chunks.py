@@ -7,6 +7,7 @@ between; on a busy broker that is a third of what decoding costs.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -70,6 +71,15 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
     return incoming, at
 
 
+def headers_of(chunk: bytes) -> Iterator[bytes]:
+    """The headers of the frames that ``chunk`` begins with, in order; `decode_chunk` has accepted them."""
+    at = 0
+    while len(chunk) - at >= _PREFIX_BYTES:
+        length, word = _unpack_prefix(chunk, at)
+        yield chunk[at + _PREFIX_BYTES : at + _PREFIX_BYTES + (word & 0xFFFFFF)]
+        at += 4 + length
+
+
 def _decode_loosely(serialization: int, header: bytes) -> Request | UnknownRequest | Response | HeaderError:
     try:
         return decode_header(serialization, memoryview(header))
@@ -77,4 +87,4 @@ def _decode_loosely(serialization: int, header: bytes) -> Request | UnknownReque
         return error
 
 
-__all__ = ["FrameError", "Incoming", "decode_chunk", "missing_bytes"]
+__all__ = ["FrameError", "Incoming", "decode_chunk", "headers_of", "missing_bytes"]

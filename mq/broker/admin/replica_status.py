@@ -67,6 +67,7 @@ class ReplicaStatus(Service):
             "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
             "raftmq.endPosition": str(log.end_pos),
             "raftmq.durability": settings.durability,
+            "raftmq.accessControl": "off" if settings.acl_file is None else "on",
             "raftmq.peers": json.dumps(peers, separators=(",", ":")),
             **{f"raftmq.{name}": str(value) for name, value in self._counters().items()},
         }

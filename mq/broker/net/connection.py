@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from mq.broker.access.control import AccessControl, AccessDenied
 from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
@@ -42,7 +43,8 @@ class ClientConnection:
     true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
     broker has asked its clients. ``trusted`` is set for a replica of the same group, and ``authentication`` says
     how far it has proved that. ``intake`` and ``unread`` bound
-    what all connections together keep in memory; ``unsent`` counts it for the latter.
+    what all connections together keep in memory; ``unsent`` counts it for the latter. ``access``
+    says which requests the client may make; None for all.
     """
 
     hold_seconds_max = 60.0
@@ -51,6 +53,8 @@ class ClientConnection:
     """Of a client of another replica, which hands its request on and says who it is; None for clients of this one."""
 
     __slots__ = (
+        "_access",
+        "_address",
         "_handlers",
         "_intake",
         "_log",
@@ -85,8 +89,10 @@ class ClientConnection:
         unread: UnreadReplies[ClientConnection],
         unsent: Unsent,
         output_bytes_max: int,
+        access: AccessControl | None = None,
         log: Log,
     ) -> None:
+        self._access = access
         self._handlers = handlers
         self._questions = questions
         self._on_closed = on_closed
@@ -107,6 +113,7 @@ class ClientConnection:
         self.authentication: object = None
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
         address, port = self._stream.peer
+        self._address = address
         self.peer = f"{address}:{port}"
         try:
             self.host = socket.inet_aton(address.removeprefix("::ffff:")) + port.to_bytes(4, "big")
@@ -197,11 +204,14 @@ class ClientConnection:
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # a large frame on its way is not copied once per chunk of it
         try:
-            incoming, consumed = decode_chunk(bytes(data))
+            chunk = bytes(data)
+            incoming, consumed = decode_chunk(chunk)
         except FrameError as error:
             self._log.warning("bad_frame", client=self.peer, error=str(error))
             self.close("bad frame")
             return 0
+        if self._access is not None and not self.trusted:
+            incoming = self._access.checked(self._address, incoming, chunk)
         if self._unfinished and incoming:
             self._unfinished = False
             self._intake.finished(self)
@@ -297,6 +307,9 @@ class ClientConnection:
             return None
         if isinstance(request, HeaderError):
             raise request
+        if isinstance(request, AccessDenied):
+            self._report("access_denied", request.code, request.remark)
+            raise RequestRefused(ResponseCode.NO_PERMISSION, request.remark)
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
 
     def _closed(self, reason: str) -> None:

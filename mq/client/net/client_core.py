@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import anyio
@@ -39,6 +39,7 @@ from mq.client.net.connection import (
     refuse_server_request,
     split_address,
 )
+from mq.client.net.credentials import Credentials
 from mq.client.net.liveness import SilenceWatch
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
@@ -80,7 +81,7 @@ def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingSettings:
-    """Times of everything that is not one send or one pull, in seconds."""
+    """Times of everything that is not one send or one pull, in seconds, and what requests are signed with."""
 
     connect_seconds: float = 3.0
     silence_seconds: float = 1.0
@@ -92,6 +93,8 @@ class RemotingSettings:
     request_seconds: float = 3.0
     route_refresh_seconds: float = 30.0
     heartbeat_seconds: float = 30.0
+    credentials: Credentials | None = field(default_factory=Credentials.from_environment)
+    """What requests are signed with; by default what the environment says, see `Credentials.from_environment`."""
 
 
 class _Slot:
@@ -236,6 +239,7 @@ class ClientCore:
                     silence_seconds=self.settings.silence_seconds,
                     on_server_request=self._on_server_request,
                     on_forwarded=self._note_forwarded,
+                    credentials=self.settings.credentials,
                 )
                 slot.failure = None
             except ConnectFailed as error:

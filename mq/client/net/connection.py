@@ -18,6 +18,7 @@ import anyio.abc
 
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
 from mq.client.logs import log
+from mq.client.net.credentials import Credentials
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.forwarding import FORWARDED_TO
@@ -89,6 +90,7 @@ async def open_connection(
     silence_seconds: float = 1.0,
     on_server_request: OnServerRequest = refuse_server_request,
     on_forwarded: OnForwarded | None = None,
+    credentials: Credentials | None = None,
 ) -> Connection:
     """Connect to `host:port`. The caller must then run `Connection.run` in a task. Raises ConnectFailed."""
     try:
@@ -105,6 +107,7 @@ async def open_connection(
         silence_seconds=silence_seconds,
         on_server_request=on_server_request,
         on_forwarded=on_forwarded,
+        credentials=credentials,
     )
 
 
@@ -147,7 +150,9 @@ class Connection:
         silence_seconds: float = 1.0,
         on_server_request: OnServerRequest = refuse_server_request,
         on_forwarded: OnForwarded | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        self._credentials = credentials
         self.address = address
         self.lost: ConnectionLost | None = None
         self.held = 0
@@ -181,6 +186,8 @@ class Connection:
         """Queue a request and return its opaque. Raises ConnectionLost (not sent) if the connection has ended."""
         self._check_open()
         opaque = self._take_opaque()
+        if self._credentials is not None:
+            ext = self._credentials.sign(ext, body)
         frame = encode_request(code, opaque, ext=ext, body=body)
         self._waiting[opaque] = on_answer
         self._outgoing_opaques.append(opaque)
@@ -190,6 +197,8 @@ class Connection:
     def send_oneway(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> None:
         """Queue a request that gets no answer. Raises ConnectionLost (not sent) if the connection has ended."""
         self._check_open()
+        if self._credentials is not None:
+            ext = self._credentials.sign(ext, body)
         self._queue(encode_request(code, self._take_opaque(), ext=ext, body=body, oneway=True))
 
     def forget(self, opaque: int) -> None:

@@ -255,6 +255,10 @@ class TransactionProducer(Producer):
             topic=message.topic,
             checked=True,
         )
+        assert self._remoting is not None, "a question came without a connection"
+        credentials = self._remoting.settings.credentials
+        if credentials is not None:
+            fields = credentials.sign(fields, b"")
         answer_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))
 
 

@@ -24,6 +24,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header, encode_request, encode_response
 from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.signing import signed
 from raftlog import Replica
 from tests.free_ports import free_ports
 
@@ -60,6 +61,8 @@ class Client:
         self.stream = stream
         self.notices: list[tuple[int, dict[str, str]]] = []
         self.questions: list[tuple[Any, bytes]] = []
+        self.keys: tuple[str, str] | None = None
+        """Access key and secret key that requests are signed with."""
         self._opaque = itertools.count(1)
         self._received = bytearray()
         self.answers: dict[int, Answer] = {}
@@ -79,6 +82,8 @@ class Client:
         """An opaque and the request's bytes."""
         opaque = next(self._opaque)
         fields = None if ext is None else {name: _text(value) for name, value in ext.items() if value is not None}
+        if self.keys is not None:
+            fields = signed(*self.keys, fields, body)
         return opaque, encode_request(
             code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization, language="JAVA"
         )
@@ -258,8 +263,9 @@ def _text(value: object) -> str:
 class RunningBroker:
     """A broker that takes messages, and clients of it."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, keys: tuple[str, str] | None = None) -> None:
         self.settings = settings
+        self._keys = keys
         self._streams: list[trio.SocketStream] = []
 
     async def connect(self) -> Client:
@@ -271,6 +277,7 @@ class RunningBroker:
     async def wait_leading(self) -> None:
         """Until it leads and its system topics are there: they come right behind the entry that opens its term."""
         client = await self.connect()
+        client.keys = self._keys
         await client.wait_for(
             lambda info: (
                 info["raftmq.role"] == "leader"
@@ -307,9 +314,9 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, **given: Any) -> AsyncIterator[RunningBroker]:
-    """A broker that leads, stopped cleanly at the end."""
-    broker = RunningBroker(broker_settings(directory, **given))
+async def running(directory: Path, *, keys: Any = None, **given: Any) -> AsyncIterator[RunningBroker]:
+    """A broker that leads, stopped cleanly at the end. ``keys`` are those of an account of it."""
+    broker = RunningBroker(broker_settings(directory, **given), keys)
     with interpreter_as_before():
         async with trio.open_nursery() as nursery:
             await nursery.start(serve, broker.settings)

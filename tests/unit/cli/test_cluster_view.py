@@ -186,3 +186,14 @@ def test_abstaining_without_a_leader_names_the_way_out() -> None:
     [group] = group_statuses([answer(1, figures("n1", "follower", abstaining="true"))])
     assert group.leader is None
     assert "see raftmq log trust --help" in shown(group)
+
+
+def test_replicas_that_serve_anybody_are_named_unless_only_this_machine_reaches_them() -> None:
+    answers = [
+        BrokerAnswer("C", "broker-a", 0, "10.0.0.1:10911", figures("n0", "leader", accessControl="off")),
+        BrokerAnswer("C", "broker-a", 2, "10.0.0.2:10911", figures("n1", "follower", accessControl="on")),
+        BrokerAnswer("C", "broker-a", 3, "127.0.0.1:10911", figures("n2", "follower", accessControl="off")),
+    ]
+    (group,) = group_statuses(answers)
+    text = shown(group)
+    assert "clients are not authenticated by n0: see acl_file" in text

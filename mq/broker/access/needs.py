@@ -1,0 +1,202 @@
+"""What each request needs: one row for each, and a request without a row is refused. Pure.
+
+Where RocketMQ's ACL 1.0 asks for a permission, the same is asked for here. Beyond that, RocketMQ lets every account
+look at messages by their physical offset, reset the offsets of any group, and list all clients; here only
+administrators may.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Final
+
+from mq.broker.access.accounts import Permission
+from mq.protocol import (
+    admin_requests,
+    bulk_requests,
+    group_requests,
+    operator_requests,
+    pop_requests,
+    reply_requests,
+    requests,
+)
+from mq.protocol.bodies import HeartbeatData
+from mq.protocol.errors import BodyError
+from mq.protocol.group_bodies import QueueLocks
+from mq.protocol.names import retry_topic
+from mq.protocol.operator_bodies import AssignmentQuery
+from mq.protocol.receipts import BatchAck
+
+Needs = Iterable[tuple[str, Permission]]
+"""Topics and what is done with them. What is done with a consumer group is done with its retry topic."""
+
+
+class Role(enum.Enum):
+    """Who may send a request, whatever it is about."""
+
+    ANYBODY = "the handler checks by itself: replicas prove that they have the secret of their group"
+    ACCOUNT = "any account"
+    ADMIN = "administrators only"
+
+
+Row = Role | Callable[[Any, bytes], Needs]
+PUB, SUB = Permission.PUB, Permission.SUB
+
+
+def _topic(permission: Permission, field: str = "ext.topic") -> Row:
+    topic = attrgetter(field)
+    return lambda request, body: ((topic(request), permission),)
+
+
+def _group(field: str = "ext.consumer_group") -> Row:
+    group = attrgetter(field)
+    return lambda request, body: ((retry_topic(group(request)), SUB),)
+
+
+def _consumption(request: Any, body: bytes) -> Needs:
+    ext = request.ext
+    return (ext.topic, SUB), (retry_topic(ext.consumer_group), SUB)
+
+
+def _send(request: Any, body: bytes) -> Needs:
+    """Who puts a message into a retry topic is a consumer that gives it back."""
+    topic = request.ext.topic
+    return ((topic, SUB if topic.startswith("%RETRY%") else PUB),)
+
+
+def _heartbeat(request: Any, body: bytes) -> Needs:
+    try:
+        consumers = HeartbeatData.decode(body).consumers
+    except BodyError:
+        return ()  # the handler refuses the same body
+    needs = [(retry_topic(consumer.group), SUB) for consumer in consumers]
+    return needs + [(each.topic, SUB) for consumer in consumers for each in consumer.subscriptions]
+
+
+def _locks(request: Any, body: bytes) -> Needs:
+    try:
+        return ((retry_topic(QueueLocks.decode(body).group), SUB),)
+    except BodyError:
+        return ()
+
+
+def _assignment(request: Any, body: bytes) -> Needs:
+    try:
+        query = AssignmentQuery.decode(body)
+    except BodyError:
+        return ()
+    return (query.topic, SUB), (retry_topic(query.consumer_group), SUB)
+
+
+def _acks(request: Any, body: bytes) -> Needs:
+    try:
+        acks = BatchAck.decode(body).acks
+    except BodyError:
+        return ()
+    return {(retry_topic(ack.group), SUB): None for ack in acks}
+
+
+def _leaving(request: Any, body: bytes) -> Needs:
+    group = request.ext.consumer_group
+    return ((retry_topic(group), SUB),) if group else ()
+
+
+def _rows(role: Role, *types: type[Any]) -> Mapping[type[Any], Row]:
+    return dict.fromkeys(types, role)
+
+
+ROWS: Final[Mapping[type[Any], Row]] = {
+    requests.SendMessage: _send,
+    requests.SendMessageV2: _send,
+    requests.SendBatchMessage: _send,
+    reply_requests.SendReplyMessage: _send,
+    reply_requests.SendReplyMessageV2: _send,
+    requests.RecallMessage: _topic(PUB),
+    requests.ConsumerSendMsgBack: _group("ext.group"),
+    requests.PullMessage: _consumption,
+    requests.LitePullMessage: _consumption,
+    requests.QueryMessage: _topic(SUB),
+    requests.QueryConsumerOffset: _consumption,
+    requests.UpdateConsumerOffset: _consumption,
+    requests.SearchOffsetByTimestamp: _topic(SUB),
+    requests.GetMaxOffset: _topic(SUB),
+    requests.GetMinOffset: _topic(SUB),
+    requests.GetEarliestMsgStoretime: _topic(SUB),
+    pop_requests.PopMessage: _consumption,
+    pop_requests.AckMessage: _consumption,
+    pop_requests.PeekMessage: _consumption,
+    pop_requests.ChangeMessageInvisibleTime: _consumption,
+    pop_requests.Notification: _consumption,
+    pop_requests.PollingInfo: _consumption,
+    pop_requests.BatchAckMessage: _acks,
+    admin_requests.HeartBeat: _heartbeat,
+    admin_requests.UnregisterClient: _leaving,
+    admin_requests.GetConsumerListByGroup: _group(),
+    admin_requests.LockBatchMq: _locks,
+    admin_requests.UnlockBatchMq: _locks,
+    admin_requests.QueryConsumeTimeSpan: _topic(SUB),
+    admin_requests.QueryConsumeQueue: _topic(SUB),
+    group_requests.GetConsumeStats: _group(),
+    group_requests.QueryTopicConsumeByWho: _topic(SUB),
+    group_requests.QueryTopicsByConsumer: _group("ext.group"),
+    group_requests.QuerySubscriptionByConsumer: _group("ext.group"),
+    group_requests.GetConsumerConnectionList: _group(),
+    group_requests.QueryCorrectionOffset: _topic(SUB),
+    operator_requests.QueryAssignment: _assignment,
+    operator_requests.GetTopicStatsInfo: _topic(SUB),
+    operator_requests.GetTopicConfig: _topic(SUB),
+    operator_requests.GetSubscriptionGroupConfig: _group("ext.group"),
+    bulk_requests.PlanTopic: _topic(SUB),
+    bulk_requests.BulkRead: _topic(SUB),
+    **_rows(
+        Role.ANYBODY,
+        admin_requests.AuthenticateReplica,
+        admin_requests.Forward,
+        admin_requests.AnnounceReplica,
+        reply_requests.RelayReply,
+    ),
+    **_rows(
+        Role.ACCOUNT,
+        requests.EndTransaction,
+        admin_requests.CheckClientConfig,
+        admin_requests.GetBrokerRuntimeInfo,
+        bulk_requests.HoldLog,
+        bulk_requests.AskTopicEnds,
+    ),
+    **_rows(
+        Role.ADMIN,
+        requests.ViewMessageById,
+        admin_requests.UpdateAndCreateTopic,
+        admin_requests.DeleteTopicInBroker,
+        admin_requests.GetAllTopicConfig,
+        admin_requests.ManageGroup,
+        operator_requests.UpdateAndCreateTopicList,
+        operator_requests.GetSystemTopicListFromBroker,
+        operator_requests.CleanExpiredConsumequeue,
+        operator_requests.CleanUnusedTopic,
+        operator_requests.DeleteExpiredCommitlog,
+        operator_requests.ResumeCheckHalfMessage,
+        operator_requests.UpdateAndCreateSubscriptionGroup,
+        operator_requests.UpdateAndCreateSubscriptionGroupList,
+        operator_requests.GetAllSubscriptionGroupConfig,
+        operator_requests.DeleteSubscriptionGroup,
+        operator_requests.GetAllConsumerOffset,
+        operator_requests.GetAllDelayOffset,
+        operator_requests.SetMessageRequestMode,
+        operator_requests.GetAllMessageRequestMode,
+        operator_requests.UpdateBrokerConfig,
+        operator_requests.GetBrokerConfig,
+        operator_requests.ViewBrokerStatsData,
+        group_requests.GetProducerConnectionList,
+        group_requests.GetAllProducerInfo,
+        group_requests.UpdateAndGetGroupForbidden,
+        group_requests.GetBrokerConsumeStats,
+        group_requests.CloneGroupOffset,
+        group_requests.InvokeBrokerToResetOffset,
+        group_requests.InvokeBrokerToGetConsumerStatus,
+        group_requests.GetConsumerRunningInfo,
+        group_requests.ConsumeMessageDirectly,
+    ),
+}

@@ -1,0 +1,137 @@
+"""Accounts, their addresses and permissions, and what requests need."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.broker.access.accounts import AclFileInvalid, Permission, parse_accounts
+from mq.broker.access.addresses import compiled, is_loopback
+from mq.broker.access.needs import ROWS, Role
+
+FILE = """
+globalWhiteRemoteAddresses:
+- 10.10.103.*
+- 192.168.0.7
+
+accounts:
+- accessKey: RocketMQ
+  secretKey: 12345678
+  whiteRemoteAddress:
+  admin: false
+  defaultTopicPerm: DENY
+  defaultGroupPerm: SUB
+  topicPerms:
+  - topicA=DENY
+  - topicB=PUB|SUB
+  - topicC=SUB
+  groupPerms:
+  - groupA=DENY
+  - groupB=PUB|SUB
+
+- accessKey: rocketmq2
+  secretKey: "12345678"
+  whiteRemoteAddress: 192.168.1.*
+  admin: true
+"""
+
+
+def test_the_file_of_rocketmq_is_read_as_it_is() -> None:
+    accounts = parse_accounts(FILE)
+    assert accounts.white_listed("10.10.103.200")
+    assert accounts.white_listed("192.168.0.7")
+    assert not accounts.white_listed("192.168.0.8")
+    user, admin = accounts.by_key["RocketMQ"], accounts.by_key["rocketmq2"]
+    assert (user.admin, admin.admin) == (False, True)
+    assert "12345678" not in repr(accounts), "secrets are never shown"
+    assert not user.white_listed("192.168.1.7")
+    assert admin.white_listed("192.168.1.7")
+    allowed = {
+        (topic, permission)
+        for topic in ("topicA", "topicB", "topicC", "other", "%RETRY%groupA", "%RETRY%groupB", "%RETRY%other")
+        for permission in (Permission.PUB, Permission.SUB)
+        if user.may(topic, permission)
+    }
+    assert allowed == {
+        ("topicB", Permission.PUB),
+        ("topicB", Permission.SUB),
+        ("topicC", Permission.SUB),
+        ("%RETRY%groupB", Permission.PUB),
+        ("%RETRY%groupB", Permission.SUB),
+        ("%RETRY%other", Permission.SUB),
+    }
+    assert admin.may("anything", Permission.PUB)
+
+
+def test_a_file_without_accounts_lets_nobody_in() -> None:
+    accounts = parse_accounts("")
+    assert accounts.by_key == {}
+    assert not accounts.white_listed("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("accounts: [", "not YAML"),
+        ("- a", "the file is list"),
+        ("account: []", "the file has account"),
+        ("accounts: 3", "accounts is int"),
+        ("accounts: [3]", "account 1 is int"),
+        ("accounts: [{accessKey: short, secretKey: 12345678}]", "accessKey has 5 characters"),
+        ("accounts: [{accessKey: RocketMQ}]", "secretKey has 0 characters"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, admins: true}]", "account 1 has admins"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, admin: yess}]", "admin is 'yess'"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, topicPerms: [T]}]", "not NAME=PERMISSION"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, topicPerms: [T=PUBL]}]", "there are DENY, PUB"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, defaultTopicPerm: DENY|PUB}]", "there are DENY"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, whiteRemoteAddress: 10.0.0}]", "'10.0.0' is not"),
+        ("globalWhiteRemoteAddresses: [10.0.0.300]", "'300' is not a range"),
+        (
+            "accounts: [{accessKey: RocketMQ, secretKey: 12345678}, {accessKey: RocketMQ, secretKey: 12345678}]",
+            "account 2: the access key RocketMQ is given twice",
+        ),
+    ],
+)
+def test_what_means_nothing_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(AclFileInvalid, match=fault.replace("[", r"\[")) as caught:
+        parse_accounts(text)
+    assert "12345678" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("", [], ["10.0.0.1", "::1"]),
+        ("*", ["10.0.0.1", "::1"], []),
+        ("*.*.*.*", ["10.0.0.1"], []),
+        ("10.0.0.1", ["10.0.0.1", "::ffff:10.0.0.1"], ["10.0.0.10", "110.0.0.1", "::1"]),
+        ("10.0.1.*", ["10.0.1.0", "10.0.1.255"], ["10.0.2.1", "10.0.10.1"]),
+        ("10.0.*.*", ["10.0.1.0", "10.0.255.255"], ["10.1.0.0"]),
+        ("10.0.1.10-20", ["10.0.1.10", "10.0.1.20"], ["10.0.1.9", "10.0.1.21", "10.0.1.100"]),
+        ("10.0.1-2.*", ["10.0.1.7", "10.0.2.7"], ["10.0.3.7"]),
+        ("10.0.1.{7, 9}", ["10.0.1.7", "10.0.1.9"], ["10.0.1.8", "10.0.1.79"]),
+        ("10.0.0.1,10.0.0.3", ["10.0.0.1", "10.0.0.3"], ["10.0.0.2"]),
+        ("10.0.0.0/30", ["10.0.0.3"], ["10.0.0.4", "fe80::1"]),
+        ("fe80::1", ["fe80::1", "fe80:0:0:0:0:0:0:1", "fe80::1%eth0"], ["fe80::2", "10.0.0.1"]),
+        ("fe80:0:0:0:*", ["fe80::1"], ["fe81::1", "10.0.0.1"]),
+    ],
+)
+def test_white_lists(pattern: str, yes: list[str], no: list[str]) -> None:
+    matches = compiled(pattern)
+    assert [address for address in (*yes, *no) if matches(address)] == yes
+
+
+def test_loopback_addresses() -> None:
+    assert [host for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "broker.example") if is_loopback(host)] == [
+        "127.0.0.1",
+        "::1",
+        "localhost",
+    ]
+
+
+def test_only_what_replicas_prove_by_themselves_is_for_anybody() -> None:
+    assert {kind.__name__ for kind, row in ROWS.items() if row is Role.ANYBODY} == {
+        "AnnounceReplica",
+        "AuthenticateReplica",
+        "Forward",
+        "RelayReply",
+    }
